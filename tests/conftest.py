@@ -1,0 +1,109 @@
+"""
+Fixtures that are costly to make and therefore made once for a run: Spark and ZooKeeper.
+
+Both are started only when a test asks for them, and stopped at the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=200,
+    stateful_step_count=75,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+_MARKERS = (
+    "spark: needs the Spark session of the run (a JVM; slow to start)",
+    "zookeeper: needs a real ZooKeeper server (a JVM)",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Make the markers known, so that strict markers accept them.
+    """
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Mark each test by the costly fixtures that it asks for, so that ``-m "not spark"`` is exact.
+    """
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if "spark" in names:
+            item.add_marker(pytest.mark.spark)
+        if "zookeeper_hosts" in names:
+            item.add_marker(pytest.mark.zookeeper)
+
+
+_CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+
+def _spark_options(folder: Path) -> dict[str, str]:
+    return {
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder / 'derby'}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """
+    One local Spark session with Delta for the whole run.
+    """
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").appName("millpond-tests")
+    for name, value in _spark_options(tmp_path_factory.mktemp("spark")).items():
+        builder = builder.config(name, value)
+    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """
+    ``host:port`` of one embedded ZooKeeper server for the whole run.
+    """
+    from millpond.statestore.system import SystemClock, SystemRng
+    from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+
+    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
+    yield server.start_or_join()
+    server.close()
