@@ -1,0 +1,195 @@
+"""
+The bundle: what one interval handles together, and what comes of it.
+
+One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the
+`IntervalProcessor`, a `BundleResult` comes out; both are plain values, so the same
+core runs in a Spark task, in the local runner and in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import Fence
+from millpond.statestore.rowfile import RowFile
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
+
+__all__ = [
+    "Bundle",
+    "BundleResult",
+    "BundleStatistics",
+    "DeadLetter",
+    "Deliveries",
+    "InputObservation",
+    "Manifest",
+    "ProductionSummary",
+    "Values",
+]
+
+
+class Values(Protocol):
+    """
+    Record values of a delivery, decoded only when user code asks for one.
+    """
+
+    def __len__(self) -> int:
+        """
+        Number of values.
+        """
+        ...
+
+    def value(self, index: int) -> Any:
+        """
+        The decoded value at ``index``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries:
+    """
+    The records of one stream for one interval, column by column, in arrival order.
+
+    Attributes:
+        stream: the stream they came on.
+        keys: the consumer's keys, a string array without nulls.
+        at: event times in microseconds, an int64 array as long as ``keys``.
+        values: the values, as long as ``keys``.
+        ids: ids of outside records (binary, nulls allowed: no deduplication), or ``None``.
+    """
+
+    stream: str
+    keys: pa.Array
+    at: npt.NDArray[np.int64]
+    values: Values
+    ids: pa.Array | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """
+    One interval's work in one superstep.
+
+    Attributes:
+        interval: the interval; every key lies in it.
+        fence: owner and *new* commit number under which the result will be committed.
+        superstep: number of the superstep.
+        watermark: the computation's input low watermark during the whole bundle.
+        wall_time: the superstep's wall time; tasks never read a clock.
+        deliveries: the records, any number of streams.
+    """
+
+    interval: Interval
+    fence: Fence
+    superstep: Superstep
+    watermark: EventTimeMicros
+    wall_time: WallTimeMicros
+    deliveries: Sequence[Deliveries] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """
+    A record or timer that user code could not process; kept, never lost.
+
+    Attributes:
+        computation: whose code failed, or the injector's stream for unreadable input.
+        stream: the record's stream, or ``""`` for a timer.
+        key: its key, ``None`` when it had none.
+        value: the record's value as JSON text (or its ``repr``).
+        at: event time in microseconds, ``None`` when unreadable.
+        error: one line.
+        diagnostics: the traceback, cut to a bounded length.
+    """
+
+    computation: str
+    stream: str
+    key: str | None
+    value: str
+    at: int | None
+    error: str
+    diagnostics: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleStatistics:
+    """
+    Counts of one bundle.
+    """
+
+    records: int = 0
+    late: int = 0
+    duplicates: int = 0
+    timers: int = 0
+    keys: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductionSummary:
+    """
+    What a bundle produced to one stream: how many records, and the oldest's event time.
+    """
+
+    stream: str
+    count: int
+    oldest_at: EventTimeMicros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleResult:
+    """
+    What a bundle leaves behind.
+
+    Attributes:
+        updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+        next_event_timer: earliest pending event-domain firing time of the whole interval.
+        next_wall_timer: earliest pending wall-domain firing time of the whole interval.
+        hold: oldest output timestamp that any row of the interval still owes.
+        productions: a summary a stream.
+    """
+
+    updates: pa.Table | None
+    statistics: BundleStatistics
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    productions: tuple[ProductionSummary, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputObservation:
+    """
+    What a task saw of one outside input: feeds the injector's low watermark.
+
+    Attributes:
+        stream: the injected stream.
+        records: readable records.
+        newest_at: greatest event time among them, ``None`` when there were none.
+    """
+
+    stream: str
+    records: int
+    newest_at: EventTimeMicros | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """
+    What a task reports of one interval; only collected manifests are ever committed (F12).
+    """
+
+    interval: Interval
+    fence: Fence
+    file: RowFile | None
+    result: BundleResult
+    inputs: tuple[InputObservation, ...] = field(default=())
+
+    # `result.updates` is None here: the updates are in `file`.

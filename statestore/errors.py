@@ -1,0 +1,155 @@
+"""
+The one tree of errors, grouped by what the handler should do.
+
+::
+
+    MillpondError
+    ├── ConflictError          read again, then try again
+    │   └── ObjectExistsError  put-if-absent found the object already there
+    ├── FencedError            stop: another owner has taken the interval
+    ├── UnavailableError       try again later: a service is away
+    ├── OutcomeUnknownError    read back, then decide: a commit may or may not have landed
+    ├── DataError              stop: bytes are missing, wrong or older than they must be
+    │   └── ObjectMissingError an object that must be there is not
+    ├── InvalidError           fix the call, the pipeline, the input or the configuration
+    └── InternalError          a bug in Millpond
+
+Every class carries a ``kind``, a stable code that is only ever added to.
+``str(error)`` is one lower-case line that ends in ``key=`value` `` pairs;
+longer diagnostics ride as notes (PEP 678).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "ConflictError",
+    "DataError",
+    "ErrorKind",
+    "FencedError",
+    "InternalError",
+    "InvalidError",
+    "MillpondError",
+    "ObjectExistsError",
+    "ObjectMissingError",
+    "OutcomeUnknownError",
+    "UnavailableError",
+]
+
+
+class ErrorKind(StrEnum):
+    """
+    Stable codes of the error classes; append-only.
+    """
+
+    CONFLICT = "conflict"
+    FENCED = "fenced"
+    UNAVAILABLE = "unavailable"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    DATA = "data"
+    INVALID = "invalid"
+    INTERNAL = "internal"
+
+
+class MillpondError(Exception):
+    """
+    Base of every error that Millpond raises on purpose.
+
+    Args:
+        message: one lower-case line that says what is wrong and what to do.
+        details: values that a reader needs, printed as ``key=`value` `` pairs.
+
+    Example:
+        >>> str(InvalidError("no such stream", stream="querys"))
+        'no such stream stream=`querys`'
+    """
+
+    kind: ErrorKind = ErrorKind.INTERNAL
+
+    def __init__(self, message: str, **details: object) -> None:
+        self.message = message
+        self.details = details
+        pairs = " ".join(f"{name}=`{value}`" for name, value in details.items())
+        super().__init__(f"{message} {pairs}" if pairs else message)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        """
+        Travel between processes with message and details intact.
+        """
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]) -> MillpondError:
+    return kind(message, **details)
+
+
+class ConflictError(MillpondError):
+    """
+    Somebody else's change came first: read again, then try again.
+    """
+
+    kind = ErrorKind.CONFLICT
+
+
+class ObjectExistsError(ConflictError):
+    """
+    A put-if-absent found the object already there; nothing was written.
+    """
+
+
+class FencedError(MillpondError):
+    """
+    Another owner holds the interval: stop; nothing of this commit was written.
+
+    It is raised by commits, which never run inside user code, so an
+    ``except Exception`` in a computation cannot swallow it.
+    """
+
+    kind = ErrorKind.FENCED
+
+
+class UnavailableError(MillpondError):
+    """
+    A service (ZooKeeper, the object store) is away: try again later.
+    """
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class OutcomeUnknownError(MillpondError):
+    """
+    A commit may or may not have landed: read back before deciding.
+    """
+
+    kind = ErrorKind.OUTCOME_UNKNOWN
+
+
+class DataError(MillpondError):
+    """
+    Bytes are missing, wrong, or older than what had been acknowledged: stop.
+    """
+
+    kind = ErrorKind.DATA
+
+
+class ObjectMissingError(DataError):
+    """
+    An object that was named is not in the store.
+    """
+
+
+class InvalidError(MillpondError):
+    """
+    The call, the pipeline, the input or the configuration is wrong: fix it.
+    """
+
+    kind = ErrorKind.INVALID
+
+
+class InternalError(MillpondError):
+    """
+    A bug in Millpond, and nothing else.
+    """
+
+    kind = ErrorKind.INTERNAL

@@ -1,0 +1,90 @@
+"""
+Key intervals: the unit of ownership (MillWheel §7.1).
+
+The intervals of a computation cover all keys; each is leased, fenced and
+processed on its own. Keys are compared by their UTF-8 bytes, which for Python
+strings is the order of code points, so plain string comparison is right.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["Interval", "intervals_from_boundaries", "locate"]
+
+_PREFIX = "millpond/interval/"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interval:
+    """
+    The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded.
+
+    Example:
+        >>> Interval("counter", "a", "m").contains("cat")
+        True
+        >>> Interval.from_app_id(Interval("counter", "", None).app_id)
+        Interval(computation='counter', low='', high=None)
+    """
+
+    computation: str
+    low: str = ""
+    high: str | None = None
+
+    def contains(self, key: str) -> bool:
+        """
+        Whether ``key`` lies in the interval.
+        """
+        return self.low <= key and (self.high is None or key < self.high)
+
+    @property
+    def app_id(self) -> str:
+        """
+        The Delta application id under which the interval's commits are fenced.
+        """
+        high = "" if self.high is None else "=" + quote(self.high, safe="")
+        return f"{_PREFIX}{quote(self.computation, safe='')}/{quote(self.low, safe='')}/{high}"
+
+    @staticmethod
+    def from_app_id(app_id: str) -> Interval | None:
+        """
+        The interval that an application id names; ``None`` for other ids.
+        """
+        if not app_id.startswith(_PREFIX):
+            return None
+        computation, low, high = app_id.removeprefix(_PREFIX).split("/")
+        return Interval(
+            unquote(computation), unquote(low), unquote(high[1:]) if high else None
+        )
+
+
+def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tuple[Interval, ...]:
+    """
+    Intervals that cover all keys, cut at ``boundaries`` (sorted, distinct, non-empty strings).
+
+    Example:
+        >>> [i.low for i in intervals_from_boundaries("c", ["g", "p"])]
+        ['', 'g', 'p']
+
+    Raises:
+        InvalidError: the boundaries are not sorted and distinct.
+    """
+    cuts = ["", *boundaries]
+    if any(left >= right for left, right in zip(cuts, cuts[1:], strict=False)):
+        raise InvalidError("interval boundaries must rise", boundaries=cuts[1:])
+    highs: list[str | None] = [*cuts[1:], None]
+    return tuple(
+        Interval(computation, low, high) for low, high in zip(cuts, highs, strict=True)
+    )
+
+
+def locate(lows: Sequence[str], key: str) -> int:
+    """
+    Index of the interval that holds ``key``, given the sorted low bounds (first is ``""``).
+    """
+    return bisect_right(lows, key) - 1

@@ -1,0 +1,127 @@
+"""
+The row: everything durable about one key of one computation (MillWheel §7.1).
+
+One Parquet row is one *row update*: the new value of a key's row after a bundle,
+appended and never updated in place (a "blind write", §6.1.2). The reader's rule,
+which `millpond.statestore.view` implements once for everybody:
+
+- updates of a key are ordered by (``sequencer``, ``commit_number``);
+- the state is that of the last update that set or deleted it (``state`` or
+  ``state_bytes`` not null, or ``deleted``);
+- the timers are those of the last update whose ``timers`` is not null or which is
+  ``deleted`` (a deleting update with null ``timers`` leaves none);
+- the hold is the last update's;
+- ``record_ids`` are the union; ``productions`` count until they are consumed;
+- a key whose state is deleted and which has no timers has no row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from millpond.statestore.types import CommitNumber, Sequencer
+
+__all__ = [
+    "PARTITION_COLUMN",
+    "PRODUCTION_TYPE",
+    "RECORD_ID_TYPE",
+    "ROW_SCHEMA",
+    "TIMER_TYPE",
+    "TIMESTAMP",
+    "Fence",
+    "TimeDomain",
+    "pack_fence",
+    "unpack_fence",
+]
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+"""Every time in a row: UTC microseconds."""
+
+TIMER_TYPE: Final = pa.struct(
+    [
+        pa.field("tag", pa.string()),
+        pa.field("domain", pa.string()),
+        pa.field("at", TIMESTAMP),
+        pa.field("output_at", TIMESTAMP),
+    ]
+)
+"""A pending timer: its tag, its time domain, when it fires, what it holds the watermark at."""
+
+RECORD_ID_TYPE: Final = pa.struct([pa.field("id", pa.binary()), pa.field("at", TIMESTAMP)])
+"""The id of an outside record that was consumed, and that record's event time."""
+
+PRODUCTION_TYPE: Final = pa.struct(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("value", pa.string()),
+        pa.field("value_bytes", pa.binary()),
+        pa.field("at", TIMESTAMP),
+    ]
+)
+"""A produced record, checkpointed before delivery (strong productions, §6.1.2)."""
+
+PARTITION_COLUMN: Final = "computation"
+"""The Delta partition column; it is in the path and the add action, not in the files."""
+
+ROW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("sequencer", pa.int64()),
+        pa.field("commit_number", pa.int64()),
+        pa.field("superstep", pa.int64()),
+        pa.field("state", pa.string()),
+        pa.field("state_bytes", pa.binary()),
+        pa.field("timers", pa.list_(TIMER_TYPE)),
+        pa.field("record_ids", pa.list_(RECORD_ID_TYPE)),
+        pa.field("productions", pa.list_(PRODUCTION_TYPE)),
+        pa.field("hold", TIMESTAMP),
+        pa.field("deleted", pa.bool_()),
+    ]
+)
+"""Schema of a row-update file, sorted by ``key``; the table adds the partition column."""
+
+_COMMIT_BITS: Final = 32
+
+
+class TimeDomain(StrEnum):
+    """
+    The clock that a timer waits for (MillWheel §4.6).
+    """
+
+    EVENT = "event"
+    WALL = "wall"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fence:
+    """
+    What the table stores of an interval's owner: who, and how far.
+    """
+
+    sequencer: Sequencer
+    commit_number: CommitNumber
+
+
+def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
+    """
+    The Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
+
+    Example:
+        >>> pack_fence(Sequencer(3), CommitNumber(7)) == (3 << 32) + 7
+        True
+    """
+    return (sequencer << _COMMIT_BITS) + commit_number
+
+
+def unpack_fence(version: int) -> Fence:
+    """
+    The owner and commit number that a ``txn`` version stands for.
+    """
+    return Fence(
+        Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1))
+    )

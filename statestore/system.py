@@ -1,0 +1,58 @@
+"""
+The real clock and the real randomness; nothing else may touch either.
+
+They sit in the lowest room because the store needs them as well as the
+runners; `tests/test_tidy.py` bans ``time``, ``random`` and ``uuid`` elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+from millpond.statestore.types import WallTimeMicros
+
+__all__ = ["SystemClock", "SystemRng"]
+
+
+class SystemClock:
+    """
+    `Clock` of the machine.
+    """
+
+    def now_us(self) -> WallTimeMicros:
+        """
+        Wall time in microseconds since 1970 UTC.
+        """
+        return WallTimeMicros(time.time_ns() // 1_000)
+
+    def monotonic_us(self) -> int:
+        """
+        Microseconds on the machine's monotonic clock.
+        """
+        return time.monotonic_ns() // 1_000
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """
+        Block the calling thread.
+        """
+        time.sleep(duration_ms / 1_000)
+
+
+class SystemRng:
+    """
+    `Rng` of the machine; tokens come from the operating system, so forked workers never share one.
+    """
+
+    def random(self) -> float:
+        """
+        A number in [0, 1).
+        """
+        return random.random()
+
+    def token(self) -> str:
+        """
+        32 hexadecimal digits from the operating system's source.
+        """
+        return os.urandom(16).hex()

@@ -1,0 +1,153 @@
+"""
+Types and seams of the store: what the rest of Millpond passes around and passes in.
+
+Two integers of different meaning never share a type. `Clock`, `Rng`, `Objects`
+and `Leases` are constructor arguments everywhere, so that the simulator can
+replace all four and everything else under test is the code of production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NewType, Protocol
+
+__all__ = [
+    "TIME_MAX_US",
+    "TIME_MIN_US",
+    "Clock",
+    "CommitNumber",
+    "EventTimeMicros",
+    "Key",
+    "Objects",
+    "RecordId",
+    "Rng",
+    "Sequencer",
+    "Superstep",
+    "TableVersion",
+    "WallTimeMicros",
+]
+
+Key = NewType("Key", str)
+"""A record's or row's key; keys are ordered by their UTF-8 bytes (MillWheel §4.2)."""
+
+RecordId = NewType("RecordId", bytes)
+"""The id under which an outside publisher may deliver a record several times (§6.1.1)."""
+
+Sequencer = NewType("Sequencer", int)
+"""The number of a lease; a later lease on the same interval has a higher one (§6.2)."""
+
+CommitNumber = NewType("CommitNumber", int)
+"""Rises by one per commit of an interval within a lease; the fence commit has 0."""
+
+Superstep = NewType("Superstep", int)
+"""Number of a round over all intervals with work; one commit each, counted from 1."""
+
+TableVersion = NewType("TableVersion", int)
+"""A version of the Delta table ``rows``; each is a consistent cut of the pipeline."""
+
+EventTimeMicros = NewType("EventTimeMicros", int)
+"""A point in event time: microseconds since 1970 UTC."""
+
+WallTimeMicros = NewType("WallTimeMicros", int)
+"""A point in wall (processing) time: microseconds since 1970 UTC."""
+
+TIME_MIN_US: Final = EventTimeMicros(-(2**63))
+"""Before all time: the low watermark of an input that has said nothing yet."""
+
+TIME_MAX_US: Final = EventTimeMicros(2**63 - 1)
+"""After all time: the low watermark of an input that has ended."""
+
+
+class Clock(Protocol):
+    """
+    The only source of time.
+    """
+
+    def now_us(self) -> WallTimeMicros:
+        """
+        Wall time in microseconds since 1970 UTC; may jump.
+        """
+        ...
+
+    def monotonic_us(self) -> int:
+        """
+        Microseconds on a clock that never goes back, for measuring durations.
+        """
+        ...
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """
+        Wait; the simulator moves its time instead.
+        """
+        ...
+
+
+class Rng(Protocol):
+    """
+    The only source of randomness.
+    """
+
+    def random(self) -> float:
+        """
+        A number in [0, 1).
+        """
+        ...
+
+    def token(self) -> str:
+        """
+        32 hexadecimal digits that nobody else has drawn: file names, writer ids.
+        """
+        ...
+
+
+class Objects(Protocol):
+    """
+    An object store below one root, the seam under log and row files.
+
+    Paths are relative to the root, with ``/`` between parts. A method that raises
+    `UnavailableError` may or may not have had its effect.
+    """
+
+    @property
+    def url(self) -> str:
+        """
+        The root as a URL that Delta readers and other processes can open.
+        """
+        ...
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written.
+            UnavailableError: it may or may not have been written.
+        """
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, whole or not at all.
+        """
+        ...
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        ...
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
+        """
+        ...
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Remove the objects; a missing one is no error.
+        """
+        ...
