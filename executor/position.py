@@ -1,0 +1,133 @@
+"""
+Names of the positions that a pipeline keeps in the table as Delta ``txn`` actions.
+
+A ``txn`` outlives log cleanup and checkpoints, moves in the same commit as the rows,
+and every Delta reader sees it; so whatever a restart must know is one. All of them
+only ever rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote, unquote
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import Superstep
+
+__all__ = [
+    "BOUNDED_SOURCE",
+    "LOCAL_SOURCE",
+    "admit_batch",
+    "input_app_id",
+    "input_positions",
+    "superstep_app_id",
+    "superstep_of",
+    "total_app_id",
+    "watermark_app_id",
+]
+
+BOUNDED_SOURCE = "bounded"
+"""Source id of an input that is a bounded DataFrame: its only batch is 0."""
+
+LOCAL_SOURCE = "local"
+"""Source id of rows handed to a runner in process."""
+
+
+def _app_id(*parts: str) -> str:
+    return "/".join(["millpond", *(quote(part, safe="") for part in parts)])
+
+
+def superstep_app_id(pipeline: str) -> str:
+    """
+    Names the last superstep: productions of earlier ones have all been delivered.
+    """
+    return _app_id("superstep", pipeline)
+
+
+def input_app_id(pipeline: str, stream: str, source: str) -> str:
+    """
+    Names the last batch consumed of an outside input, per source (a Spark query's id).
+    """
+    return _app_id("input", pipeline, stream, source)
+
+
+def watermark_app_id(pipeline: str, kind: str, name: str) -> str:
+    """
+    Names a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
+    """
+    return _app_id("watermark", pipeline, kind, name)
+
+
+def total_app_id(pipeline: str, counter: str) -> str:
+    """
+    Names a running total over the pipeline's whole life, such as ``records``.
+    """
+    return _app_id("total", pipeline, counter)
+
+
+def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
+    """
+    The last superstep that has been committed; 0 before the first.
+    """
+    return Superstep(positions.get(superstep_app_id(pipeline), 0))
+
+
+def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
+    """
+    Source id → last batch consumed, of one input.
+
+    Example:
+        >>> input_positions({input_app_id("p", "s", "q1"): 4}, "p", "s")
+        {'q1': 4}
+    """
+    prefix = input_app_id(pipeline, stream, "")
+    return {
+        unquote(app_id.removeprefix(prefix)): version
+        for app_id, version in positions.items()
+        if app_id.startswith(prefix)
+    }
+
+
+def admit_batch(
+    known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
+) -> bool:
+    """
+    Whether a batch is news; a batch that Spark replays after a crash is not.
+
+    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
+    anything else means that checkpoint and store do not belong together.
+
+    Args:
+        known: source id → last batch consumed.
+        stream: the input, for the message.
+        source: id of the source that offers the batch.
+        batch: its number.
+        accept_checkpoint: take a source that the store does not know from where it stands.
+
+    Raises:
+        InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
+    """
+    way_out = (
+        "go on with the checkpoint that belongs to this store, start with a new store, "
+        "or pass accept_checkpoint=True to take this one from where it stands"
+    )
+    last = known.get(source)
+    if last is None:
+        if accept_checkpoint or (not known and batch == 0):
+            return True
+        if known:
+            raise InvalidError(
+                f"this store has consumed the input through another checkpoint; {way_out}",
+                input=stream, checkpoint=source, known=dict(known),
+            )  # fmt: skip
+        raise InvalidError(
+            f"the checkpoint has handed out batches that this store never saw; {way_out}",
+            input=stream, checkpoint=source, batch=batch,
+        )  # fmt: skip
+    if batch in (last, last + 1):
+        return batch == last + 1
+    direction = "was rewound" if batch < last else "is ahead of the store"
+    raise InvalidError(
+        f"the checkpoint {direction}; {way_out}",
+        input=stream, checkpoint=source, batch=batch, store_has_consumed=last,
+    )  # fmt: skip

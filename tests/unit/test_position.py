@@ -1,0 +1,61 @@
+"""
+Positions: which batch is news, which is a replay, which checkpoint is refused.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.executor.position import admit_batch, input_app_id, input_positions
+from millpond.statestore.errors import InvalidError
+
+
+def test_first_batch_of_a_new_store_is_news() -> None:
+    """
+    Batch 0 of an unknown source is taken by a store that has consumed nothing.
+    """
+    assert admit_batch({}, "s", "q", 0)
+
+
+def test_next_batch_is_news_and_the_last_one_is_a_replay() -> None:
+    """
+    After batch 4 comes 5; batch 4 again is what Spark repeats after a crash.
+    """
+    assert admit_batch({"q": 4}, "s", "q", 5)
+    assert not admit_batch({"q": 4}, "s", "q", 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "source", "batch", "words"),
+    [
+        ({"q": 4}, "q", 3, "was rewound"),
+        ({"q": 4}, "q", 6, "is ahead of the store"),
+        ({"q": 4}, "other", 0, "another checkpoint"),
+        ({}, "q", 7, "never saw"),
+    ],
+)
+def test_foreign_and_rewound_checkpoints_are_refused(
+    known: dict[str, int], source: str, batch: int, words: str
+) -> None:
+    """
+    Whatever would lose or repeat input is refused, and the message names the way out.
+    """
+    with pytest.raises(InvalidError, match=words) as caught:
+        admit_batch(known, "s", source, batch)
+    assert "accept_checkpoint" in str(caught.value)
+
+
+def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
+    """
+    With ``accept_checkpoint`` an unknown source may begin anywhere.
+    """
+    assert admit_batch({"q": 4}, "s", "other", 9, accept_checkpoint=True)
+
+
+def test_positions_are_found_by_input_even_with_awkward_names() -> None:
+    """
+    Names with slashes do not leak into each other's positions.
+    """
+    positions = {input_app_id("p", "a", "q"): 1, input_app_id("p", "a/b", "q"): 2}
+    assert input_positions(positions, "p", "a") == {"q": 1}
+    assert input_positions(positions, "p", "a/b") == {"q": 2}
