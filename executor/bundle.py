@@ -51,6 +51,12 @@ class Values(Protocol):
         """
         ...
 
+    def take(self, indices: npt.NDArray[np.int64]) -> Values:
+        """
+        The values at ``indices``, in that order, still undecoded.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:

@@ -1,0 +1,155 @@
+"""
+Deliveries: undelivered productions on their way to the consumers' intervals.
+
+A production lives in the row update of the key that produced it (strong productions,
+MillWheel §6.1.2). Superstep *n + 1* reads those of superstep *n* from the committed
+files, lets every consumer extract its own key (§4.2), and hands each interval its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle import Deliveries, ProductionSummary
+from millpond.executor.key_extractor import extract_keys
+from millpond.executor.topology import ComputationNode
+from millpond.executor.values import JsonValues
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import PRODUCTION_TYPE
+from millpond.statestore.rowfile import read_row_files
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+
+__all__ = [
+    "PRODUCTION_SCHEMA",
+    "ProductionSource",
+    "deliveries_of",
+    "flatten_productions",
+    "read_productions",
+    "summarise_productions",
+    "within",
+]
+
+PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
+"""One production a row: stream, key, value, value_bytes, at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductionSource:
+    """
+    A committed file that holds productions which nobody has consumed yet.
+
+    Attributes:
+        path: the row file.
+        superstep: only its rows of this superstep count; a file that somebody's
+            OPTIMIZE merged may hold older ones, long delivered.
+        streams: streams it produced to; empty when unknown.
+    """
+
+    path: str
+    superstep: Superstep
+    streams: frozenset[str] = frozenset()
+
+    def concerns(self, streams: Iterable[str]) -> bool:
+        """
+        Whether the file may hold productions of any of ``streams``.
+        """
+        return not self.streams or not self.streams.isdisjoint(streams)
+
+
+def flatten_productions(updates: pa.Table) -> pa.Table:
+    """
+    The productions of row updates, one a row, in the order of rows and of emission.
+    """
+    lists = updates.column("productions").combine_chunks()
+    flat = pc.list_flatten(lists)
+    if isinstance(flat, pa.ChunkedArray):
+        flat = flat.combine_chunks()
+    return pa.Table.from_arrays(flat.flatten(), schema=PRODUCTION_SCHEMA)
+
+
+def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
+    """
+    The productions of several files, in the order of the files.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    tables = [_read_source(objects, source) for source in sources]
+    return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
+
+
+def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
+    table = read_row_files(objects, [source.path], columns=["superstep", "productions"])
+    wanted = pc.and_(
+        pc.equal(table.column("superstep"), source.superstep),
+        pc.greater(pc.fill_null(pc.list_value_length(table.column("productions")), 0), 0),
+    )
+    return flatten_productions(table.filter(wanted))
+
+
+def summarise_productions(productions: pa.Table) -> tuple[ProductionSummary, ...]:
+    """
+    How many productions a stream has and how old the oldest is: what holds the watermark.
+    """
+    grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
+    return tuple(
+        ProductionSummary(stream=stream, count=count, oldest_at=EventTimeMicros(oldest))
+        for stream, oldest, count in zip(
+            grouped.column("stream").to_pylist(),
+            grouped.column("at_min").cast(pa.int64()).to_pylist(),
+            grouped.column("at_count").to_pylist(),
+            strict=True,
+        )
+    )
+
+
+def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Deliveries, ...]:
+    """
+    What a computation gets of ``productions``, a stream it subscribes to at a time, with its own keys.
+    """
+    streams = productions.column("stream")
+    found = []
+    for subscription in node.subscriptions:
+        part = productions.filter(pc.equal(streams, subscription.stream)).combine_chunks()
+        if part.num_rows:
+            values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
+            keys = extract_keys(subscription.key, _only(part, "key"), values)
+            at = _only(part, "at").cast(pa.int64()).to_numpy(zero_copy_only=False)
+            found.append(Deliveries(stream=subscription.stream, keys=keys, at=at, values=values))
+    return tuple(found)
+
+
+def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
+    """
+    The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none.
+    """
+    mask = pc.greater_equal(deliveries.keys, interval.low)
+    if interval.high is not None:
+        mask = pc.and_(mask, pc.less(deliveries.keys, interval.high))
+    chosen = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    if len(chosen) == len(deliveries.keys):
+        return deliveries
+    return take(deliveries, chosen) if len(chosen) else None
+
+
+def take(deliveries: Deliveries, chosen: np.ndarray) -> Deliveries:
+    """
+    The records at the positions ``chosen``, in that order.
+    """
+    return Deliveries(
+        stream=deliveries.stream,
+        keys=deliveries.keys.take(pa.array(chosen)),
+        at=deliveries.at[chosen],
+        values=deliveries.values.take(chosen),
+        ids=None if deliveries.ids is None else deliveries.ids.take(pa.array(chosen)),
+    )
+
+
+def _only(table: pa.Table, column: str) -> pa.Array:
+    chunked = table.column(column)
+    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
