@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,8 +30,10 @@ __all__ = [
     "ProductionSource",
     "deliveries_of",
     "flatten_productions",
+    "keyless",
     "read_productions",
     "summarise_productions",
+    "take",
     "within",
 ]
 
@@ -131,13 +134,22 @@ def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
     mask = pc.greater_equal(deliveries.keys, interval.low)
     if interval.high is not None:
         mask = pc.and_(mask, pc.less(deliveries.keys, interval.high))
-    chosen = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    chosen = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
     if len(chosen) == len(deliveries.keys):
         return deliveries
     return take(deliveries, chosen) if len(chosen) else None
 
 
-def take(deliveries: Deliveries, chosen: np.ndarray) -> Deliveries:
+def keyless(deliveries: Deliveries) -> npt.NDArray[np.int64]:
+    """
+    Positions of the records from which the consumer's key extractor got no key.
+    """
+    if not deliveries.keys.null_count:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(pc.is_null(deliveries.keys).to_numpy(zero_copy_only=False))
+
+
+def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
     """
     The records at the positions ``chosen``, in that order.
     """

@@ -1,0 +1,82 @@
+"""
+Dead letters: records and timers that user code could not process, kept as rows.
+
+They are rows of the computation ``dead_letters`` (one key each), committed together
+with the superstep that met them, so SQL can list them; and they are productions of the
+stream ``dead_letters``, so that a computation or a sink may subscribe to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.bundle import DeadLetter
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import ROW_SCHEMA, Fence
+from millpond.statestore.types import EventTimeMicros, Superstep
+
+__all__ = ["DEAD_LETTERS", "control_interval", "dead_letter_updates"]
+
+DEAD_LETTERS = "dead_letters"
+"""Reserved name of the computation, and of the stream, that hold dead letters."""
+
+
+def control_interval(pipeline: str) -> Interval:
+    """
+    The interval that the driver of a pipeline itself owns.
+
+    Every superstep's commit touches it, so a commit without any other row is fenced too.
+    """
+    return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
+
+
+def dead_letter_updates(
+    pipeline: str,
+    letters: Sequence[DeadLetter],
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    at: EventTimeMicros,
+    produce: bool,
+) -> pa.Table:
+    """
+    One row update a letter, keyed ``pipeline/superstep/number``.
+
+    Args:
+        pipeline: its name.
+        letters: what to keep.
+        superstep: the superstep that met them.
+        fence: of the control interval.
+        at: timestamp of the productions, for letters whose own time is unreadable.
+        produce: whether the letters go to the stream ``dead_letters`` too.
+    """
+    rows = []
+    for number, letter in enumerate(letters):
+        key = f"{pipeline}/{superstep:010d}/{number:06d}"
+        text = orjson.dumps(_readable(letter)).decode()
+        letter_at = at if letter.at is None else letter.at
+        production = {"stream": DEAD_LETTERS, "key": key, "value": text, "value_bytes": None, "at": letter_at}
+        rows.append(
+            {
+                "key": key,
+                "sequencer": fence.sequencer,
+                "commit_number": fence.commit_number,
+                "superstep": superstep,
+                "state": text,
+                "productions": [production] if produce else None,
+                "deleted": False,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
+
+
+def _readable(letter: DeadLetter) -> dict[str, object]:
+    fields = asdict(letter)
+    if letter.at is not None:
+        fields["at"] = datetime.fromtimestamp(letter.at / 1_000_000, tz=UTC).isoformat()
+    return fields

@@ -1,0 +1,92 @@
+"""
+The initial scan: what a new owner must know of the rows before it may work.
+
+It finds the pending timers, the holds and the undelivered productions of each interval
+in the committed files (MillWheel §6.2, §7.1). Rows themselves stay where they are: the
+soft state of a worker reads them when it needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.delivery import ProductionSource
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.rowfile import merge_updates, read_row_files
+from millpond.statestore.snapshot import LiveFile, Snapshot
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+
+__all__ = ["IntervalSummary", "scan_interval", "undelivered_sources"]
+
+_SCAN_COLUMNS = ("key", "sequencer", "commit_number", "superstep", "state", "timers", "hold", "deleted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSummary:
+    """
+    What the driver keeps of an interval between supersteps.
+
+    Attributes:
+        next_event_timer: earliest pending timer in event time.
+        next_wall_timer: earliest pending timer in wall time.
+        hold: oldest output timestamp that a row still owes.
+    """
+
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+
+
+def scan_interval(objects: Objects, interval: Interval, files: Sequence[LiveFile]) -> IntervalSummary:
+    """
+    Read the timers and holds of an interval from its files.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    if not files:
+        return IntervalSummary()
+    updates = read_row_files(
+        objects, [file.path for file in files], columns=list(_SCAN_COLUMNS), interval=interval
+    )
+    rows = merge_updates(updates)
+    timers = rows.column("timers").combine_chunks()
+    flat = pc.list_flatten(timers)
+    hold = pc.min(rows.column("hold").cast(pa.int64())).as_py()
+    event = _earliest(flat, TimeDomain.EVENT)
+    wall = _earliest(flat, TimeDomain.WALL)
+    return IntervalSummary(
+        next_event_timer=None if event is None else EventTimeMicros(event),
+        next_wall_timer=None if wall is None else WallTimeMicros(wall),
+        hold=None if hold is None else EventTimeMicros(hold),
+    )
+
+
+def _earliest(timers: pa.StructArray, domain: TimeDomain) -> int | None:
+    chosen = timers.filter(pc.equal(timers.field("domain"), domain.value))
+    earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
+    return None if earliest is None else int(earliest)
+
+
+def undelivered_sources(
+    snapshot: Snapshot, computations: frozenset[str], superstep: Superstep
+) -> tuple[ProductionSource, ...]:
+    """
+    The files that may hold productions of ``superstep``, the last one committed.
+
+    Superstep *n* delivers everything that earlier ones produced, so only the last one's
+    productions can be undelivered. Files that somebody else rewrote carry no tags; they
+    are included whenever their range of supersteps reaches that far.
+    """
+    found = []
+    for computation in sorted(computations):
+        for file in snapshot.files_of_computation(computation):
+            reaches = file.max_superstep is None or file.max_superstep >= superstep
+            if reaches and file.tags.get("productions", "?") != "0":
+                found.append(ProductionSource(path=file.path, superstep=superstep))
+    return tuple(found)
