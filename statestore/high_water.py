@@ -1,0 +1,89 @@
+"""
+The high-water mark: the newest table version that is known to exist, kept outside the table.
+
+A log that was cut or rolled back reads as older data without an error (the table
+alone cannot tell). So every writer reports what it has committed or read, and an
+open compares: a table that ends before the mark, or whose commit at the mark has
+other bytes, is refused. The mark is an alarm and not part of the commit: it may
+lag a moment behind, and it never falls.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from millpond.statestore.types import TableVersion
+
+__all__ = ["HighWater", "Mark", "MemoryHighWater"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """
+    A table version, and the SHA-256 in hexadecimal of that commit file's bytes ("" where unknown).
+    """
+
+    version: TableVersion
+    digest: str
+
+
+class HighWater(Protocol):
+    """
+    Where the mark is kept.
+    """
+
+    def read(self) -> Mark | None:
+        """
+        The mark; ``None`` before the first one.
+
+        Raises:
+            UnavailableError: the keeper is away.
+        """
+        ...
+
+    def advance(self, version: TableVersion, digest: str) -> None:
+        """
+        Raise the mark soon, without waiting and without failing; a lower version changes nothing.
+        """
+        ...
+
+    def flush(self) -> None:
+        """
+        Wait, for a bounded time, until what was advanced is kept.
+
+        Raises:
+            UnavailableError: the keeper did not take it in time.
+        """
+        ...
+
+
+class MemoryHighWater:
+    """
+    `HighWater` within one process, kept at once; the copies of a simulated store share one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mark: Mark | None = None
+
+    def read(self) -> Mark | None:
+        """
+        The mark; ``None`` before the first one.
+        """
+        return self._mark
+
+    def advance(self, version: TableVersion, digest: str) -> None:
+        """
+        Raise the mark; a lower version changes nothing.
+        """
+        with self._lock:
+            if self._mark is None or version > self._mark.version:
+                self._mark = Mark(version, digest)
+
+    def flush(self) -> None:
+        """
+        Nothing to wait for.
+        """

@@ -1,0 +1,231 @@
+"""
+Object stores: the one seam through which log and row files reach storage.
+
+`ObstoreObjects` speaks to local folders and to S3, GCS and Azure alike; its
+put-if-absent is a hard link locally and a conditional put elsewhere, and is what
+makes a commit atomic. `MemoryObjects` has the same rules in a dictionary. Faults
+are injected, and simulated stores plugged in, at the same seam (`types.Objects`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import LocalStore, from_url
+
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
+
+if TYPE_CHECKING:
+    from millpond.statestore.types import Objects
+
+__all__ = ["MemoryObjects", "ObstoreObjects", "open_objects"]
+
+_Result = TypeVar("_Result")
+
+_memory_numbers: Final = itertools.count()
+
+
+class ObstoreObjects:
+    """
+    `Objects` on a local folder or a cloud bucket, through ``obstore``.
+
+    It pickles as its URL and options, so a Spark task opens its own.
+
+    Args:
+        url: a path, ``file://…`` or any URL that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
+        storage_options: passed to ``obstore`` for everything but local folders.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self._options = dict(storage_options or {})
+        local = _local_path(url)
+        self._url = url.rstrip("/") if local is None else str(local)
+        self._store: Any = self._connect(local)
+
+    def _connect(self, local: Path | None) -> Any:
+        if local is not None:
+            return self._attempt("connect", lambda: LocalStore(local, mkdir=True))
+        options: Any = self._options
+        return self._attempt("connect", lambda: from_url(self._url, config=options))
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (ObstoreObjects, (self._url, self._options))
+
+    def __repr__(self) -> str:
+        return f"ObstoreObjects({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        """
+        The root: an absolute path for local folders, which every Delta reader opens, else the URL.
+        """
+        return self._url
+
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """
+        The options that other Delta readers need to open the same root.
+        """
+        return dict(self._options)
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written by this attempt, though an
+                earlier attempt whose reply was lost may have.
+            UnavailableError: it may or may not have been written.
+        """
+        self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, whole or not at all.
+        """
+        self._attempt(path, lambda: obstore.put(self._store, path, data, mode="overwrite"))
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
+        """
+        return self._attempt(prefix, lambda: sorted(self._walk(prefix, start_after)))
+
+    def _walk(self, prefix: str, start_after: str | None) -> Iterable[str]:
+        pages = obstore.list(self._store, prefix, offset=start_after, chunk_size=1_000)
+        return (found["path"] for page in pages for found in page)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Remove the objects; a missing one is no error.
+        """
+        wanted = list(paths)
+        try:
+            self._attempt("delete", lambda: obstore.delete(self._store, wanted))
+        except ObjectMissingError:
+            # The local store stops at the first missing one, so the rest is done singly.
+            for path in wanted:
+                self._delete_one(path)
+
+    def _delete_one(self, path: str) -> None:
+        try:
+            self._attempt(path, lambda: obstore.delete(self._store, path))
+        except ObjectMissingError:
+            return
+
+    def _attempt(self, path: str, action: Callable[[], _Result]) -> _Result:
+        try:
+            return action()
+        except AlreadyExistsError as error:
+            raise ObjectExistsError("the object exists", path=path, store=self._url) from error
+        except FileNotFoundError as error:
+            raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
+        except Exception as error:
+            # obstore raises its own tree, OSError and ValueError; to the caller they all mean that
+            # the store did not do what was asked, or did it and could not say so.
+            raise UnavailableError(
+                "the object store failed", path=path, store=self._url, cause=_first_line(error)
+            ) from error
+
+
+class MemoryObjects:
+    """
+    `Objects` in a dictionary, for tests and the simulator.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._url = f"memory://{next(_memory_numbers) if name is None else name}"
+        self._lock = threading.Lock()
+        self._objects: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        """
+        ``memory://`` and a name; only this very instance can open it.
+        """
+        return self._url
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written.
+        """
+        with self._lock:
+            if path in self._objects:
+                raise ObjectExistsError("the object exists", path=path, store=self._url)
+            self._objects[path] = bytes(data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, whole or not at all.
+        """
+        with self._lock:
+            self._objects[path] = bytes(data)
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        try:
+            return self._objects[path]
+        except KeyError as error:
+            raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
+        """
+        folder = prefix.rstrip("/") + "/" if prefix else ""
+        with self._lock:
+            found = [path for path in self._objects if path.startswith(folder)]
+        return sorted(path for path in found if start_after is None or path > start_after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Remove the objects; a missing one is no error.
+        """
+        with self._lock:
+            for path in paths:
+                self._objects.pop(path, None)
+
+
+def open_objects(url: str, storage_options: Mapping[str, str] | None = None) -> Objects:
+    """
+    The object store at a path or URL; a local folder is made when it is not there.
+
+    Raises:
+        UnavailableError: the store does not answer, or a local path is a file.
+    """
+    return ObstoreObjects(url, storage_options)
+
+
+def _local_path(url: str) -> Path | None:
+    if "://" not in url:
+        return Path(url).absolute()
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
