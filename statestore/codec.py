@@ -1,0 +1,182 @@
+"""
+Codecs: how a user's state becomes the bytes of a row.
+
+A codec promises a round trip: ``decode(encode(value))`` is a value equal to the
+first, or ``encode`` refuses. Text codecs fill the row's ``state`` column, which
+SQL can look into; the others fill ``state_bytes`` (MillWheel §4.1: state is an
+opaque byte string to the system).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Protocol, runtime_checkable
+
+import msgpack
+import orjson
+
+from millpond.statestore.errors import DataError, InvalidError
+
+__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec"]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """
+    Turns values into text or bytes and back.
+
+    Implementations are picklable and hold no state.
+    """
+
+    @property
+    def name(self) -> str:
+        """
+        The codec's name in errors and in the catalog.
+        """
+        ...
+
+    @property
+    def is_text(self) -> bool:
+        """
+        Whether `encode` gives ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``).
+        """
+        ...
+
+    def encode(self, value: Any) -> str | bytes:  # noqa: ANN401 - the user's own values
+        """
+        The value's encoded form.
+
+        Raises:
+            InvalidError: the codec cannot carry this value.
+        """
+        ...
+
+    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+        """
+        The value that was encoded.
+
+        Raises:
+            DataError: this is not the codec's output.
+        """
+        ...
+
+
+def _refusal(codec: Codec, value: object, reason: str) -> InvalidError:
+    return InvalidError(
+        "the codec cannot encode this value: change the value or choose another codec",
+        codec=codec.name,
+        type=type(value).__qualname__,
+        reason=reason,
+    )
+
+
+def _damage(codec: Codec, reason: str) -> DataError:
+    return DataError("the codec cannot decode what is stored", codec=codec.name, reason=reason)
+
+
+class JsonCodec:
+    """
+    JSON text, the default: SQL can read it (``state ->> 'count'``).
+
+    Carries what JSON has: ``None``, booleans, 64-bit integers, finite floats,
+    strings, lists, and dicts with string keys, in their order. Tuples come back
+    as lists. Dates, dataclasses, NaN and infinities are refused, since they
+    would come back as something else.
+
+    Example:
+        >>> JsonCodec().encode({"count": 3})
+        '{"count":3}'
+    """
+
+    name: Final = "json"
+    is_text: Final = True
+
+    # orjson would turn these into strings, dicts and bare base types without a word.
+    _OPTIONS: Final = (
+        orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+    )
+
+    def encode(self, value: Any) -> str:  # noqa: ANN401
+        """
+        Compact JSON with the keys in their own order.
+        """
+        try:
+            encoded = orjson.dumps(value, option=self._OPTIONS)
+        except TypeError as error:
+            raise _refusal(self, value, str(error)) from error
+        # orjson writes NaN and infinities as null; only then is a look at the value needed.
+        if b"null" in encoded and _has_non_finite(value):
+            raise _refusal(self, value, "not a finite number")
+        return encoded.decode()
+
+    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+        """
+        The value of JSON text.
+        """
+        try:
+            return orjson.loads(encoded)
+        except orjson.JSONDecodeError as error:
+            raise _damage(self, str(error)) from error
+
+
+def _has_non_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_non_finite, value))
+
+
+class MsgpackCodec:
+    """
+    MessagePack: smaller and quicker than JSON, carries bytes and any plain dict key.
+
+    Tuples come back as lists.
+    """
+
+    name: Final = "msgpack"
+    is_text: Final = False
+
+    def encode(self, value: Any) -> bytes:  # noqa: ANN401
+        """
+        MessagePack with distinct text and binary types.
+        """
+        try:
+            encoded: bytes = msgpack.packb(value, use_bin_type=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _refusal(self, value, str(error)) from error
+        return encoded
+
+    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+        """
+        The value of a MessagePack byte string.
+        """
+        try:
+            return msgpack.unpackb(encoded, raw=False, strict_map_key=False)
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            raise _damage(self, str(error) or type(error).__name__) from error
+
+
+class BytesCodec:
+    """
+    No encoding: the state is a byte string that the user's code understands.
+    """
+
+    name: Final = "bytes"
+    is_text: Final = False
+
+    def encode(self, value: Any) -> bytes:  # noqa: ANN401
+        """
+        The bytes themselves.
+        """
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise _refusal(self, value, "not bytes")
+        return bytes(value)
+
+    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+        """
+        The bytes themselves.
+        """
+        if not isinstance(encoded, bytes):
+            raise _damage(self, "text was stored where bytes belong")
+        return encoded
