@@ -1,0 +1,247 @@
+"""
+Ownership: the intervals of a pipeline that this process holds, and their fences.
+
+Taking over is a commit: before a new owner writes anything, it commits a fence without
+files, and from then on every write of the former owner fails, however late it lands
+(MillWheel §6.2: "new workers invalidate any extant sequencers").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle import BundleResult
+from millpond.executor.dead_letter import control_interval
+from millpond.executor.recovery import IntervalSummary, scan_interval
+from millpond.executor.topology import ComputationNode, Topology
+from millpond.statestore.commit import Committed, CommitRequest, IntervalWrite
+from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.lease import Lease
+from millpond.statestore.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, CommitNumber, Sequencer
+
+__all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
+
+_POLL_MS = 50.0
+
+
+class OwnedInterval:
+    """
+    An interval that this process holds: its lease, its last fence, what is pending in it.
+    """
+
+    def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
+        self.interval = interval
+        self.lease = lease
+        self.fence = Fence(lease.sequencer, CommitNumber(0))
+        self.summary = summary
+
+    @property
+    def next_fence(self) -> Fence:
+        """
+        What the interval's next commit must carry.
+        """
+        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
+
+    def observe(self, result: BundleResult) -> None:
+        """
+        Take over what a committed bundle says is pending.
+        """
+        self.summary = IntervalSummary(
+            next_event_timer=result.next_event_timer,
+            next_wall_timer=result.next_wall_timer,
+            hold=result.hold,
+        )
+
+
+class Ownership:
+    """
+    Takes, fences and gives back the intervals of one pipeline.
+
+    Args:
+        store: the open store.
+        topology: the checked pipeline.
+        clock: for waiting.
+        intervals: how many intervals a computation gets unless it names a number.
+        on_held: what to do about an interval that another process holds.
+        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        *,
+        clock: Clock,
+        intervals: int,
+        on_held: str,
+        pause_timeout_ms: float,
+    ) -> None:
+        self._store = store
+        self._topology = topology
+        self._clock = clock
+        self._intervals = intervals
+        self._on_held = on_held
+        self._pause_timeout_ms = pause_timeout_ms
+        self._owned: dict[Interval, OwnedInterval] = {}
+        self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
+        self._control = control_interval(topology.name)
+
+    @property
+    def control(self) -> OwnedInterval:
+        """
+        The driver's own interval, part of every commit.
+        """
+        return self._owned[self._control]
+
+    def all(self) -> Sequence[OwnedInterval]:
+        """
+        Every interval held, the control interval included.
+        """
+        return list(self._owned.values())
+
+    def of(self, computation: str) -> tuple[OwnedInterval, ...]:
+        """
+        The intervals of a computation in key order; empty when it has never run.
+        """
+        return self._by_computation.get(computation, ())
+
+    def get(self, interval: Interval) -> OwnedInterval:
+        """
+        The interval's ownership.
+        """
+        return self._owned[interval]
+
+    def open(self) -> None:
+        """
+        Take every interval that the table knows of this pipeline, and the control interval.
+        """
+        snapshot = self._store.committer.refresh()
+        names = set(self._topology.computations)
+        known = [Interval.from_app_id(app_id) for app_id in snapshot.txns]
+        existing = sorted(i for i in known if i is not None and i.computation in names)
+        self._take([self._control, *existing])
+
+    def create(self, node: ComputationNode, sample: pa.Array) -> None:
+        """
+        Cut the keys of a computation that has never run, and take the intervals.
+        """
+        count = node.intervals or self._intervals
+        cuts = boundaries_of(sample, count)
+        self._take(list(intervals_from_boundaries(node.name, cuts)))
+
+    def close(self) -> None:
+        """
+        Give every lease back.
+        """
+        for owned in self._owned.values():
+            self._store.leases.release(owned.lease)
+        self._owned.clear()
+        self._by_computation.clear()
+
+    def commit(self, request: CommitRequest) -> Committed:
+        """
+        Commit, and move the fences of the touched intervals on.
+
+        Waits while a lease is suspended or the store's answer is unknown, up to the pause
+        timeout; settles an unknown outcome by reading back, never by a blind retry.
+        """
+        committed = self._commit_settled(request)
+        for write in request.writes:
+            self._owned[write.interval].fence = write.fence
+        return committed
+
+    def wait_until_held(self) -> None:
+        """
+        Wait while ZooKeeper is away.
+
+        Raises:
+            FencedError: a lease is lost.
+            UnavailableError: it did not come back within the pause timeout.
+        """
+        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
+        while True:
+            try:
+                for owned in self._owned.values():
+                    owned.lease.check()
+            except UnavailableError:
+                if self._clock.monotonic_us() > deadline_us:
+                    raise
+                self._clock.sleep_ms(_POLL_MS)
+            else:
+                return
+
+    def _take(self, intervals: Sequence[Interval]) -> None:
+        snapshot = self._store.committer.refresh()
+        wanted = [(i, _stored_sequencer(snapshot.fence_of(i))) for i in intervals]
+        leases = self._store.leases.take_all(wanted, on_held=self._on_held)
+        self._owned |= {
+            interval: OwnedInterval(interval, lease, IntervalSummary())
+            for interval, lease in zip(intervals, leases, strict=True)
+        }
+        writes = tuple(
+            IntervalWrite(interval=interval, fence=self._owned[interval].fence) for interval in intervals
+        )
+        self._commit_settled(CommitRequest(kind="fence", writes=writes, positions={}, metadata={}))
+        # Only now is the scan final: nothing of a former owner can land after the fence.
+        fenced = self._store.committer.snapshot
+        for interval in intervals:
+            if interval != self._control:
+                files = fenced.files_of(interval)
+                self._owned[interval].summary = scan_interval(self._store.objects, interval, files)
+        self._index()
+
+    def _index(self) -> None:
+        self._by_computation = {
+            name: tuple(
+                self._owned[interval] for interval in sorted(self._owned) if interval.computation == name
+            )
+            for name in self._topology.computations
+        }
+
+    def _commit_settled(self, request: CommitRequest) -> Committed:
+        self.wait_until_held()
+        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
+        try:
+            return self._store.committer.commit(request)
+        except OutcomeUnknownError:
+            return self._settle(request, deadline_us)
+
+    def _settle(self, request: CommitRequest, deadline_us: float) -> Committed:
+        while True:
+            try:
+                settled = self._store.committer.settle()
+            except (OutcomeUnknownError, UnavailableError):
+                if self._clock.monotonic_us() > deadline_us:
+                    raise
+                self._clock.sleep_ms(_POLL_MS)
+            else:
+                return self._store.committer.commit(request) if settled is None else settled
+
+
+def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
+    """
+    Cuts that give each of ``count`` intervals about the same share of the sampled keys.
+
+    Fewer cuts come back when the sample has fewer distinct keys.
+
+    Example:
+        >>> boundaries_of(pa.array(["a", "b", "c", "d"]), 2)
+        ('c',)
+    """
+    if count < 2 or not len(sample):
+        return ()
+    ordered = sample.take(pc.sort_indices(sample))
+    positions = [len(ordered) * part // count for part in range(1, count)]
+    lowest = ordered[0].as_py()
+    cuts = {ordered[position].as_py() for position in positions}
+    return tuple(sorted(cut for cut in cuts if cut > lowest))
+
+
+def _stored_sequencer(fence: Fence | None) -> Sequencer:
+    return Sequencer(0) if fence is None else fence.sequencer

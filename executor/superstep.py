@@ -1,0 +1,656 @@
+"""
+The coordinator: one superstep after the other, each ending in exactly one fenced commit.
+
+Both runners drive it the same way::
+
+    coordinator = Coordinator(store, topology, clock=clock, rng=rng)
+    coordinator.open()                          # leases, fences, the initial scan
+    plan = coordinator.begin(inputs={"queries"})
+    manifests = ...                             # run the intervals of the plan
+    report = coordinator.commit(plan, manifests, position=InputPosition(...))
+
+Superstep *n* delivers every production of earlier supersteps, so productions never need
+an acknowledgement of their own: consuming them and committing the effect is one commit.
+A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from millpond.executor.bundle import DeadLetter, Manifest, ProductionSummary
+from millpond.executor.dead_letter import DEAD_LETTERS, control_interval, dead_letter_updates
+from millpond.executor.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.executor.injector import InjectorLogic
+from millpond.executor.ownership import OwnedInterval, Ownership
+from millpond.executor.position import (
+    admit_batch,
+    input_app_id,
+    input_positions,
+    superstep_app_id,
+    superstep_of,
+    total_app_id,
+    watermark_app_id,
+)
+from millpond.executor.progress import SuperstepReport
+from millpond.executor.recovery import undelivered_sources
+from millpond.executor.sink_delivery import SinkDelivery
+from millpond.executor.topology import ComputationNode, Topology
+from millpond.executor.watermark import WatermarkAuthority
+from millpond.statestore.commit import CommitRequest, IntervalWrite
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import Fence
+from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.snapshot import LiveFile
+from millpond.statestore.store import Store
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    Clock,
+    EventTimeMicros,
+    Rng,
+    Superstep,
+    WallTimeMicros,
+)
+
+__all__ = ["Coordinator", "InputPosition", "IntervalPlan", "SuperstepPlan", "Totals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPosition:
+    """
+    How far an outside input has been consumed once a superstep commits.
+
+    Attributes:
+        stream: the injected stream.
+        source: id of the source (a Spark query's id).
+        batch: the batch that this superstep consumed.
+    """
+
+    stream: str
+    source: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalPlan:
+    """
+    One interval's part in a superstep.
+
+    Attributes:
+        interval: which keys.
+        fence: what its next commit carries.
+        watermark: input low watermark of the computation for the whole superstep.
+        files: the committed files that its rows are in, oldest first.
+        due: whether a pending timer is due.
+    """
+
+    interval: Interval
+    fence: Fence
+    watermark: EventTimeMicros
+    files: tuple[LiveFile, ...]
+    due: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperstepPlan:
+    """
+    What one superstep does: which intervals run, at which time, on which productions.
+    """
+
+    superstep: Superstep
+    wall_time: WallTimeMicros
+    started_us: int
+    intervals: tuple[IntervalPlan, ...]
+    sources: tuple[ProductionSource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """
+    Counts over the pipeline's whole life, restarts included.
+    """
+
+    records: int = 0
+    late: int = 0
+    duplicates: int = 0
+    timers: int = 0
+    dead_letters: int = 0
+    productions: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        """
+        The sums, field by field.
+        """
+        return Totals(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+@dataclass(slots=True)
+class _Pending:
+    """
+    Undelivered productions: where they are and what they hold.
+    """
+
+    sources: tuple[ProductionSource, ...] = ()
+    summaries: dict[str, ProductionSummary] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(summary.count for summary in self.summaries.values())
+
+
+class Coordinator:
+    """
+    Owns a pipeline's intervals and turns manifests into commits.
+
+    Args:
+        store: the open store.
+        topology: the checked pipeline.
+        clock: the source of time.
+        rng: the source of file names.
+        intervals: how many intervals a computation is cut into, unless it says so itself.
+        accept_checkpoint: take an outside source that the store does not know.
+        pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
+        on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        *,
+        clock: Clock,
+        rng: Rng,
+        intervals: int = 1,
+        accept_checkpoint: bool = False,
+        pause_timeout_ms: float = 300_000,
+        on_held: str = "take",
+    ) -> None:
+        self.topology = topology
+        self._store = store
+        self._clock = clock
+        self._rng = rng
+        self._accept_checkpoint = accept_checkpoint
+        self._ownership = Ownership(
+            store,
+            topology,
+            clock=clock,
+            intervals=intervals,
+            on_held=on_held,
+            pause_timeout_ms=pause_timeout_ms,
+        )
+        self._authority = WatermarkAuthority(topology)
+        self._injectors: dict[str, InjectorLogic] = {}
+        self._sinks = SinkDelivery(store, topology)
+        self._pending = _Pending()
+        self._superstep = Superstep(0)
+        self._totals = Totals()
+        self._consumed = frozenset(
+            subscription.stream
+            for node in topology.computations.values()
+            for subscription in node.subscriptions
+        )
+        self._delivered_streams = self._consumed | {sink.stream for sink in topology.sinks.values()}
+
+    # -- life cycle ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """
+        Take the leases, fence former owners, and read what is pending.
+
+        Raises:
+            ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
+            UnavailableError: ZooKeeper or the object store is away.
+            DataError: a file is missing or its bytes are wrong.
+        """
+        self._ownership.open()
+        positions = self._store.committer.snapshot.txns
+        pipeline = self.topology.name
+        self._superstep = superstep_of(positions, pipeline)
+        self._restore_watermarks(positions)
+        self._totals = Totals(
+            **{name: positions.get(total_app_id(pipeline, name), 0) for name in Totals.__slots__}
+        )
+        self._restore_pending()
+        for owned in self._ownership.all():
+            self._observe(owned)
+        self._sinks.open(self._superstep, self._pending.sources)
+
+    def close(self) -> None:
+        """
+        Wait for the sinks, give the leases back. What was committed stays; nothing else was promised.
+        """
+        self._sinks.close()
+        self._ownership.close()
+
+    def _restore_watermarks(self, positions: Mapping[str, int]) -> None:
+        pipeline = self.topology.name
+        for name, injector in self.topology.injectors.items():
+            saved = positions.get(watermark_app_id(pipeline, "injector", name))
+            restored = None if saved is None else EventTimeMicros(saved)
+            self._injectors[name] = injector.watermark.logic(restored)
+            if restored is not None:
+                self._authority.update_injector(name, restored)
+        saved_inputs = {
+            name: EventTimeMicros(positions[watermark_app_id(pipeline, "computation", name)])
+            for name in self.topology.computations
+            if watermark_app_id(pipeline, "computation", name) in positions
+        }
+        self._authority.restore(saved_inputs)
+
+    def _restore_pending(self) -> None:
+        snapshot = self._store.committer.snapshot
+        names = frozenset(self.topology.computations) | {DEAD_LETTERS}
+        sources = undelivered_sources(snapshot, names, self._superstep) if self._superstep else ()
+        kept: list[ProductionSource] = []
+        summaries: list[ProductionSummary] = []
+        for source in sources:
+            found = summarise_productions(read_productions(self._store.objects, [source]))
+            if found:
+                streams = frozenset(summary.stream for summary in found)
+                kept.append(
+                    ProductionSource(path=source.path, superstep=source.superstep, streams=streams)
+                )
+                summaries.extend(found)
+        self._set_pending(kept, summaries)
+
+    # -- what there is to do ---------------------------------------------------------------
+
+    @property
+    def superstep(self) -> Superstep:
+        """
+        The last superstep committed.
+        """
+        return self._superstep
+
+    @property
+    def totals(self) -> Totals:
+        """
+        Counts over the pipeline's whole life.
+        """
+        return self._totals
+
+    @property
+    def undelivered(self) -> int:
+        """
+        Number of productions that wait for the next superstep.
+        """
+        return self._pending.count
+
+    def watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The computation's input low watermark.
+        """
+        return self._authority.input_watermark(computation)
+
+    def low_watermark(self) -> EventTimeMicros:
+        """
+        The lowest output watermark of all computations: all work before it is done.
+        """
+        return min(
+            (self._authority.output_watermark(name) for name in self.topology.computations),
+            default=TIME_MIN_US,
+        )
+
+    def injector_watermark(self, stream: str) -> EventTimeMicros:
+        """
+        The injector low watermark of an injected stream.
+        """
+        return self._injectors[stream].watermark
+
+    def admit(self, position: InputPosition) -> bool:
+        """
+        Whether a batch is news; see `admit_batch`.
+
+        Raises:
+            InvalidError: the source's checkpoint does not belong to this store.
+        """
+        positions = self._store.committer.snapshot.txns
+        known = input_positions(positions, self.topology.name, position.stream)
+        return admit_batch(
+            known,
+            position.stream,
+            position.source,
+            position.batch,
+            accept_checkpoint=self._accept_checkpoint,
+        )
+
+    def has_work(self) -> bool:
+        """
+        Whether a superstep without new input would do anything: productions to deliver, timers due.
+        """
+        if any(stream in self._consumed for stream in self._pending.summaries):
+            return True
+        now = self._clock.now_us()
+        return any(self._is_due(owned, now) for owned in self._ownership.all())
+
+    def next_wall_timer(self) -> WallTimeMicros | None:
+        """
+        When the next wall timer of any interval is due.
+        """
+        times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
+        return min((at for at in times if at is not None), default=None)
+
+    def advance_injector(self, stream: str, watermark: EventTimeMicros) -> None:
+        """
+        Move an injector's low watermark by hand (a test stream); takes effect with the next superstep.
+
+        What it gives up: records before ``watermark`` are late from then on.
+        """
+        self._injectors[stream].advance(watermark)
+        self._authority.update_injector(stream, self._injectors[stream].watermark)
+
+    def finish_input(self, stream: str) -> None:
+        """
+        The input has ended: its low watermark is after all time.
+        """
+        self._injectors[stream].finish()
+        self._authority.update_injector(stream, self._injectors[stream].watermark)
+
+    # -- intervals -------------------------------------------------------------------------
+
+    def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
+        """
+        Consumers of ``streams`` that have never run, so that nobody has cut their keys yet.
+        """
+        wanted = set(streams)
+        return tuple(
+            node
+            for node in self.topology.computations.values()
+            if not self._ownership.of(node.name)
+            and any(subscription.stream in wanted for subscription in node.subscriptions)
+        )
+
+    def create_intervals(self, computation: str, sample: pa.Array) -> None:
+        """
+        Cut a computation's keys into intervals by a sample of its keys, and take them.
+
+        Args:
+            computation: its name.
+            sample: a string array of keys, repeated as often as they occur.
+        """
+        self._ownership.create(self.topology.computations[computation], sample)
+
+    def intervals_of(self, computation: str) -> tuple[Interval, ...]:
+        """
+        The computation's intervals, in key order.
+        """
+        return tuple(owned.interval for owned in self._ownership.of(computation))
+
+    # -- a superstep -----------------------------------------------------------------------
+
+    def begin(self, inputs: Collection[str] = ()) -> SuperstepPlan:
+        """
+        Plan the next superstep.
+
+        Args:
+            inputs: injected streams that bring records; their consumers must have intervals
+                (see `create_intervals`).
+        """
+        self._create_downstream_intervals()
+        now = self._clock.now_us()
+        streams = set(inputs) | set(self._pending.summaries)
+        snapshot = self._store.committer.snapshot
+        chosen = []
+        for name, node in self.topology.computations.items():
+            concerned = any(subscription.stream in streams for subscription in node.subscriptions)
+            for owned in self._ownership.of(name):
+                due = self._is_due(owned, now)
+                if concerned or due:
+                    chosen.append(
+                        IntervalPlan(
+                            interval=owned.interval,
+                            fence=owned.next_fence,
+                            watermark=self._authority.input_watermark(name),
+                            files=snapshot.files_of(owned.interval),
+                            due=due,
+                        )
+                    )
+        return SuperstepPlan(
+            superstep=Superstep(self._superstep + 1),
+            wall_time=now,
+            started_us=self._clock.monotonic_us(),
+            intervals=tuple(chosen),
+            sources=tuple(s for s in self._pending.sources if s.concerns(self._consumed)),
+        )
+
+    def commit(
+        self,
+        plan: SuperstepPlan,
+        manifests: Sequence[Manifest],
+        *,
+        position: InputPosition | None = None,
+        dead_letters: Sequence[DeadLetter] = (),
+    ) -> SuperstepReport:
+        """
+        Make a superstep durable: every manifest, the input's position and the watermarks, in one commit.
+
+        Raises:
+            FencedError: another process has taken an interval; nothing was written.
+            OutcomeUnknownError: the store is away for longer than the runner waits.
+            UnavailableError: ZooKeeper is away for longer than the runner waits.
+        """
+        letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
+        newest = _newest_by_stream(manifests)
+        for stream, at in newest.items():
+            self._injectors[stream].observe(at)
+        ordered = sorted(manifests, key=lambda manifest: manifest.interval)
+        control = self._ownership.control
+        control_file = self._write_dead_letters(plan, letters, control.next_fence)
+        writes = [self._write_of(control, control_file)]
+        writes += [
+            self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None
+        ]
+        totals = self._totals.plus(_count(ordered, letters))
+        request = CommitRequest(
+            kind="superstep",
+            writes=tuple(writes),
+            positions=self._positions(plan, position, totals),
+            metadata=self._metadata(plan, position),
+        )
+        self._sinks.wait()
+        committing_us = self._clock.monotonic_us()
+        committed = self._ownership.commit(request)
+        commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
+        self._totals = totals
+        self._superstep = plan.superstep
+        self._apply(ordered, control_file, letters)
+        self._sinks.deliver(plan.superstep, self._pending.sources)
+        return self._report(plan, committed.version, ordered, letters, commit_ms)
+
+    def _apply(
+        self, manifests: Sequence[Manifest], control_file: RowFile | None, letters: Sequence[DeadLetter]
+    ) -> None:
+        sources, summaries = [], []
+        for manifest in manifests:
+            owned = self._ownership.get(manifest.interval)
+            owned.observe(manifest.result)
+            self._observe(owned)
+            if manifest.file is not None and manifest.result.productions:
+                streams = frozenset(summary.stream for summary in manifest.result.productions)
+                sources.append(
+                    ProductionSource(path=manifest.file.path, superstep=self._superstep, streams=streams)
+                )
+                summaries.extend(manifest.result.productions)
+        if control_file is not None and control_file.productions:
+            sources.insert(
+                0,
+                ProductionSource(
+                    path=control_file.path, superstep=self._superstep, streams=frozenset({DEAD_LETTERS})
+                ),
+            )
+            summaries.append(
+                ProductionSummary(
+                    stream=DEAD_LETTERS,
+                    count=control_file.productions,
+                    oldest_at=min(
+                        (EventTimeMicros(letter.at) for letter in letters if letter.at is not None),
+                        default=EventTimeMicros(0),
+                    ),
+                )
+            )
+        self._set_pending(sources, summaries)
+        for stream in self._injectors:
+            self._authority.update_injector(stream, self._injectors[stream].watermark)
+
+    def _set_pending(
+        self, sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary]
+    ) -> None:
+        merged: dict[str, ProductionSummary] = {}
+        for summary in summaries:
+            known = merged.get(summary.stream)
+            merged[summary.stream] = (
+                summary
+                if known is None
+                else ProductionSummary(
+                    stream=summary.stream,
+                    count=known.count + summary.count,
+                    oldest_at=min(known.oldest_at, summary.oldest_at),
+                )
+            )
+        kept = tuple(source for source in sources if source.concerns(self._delivered_streams))
+        self._pending = _Pending(sources=kept, summaries=merged)
+        self._authority.set_undelivered(
+            {stream: merged[stream].oldest_at for stream in merged if stream in self._consumed}
+        )
+
+    def _observe(self, owned: OwnedInterval) -> None:
+        if owned.interval.computation != DEAD_LETTERS:
+            self._authority.update_interval(owned.interval, owned.fence.sequencer, owned.summary.hold)
+
+    def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
+        summary = owned.summary
+        if summary.next_wall_timer is not None and summary.next_wall_timer <= now:
+            return True
+        return (
+            summary.next_event_timer is not None
+            and summary.next_event_timer <= self._authority.input_watermark(owned.interval.computation)
+        )
+
+    def _create_downstream_intervals(self) -> None:
+        streams = [stream for stream in self._pending.summaries if stream in self._consumed]
+        missing = self.computations_without_intervals(streams)
+        if not missing:
+            return
+        productions = read_productions(self._store.objects, self._pending.sources)
+        for node in missing:
+            self.create_intervals(node.name, sample_of_productions(productions, node))
+
+    def _write_dead_letters(
+        self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence
+    ) -> RowFile | None:
+        if not letters:
+            return None
+        updates = dead_letter_updates(
+            self.topology.name,
+            letters,
+            superstep=plan.superstep,
+            fence=fence,
+            at=EventTimeMicros(int(plan.wall_time)),
+            produce=DEAD_LETTERS in self._delivered_streams,
+        )
+        return write_row_file(
+            self._store.objects,
+            self._ownership.control.interval,
+            updates,
+            superstep=plan.superstep,
+            fence=fence,
+            token=self._rng.token(),
+        )
+
+    def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:
+        name = owned.interval.computation
+        watermark = None if name == DEAD_LETTERS else self._authority.input_watermark(name)
+        return IntervalWrite(
+            interval=owned.interval,
+            fence=owned.next_fence,
+            added=() if file is None else (file,),
+            watermark=watermark,
+        )
+
+    def _positions(
+        self, plan: SuperstepPlan, position: InputPosition | None, totals: Totals
+    ) -> dict[str, int]:
+        pipeline = self.topology.name
+        wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
+        if position is not None:
+            wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
+        for name, logic in self._injectors.items():
+            wanted[watermark_app_id(pipeline, "injector", name)] = logic.watermark
+        for name in self.topology.computations:
+            wanted[watermark_app_id(pipeline, "computation", name)] = self._authority.input_watermark(name)
+        for name in Totals.__slots__:
+            wanted[total_app_id(pipeline, name)] = getattr(totals, name)
+        stored = self._store.committer.snapshot.txns
+        return {
+            app_id: version
+            for app_id, version in wanted.items()
+            if stored.get(app_id) != version and version != TIME_MIN_US
+        }
+
+    def _metadata(
+        self, plan: SuperstepPlan, position: InputPosition | None
+    ) -> dict[str, str | int | float | bool | None]:
+        consumed = {} if position is None else {"input": position.stream, "batch": position.batch}
+        return {"pipeline": self.topology.name, "superstep": plan.superstep, **consumed}
+
+    def _report(
+        self,
+        plan: SuperstepPlan,
+        version: int,
+        manifests: Sequence[Manifest],
+        letters: Sequence[DeadLetter],
+        commit_ms: float,
+    ) -> SuperstepReport:
+        counts = _count(manifests, letters)
+        duration_ms = (self._clock.monotonic_us() - plan.started_us) / 1_000
+        watermark = self.low_watermark()
+        return SuperstepReport(
+            superstep=plan.superstep,
+            version=version,
+            records=counts.records,
+            records_per_second=counts.records / max(duration_ms / 1_000, 1e-9),
+            late=counts.late,
+            duplicates=counts.duplicates,
+            dead_letters=counts.dead_letters,
+            timers=counts.timers,
+            productions=counts.productions,
+            watermark_us=watermark,
+            lag_ms=(self._clock.now_us() - watermark) / 1_000,
+            commit_ms=commit_ms,
+            duration_ms=duration_ms,
+            pending=self._pending.count,
+        )
+
+
+def sample_of_productions(productions: pa.Table, node: ComputationNode) -> pa.Array:
+    """
+    The keys that a computation would get of ``productions``.
+    """
+    from millpond.executor.delivery import deliveries_of  # noqa: PLC0415
+
+    found = [deliveries.keys.drop_null() for deliveries in deliveries_of(productions, node)]
+    return pa.concat_arrays(found) if found else pa.array([], pa.string())
+
+
+def _newest_by_stream(manifests: Sequence[Manifest]) -> dict[str, EventTimeMicros]:
+    newest: dict[str, EventTimeMicros] = {}
+    for manifest in manifests:
+        for seen in manifest.inputs:
+            if seen.newest_at is not None:
+                newest[seen.stream] = max(newest.get(seen.stream, seen.newest_at), seen.newest_at)
+    return newest
+
+
+def _count(manifests: Sequence[Manifest], letters: Sequence[DeadLetter]) -> Totals:
+    statistics = [manifest.result.statistics for manifest in manifests]
+    return Totals(
+        records=sum(s.records for s in statistics),
+        late=sum(s.late for s in statistics),
+        duplicates=sum(s.duplicates for s in statistics),
+        timers=sum(s.timers for s in statistics),
+        dead_letters=len(letters),
+        productions=sum(p.count for m in manifests for p in m.result.productions),
+    )
