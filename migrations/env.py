@@ -1,0 +1,18 @@
+"""
+Alembic's entry: runs the steps on the connection that `millpond.migrations` hands in.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+from millpond.migrations import VERSION_TABLE
+from millpond.statestore.catalog_tables import METADATA
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    version_table=VERSION_TABLE,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,183 @@
+"""
+The database under the catalog: opening it, transactions, and errors in our own words.
+
+SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two
+writers wait for each other; every writing transaction begins with the right to write,
+so none can fail half way for want of it. Other databases are used as they come.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, exc, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import QueuePool
+
+from millpond.statestore.errors import DataError, InternalError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.types import Clock
+
+__all__ = ["connect", "default_catalog_url", "reading", "replace_rows", "writing"]
+
+_WRITES: Final = "millpond_writes"
+_BUSY_TIMEOUT_MS: Final = 30_000
+_WAL_ATTEMPTS: Final = 50
+_WAL_PAUSE_MS: Final = 20
+
+
+def default_catalog_url(folder: str) -> str:
+    """
+    Where the catalog of a store in ``folder`` is unless told otherwise.
+
+    Example:
+        >>> default_catalog_url("/data/pond")
+        'sqlite:////data/pond/catalog.sqlite'
+    """
+    path = str(Path(folder).absolute() / "catalog.sqlite")
+    return URL.create("sqlite", database=path).render_as_string(hide_password=False)
+
+
+def connect(url: str, clock: Clock, *, create: bool) -> Engine:
+    """
+    An engine on the database that has answered once.
+
+    Args:
+        url: any SQLAlchemy URL.
+        clock: waits between attempts.
+        create: whether a missing SQLite file is made, and may be written to.
+
+    Raises:
+        InvalidError: not a URL, or its driver is not installed.
+        UnavailableError: the database does not answer.
+    """
+    parsed = _parsed(url)
+    try:
+        engine = _sqlite_engine(parsed, create=create) if _is_sqlite(parsed) else create_engine(parsed)
+    except (exc.ArgumentError, ImportError) as error:
+        raise InvalidError("the catalog's database cannot be used", url=_shown(parsed)) from error
+    try:
+        _greet(engine, clock, create=create)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """
+    A transaction that sees one state of the catalog.
+    """
+    with _translated(engine), engine.connect() as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """
+    A transaction that has the right to write from its first statement on.
+    """
+    with (
+        _translated(engine),
+        engine.connect().execution_options(**{_WRITES: True}) as connection,
+        connection.begin(),
+    ):
+        yield connection
+
+
+def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+    """
+    Put rows in place of those with the same primary key; the same on every database.
+    """
+    if not rows:
+        return
+    keys = [column.name for column in table.primary_key.columns]
+    same_key = [table.c[name] == bindparam(f"old_{name}") for name in keys]
+    connection.execute(
+        table.delete().where(*same_key), [{f"old_{name}": row[name] for name in keys} for row in rows]
+    )
+    connection.execute(table.insert(), [dict(row) for row in rows])
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except exc.ArgumentError as error:
+        raise InvalidError("not a database URL") from error
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def _sqlite_engine(url: URL, *, create: bool) -> Engine:
+    in_memory = url.database in (None, "", ":memory:")
+    if not create and not in_memory:
+        path = Path(str(url.database)).absolute().as_uri()
+        url = url.set(database=path).update_query_dict({"mode": "ro", "uri": "true"})
+    # One connection makes an in-memory database one database for all threads.
+    pool = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
+    engine = create_engine(
+        url,
+        poolclass=QueuePool,
+        connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1_000},
+        **pool,
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(dbapi_connection: Any, _record: object) -> None:
+    # The driver must not begin transactions of its own; _begin_sqlite does.
+    dbapi_connection.isolation_level = None
+    dbapi_connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _greet(engine: Engine, clock: Clock, *, create: bool) -> None:
+    with _translated(engine), engine.connect() as connection:
+        if engine.dialect.name == "sqlite" and create:
+            _use_write_ahead_log(connection.connection.dbapi_connection, clock)
+
+
+def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
+    # SQLite does not honour the busy timeout for this one statement.
+    for attempt in range(1, _WAL_ATTEMPTS + 1):
+        try:
+            raw.execute("PRAGMA journal_mode = WAL").fetchall()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or attempt == _WAL_ATTEMPTS:
+                raise UnavailableError("the catalog is busy", attempts=attempt) from error
+            clock.sleep_ms(_WAL_PAUSE_MS)
+        else:
+            return
+
+
+@contextmanager
+def _translated(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except (exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise _in_our_words(error, _shown(engine.url)) from error
+
+
+def _in_our_words(error: Exception, url: str) -> MillpondError:
+    away = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
+    if isinstance(error, away):
+        return UnavailableError("the catalog does not answer", url=url)
+    if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:
+        return DataError("the catalog is damaged: remove it, it is rebuilt from the log", url=url)
+    return InternalError("the catalog refused a statement", url=url)
