@@ -1,14 +1,53 @@
 """
 Row files: the Parquet files that hold row updates (MillWheel §7.1).
+
+A file is sorted by key, holds a key once, and is written whole or not at all.
+Whatever the engine reads is verified first: a damaged or missing file is a
+`DataError` that names it, never other rows. Files that other Delta writers made
+of ours (Spark's OPTIMIZE, delta-rs) are read as well, with such checksums as
+they have.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
 
-from millpond.statestore.types import CommitNumber, Sequencer, Superstep
+import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["RowFile"]
+from millpond.statestore.check import check
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.merge import MERGE_COLUMNS, combine_updates, merge_updates
+from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
+from millpond.statestore.row_format import IpcRowFormat, ParquetRowFormat, RowFormat, decode_rows
+from millpond.statestore.row_shape import conform
+from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
+
+__all__ = [
+    "MERGE_COLUMNS",
+    "PARQUET",
+    "IpcRowFormat",
+    "ParquetRowFormat",
+    "RowFile",
+    "RowFormat",
+    "combine_updates",
+    "encode_row_file",
+    "merge_updates",
+    "read_row_files",
+    "row_file_path",
+    "write_row_file",
+]
+
+PARQUET: Final[RowFormat] = ParquetRowFormat()
+"""The format of every store on disk."""
+
+_OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +76,169 @@ class RowFile:
     sequencer: Sequencer
     commit_number: CommitNumber
     productions: int
+
+
+def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
+    """
+    Where a row file lies, relative to the table's root.
+
+    Example:
+        >>> row_file_path("window counter", Superstep(7), "ab" * 16)
+        'computation=window%20counter/0000000007-abababababababababababababababab.parquet'
+    """
+    return f"{PARTITION_COLUMN}={quote(computation, safe='')}/{superstep:010d}-{token}.parquet"
+
+
+def encode_row_file(table: pa.Table, row_format: RowFormat = PARQUET) -> bytes:
+    """
+    The bytes of a row file; see `write_row_file` for what the table must be.
+    """
+    check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
+    check(table.num_rows > 0, "a row file holds at least one row update")
+    keys = table.column("key")
+    rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
+    check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
+    return row_format.encode(table)
+
+
+def write_row_file(
+    objects: Objects,
+    interval: Interval,
+    table: pa.Table,
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    token: str,
+    row_format: RowFormat = PARQUET,
+) -> RowFile:
+    """
+    Write one interval's row updates; nobody sees them before a commit names the file.
+
+    Args:
+        objects: the table's root.
+        interval: the interval that all keys lie in.
+        table: at least one row update in `ROW_SCHEMA`, keys rising (so each key once).
+        superstep: the superstep that writes.
+        fence: the commit that is to name the file; no row may claim to be newer.
+        token: 32 fresh hexadecimal digits, so that no two attempts share a file.
+        row_format: the encoding; Parquet unless a simulation says otherwise.
+
+    Raises:
+        ObjectExistsError: the token is not fresh.
+        UnavailableError: the file may or may not have been written.
+    """
+    data = encode_row_file(table, row_format)
+    keys = table.column("key")
+    low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
+    check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
+    check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    path = row_file_path(interval.computation, superstep, token)
+    objects.put_if_absent(path, data)
+    return RowFile(
+        path=path,
+        size_bytes=len(data),
+        rows=table.num_rows,
+        min_key=low,
+        max_key=high,
+        superstep=superstep,
+        sequencer=fence.sequencer,
+        commit_number=fence.commit_number,
+        productions=pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0,
+    )
+
+
+def _newest(table: pa.Table) -> Fence:
+    sequencer = pc.max(table.column("sequencer"))
+    of_newest = pc.equal(table.column("sequencer"), sequencer)
+    commit_number = pc.max(pc.if_else(of_newest, table.column("commit_number"), 0))
+    return Fence(Sequencer(sequencer.as_py()), CommitNumber(commit_number.as_py()))
+
+
+def read_row_files(
+    objects: Objects,
+    paths: Iterable[str],
+    columns: Sequence[str] | None = None,
+    *,
+    keys: Iterable[str] | None = None,
+    interval: Interval | None = None,
+) -> pa.Table:
+    """
+    The row updates of the files, in the order of ``paths``, verified.
+
+    Args:
+        objects: the table's root.
+        paths: live files; missing ones are an error.
+        columns: row columns wanted, all by default; nothing else is decoded.
+        keys: only the updates of these keys.
+        interval: only the updates whose key lies in it; files of other writers may span several.
+
+    Raises:
+        DataError: a file is missing, damaged or not made of rows; it is named.
+    """
+    names = list(ROW_SCHEMA.names if columns is None else columns)
+    selection = _Selection(keys, interval)
+    tables = [_read_row_file(objects, path, names, selection) for path in paths]
+    empty = pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
+    return pa.concat_tables([table for table in tables if table.num_rows] or [empty])
+
+
+def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Selection) -> pa.Table:
+    data = objects.get(path)
+    needed = names if "key" in names else ["key", *names]
+    try:
+        table = decode_rows(data, needed, selection.may_hold, sealed=_OWN_NAME.search(path) is not None)
+        return selection.apply(conform(table, needed)).select(names)
+    except ObjectMissingError:
+        raise
+    except DataError as error:
+        raise DataError(error.message, path=path, **error.details) from error
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
+
+
+class _Selection:
+    """
+    Which rows a read wants: by keys, by interval, by both, or all.
+    """
+
+    def __init__(self, keys: Iterable[str] | None, interval: Interval | None) -> None:
+        self._keys = None if keys is None else sorted(set(keys))
+        self._interval = interval
+
+    def may_hold(self, low: str | None, high: str | None) -> bool:
+        """
+        Whether rows with keys in ``low..high`` can contain a wanted one.
+        """
+        if low is None or high is None:
+            return True
+        if self._interval is not None and not _overlaps(self._interval, low, high):
+            return False
+        if self._keys is None:
+            return True
+        at = bisect_left(self._keys, low)
+        return at < len(self._keys) and self._keys[at] <= high
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """
+        The wanted rows of the table.
+        """
+        if self._interval is not None:
+            table = _within(table, self._interval)
+        if self._keys is not None:
+            table = table.filter(pc.is_in(table.column("key"), pa.array(self._keys, pa.string())))
+        return table
+
+
+def _overlaps(interval: Interval, low: str, high: str) -> bool:
+    return interval.low <= high and (interval.high is None or low < interval.high)
+
+
+def _within(table: pa.Table, interval: Interval) -> pa.Table:
+    bounds = pc.min_max(table.column("key")).as_py()
+    if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):
+        return table
+    keys = table.column("key")
+    mask = pc.greater_equal(keys, interval.low)
+    if interval.high is not None:
+        mask = pc.and_(mask, pc.less(keys, interval.high))
+    return table.filter(mask)

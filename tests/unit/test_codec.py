@@ -30,7 +30,11 @@ def json_values(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
 )
 
 
