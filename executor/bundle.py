@@ -9,7 +9,7 @@ core runs in a Spark task, in the local runner and in the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -173,11 +173,11 @@ class BundleResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputObservation:
     """
-    What a task saw of one outside input: feeds the injector's low watermark.
+    What was seen of one outside input: feeds the injector's low watermark.
 
     Attributes:
         stream: the injected stream.
-        records: readable records.
+        records: readable records, each counted once however many consumers it has.
         newest_at: greatest event time among them, ``None`` when there were none.
     """
 
@@ -190,12 +190,13 @@ class InputObservation:
 class Manifest:
     """
     What a task reports of one interval; only collected manifests are ever committed (F12).
+
+    Attributes:
+        file: the row updates, written but not yet committed; ``None`` when nothing changed.
+        result: the bundle's result; its ``updates`` may be ``None``, for they are in ``file``.
     """
 
     interval: Interval
     fence: Fence
     file: RowFile | None
     result: BundleResult
-    inputs: tuple[InputObservation, ...] = field(default=())
-
-    # `result.updates` is None here: the updates are in `file`.

@@ -21,9 +21,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from millpond.executor.bundle import DeadLetter, Manifest, ProductionSummary
-from millpond.executor.dead_letter import DEAD_LETTERS, control_interval, dead_letter_updates
-from millpond.executor.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.executor.bundle import DeadLetter, InputObservation, Manifest, ProductionSummary
+from millpond.executor.dead_letter import DEAD_LETTERS, dead_letter_updates
+from millpond.executor.delivery import (
+    ProductionSource,
+    deliveries_of,
+    flatten_productions,
+    read_productions,
+    summarise_productions,
+)
 from millpond.executor.injector import InjectorLogic
 from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.position import (
@@ -111,8 +117,18 @@ class SuperstepPlan:
 class Totals:
     """
     Counts over the pipeline's whole life, restarts included.
+
+    Attributes:
+        injected: readable records that came from outside, each counted once.
+        records: records processed, summed over all computations.
+        late: records that were behind the watermark of their computation.
+        duplicates: outside records discarded because their id had been consumed.
+        timers: timers fired.
+        dead_letters: records and timers that could not be processed.
+        productions: records produced.
     """
 
+    injected: int = 0
     records: int = 0
     late: int = 0
     duplicates: int = 0
@@ -422,10 +438,18 @@ class Coordinator:
         manifests: Sequence[Manifest],
         *,
         position: InputPosition | None = None,
+        inputs: Sequence[InputObservation] = (),
         dead_letters: Sequence[DeadLetter] = (),
     ) -> SuperstepReport:
         """
         Make a superstep durable: every manifest, the input's position and the watermarks, in one commit.
+
+        Args:
+            plan: what `begin` returned.
+            manifests: one per interval that ran; intervals without one are left untouched.
+            position: how far the outside input has been consumed by this superstep.
+            inputs: what was seen of the outside inputs; moves their injectors' watermarks.
+            dead_letters: records that never reached an interval, such as those without a key.
 
         Raises:
             FencedError: another process has taken an interval; nothing was written.
@@ -433,17 +457,18 @@ class Coordinator:
             UnavailableError: ZooKeeper is away for longer than the runner waits.
         """
         letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
-        newest = _newest_by_stream(manifests)
-        for stream, at in newest.items():
-            self._injectors[stream].observe(at)
+        for seen in inputs:
+            if seen.newest_at is not None:
+                self._injectors[seen.stream].observe(seen.newest_at)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
-        control_file = self._write_dead_letters(plan, letters, control.next_fence)
+        control_file, control_productions = self._write_dead_letters(plan, letters, control.next_fence)
         writes = [self._write_of(control, control_file)]
         writes += [
             self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None
         ]
-        totals = self._totals.plus(_count(ordered, letters))
+        counts = _count(ordered, letters, inputs)
+        totals = self._totals.plus(counts)
         request = CommitRequest(
             kind="superstep",
             writes=tuple(writes),
@@ -456,44 +481,39 @@ class Coordinator:
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._totals = totals
         self._superstep = plan.superstep
-        self._apply(ordered, control_file, letters)
+        self._apply(ordered, control_file, control_productions)
         self._sinks.deliver(plan.superstep, self._pending.sources)
-        return self._report(plan, committed.version, ordered, letters, commit_ms)
+        return self._report(plan, committed.version, counts, commit_ms)
 
     def _apply(
-        self, manifests: Sequence[Manifest], control_file: RowFile | None, letters: Sequence[DeadLetter]
+        self,
+        manifests: Sequence[Manifest],
+        control_file: RowFile | None,
+        control_productions: tuple[ProductionSummary, ...],
     ) -> None:
-        sources, summaries = [], []
+        sources: list[ProductionSource] = []
+        summaries: list[ProductionSummary] = []
+        if control_file is not None:
+            sources += self._source(control_file, control_productions)
+            summaries += control_productions
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)
             owned.observe(manifest.result)
             self._observe(owned)
-            if manifest.file is not None and manifest.result.productions:
-                streams = frozenset(summary.stream for summary in manifest.result.productions)
-                sources.append(
-                    ProductionSource(path=manifest.file.path, superstep=self._superstep, streams=streams)
-                )
-                summaries.extend(manifest.result.productions)
-        if control_file is not None and control_file.productions:
-            sources.insert(
-                0,
-                ProductionSource(
-                    path=control_file.path, superstep=self._superstep, streams=frozenset({DEAD_LETTERS})
-                ),
-            )
-            summaries.append(
-                ProductionSummary(
-                    stream=DEAD_LETTERS,
-                    count=control_file.productions,
-                    oldest_at=min(
-                        (EventTimeMicros(letter.at) for letter in letters if letter.at is not None),
-                        default=EventTimeMicros(0),
-                    ),
-                )
-            )
+            if manifest.file is not None:
+                sources += self._source(manifest.file, manifest.result.productions)
+                summaries += manifest.result.productions
         self._set_pending(sources, summaries)
         for stream in self._injectors:
             self._authority.update_injector(stream, self._injectors[stream].watermark)
+
+    def _source(
+        self, file: RowFile, productions: Sequence[ProductionSummary]
+    ) -> tuple[ProductionSource, ...]:
+        if not productions:
+            return ()
+        streams = frozenset(summary.stream for summary in productions)
+        return (ProductionSource(path=file.path, superstep=self._superstep, streams=streams),)
 
     def _set_pending(
         self, sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary]
@@ -540,9 +560,9 @@ class Coordinator:
 
     def _write_dead_letters(
         self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence
-    ) -> RowFile | None:
+    ) -> tuple[RowFile | None, tuple[ProductionSummary, ...]]:
         if not letters:
-            return None
+            return None, ()
         updates = dead_letter_updates(
             self.topology.name,
             letters,
@@ -551,7 +571,7 @@ class Coordinator:
             at=EventTimeMicros(int(plan.wall_time)),
             produce=DEAD_LETTERS in self._delivered_streams,
         )
-        return write_row_file(
+        file = write_row_file(
             self._store.objects,
             self._ownership.control.interval,
             updates,
@@ -559,6 +579,7 @@ class Coordinator:
             fence=fence,
             token=self._rng.token(),
         )
+        return file, summarise_productions(flatten_productions(updates))
 
     def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:
         name = owned.interval.computation
@@ -600,11 +621,9 @@ class Coordinator:
         self,
         plan: SuperstepPlan,
         version: int,
-        manifests: Sequence[Manifest],
-        letters: Sequence[DeadLetter],
+        counts: Totals,
         commit_ms: float,
     ) -> SuperstepReport:
-        counts = _count(manifests, letters)
         duration_ms = (self._clock.monotonic_us() - plan.started_us) / 1_000
         watermark = self.low_watermark()
         return SuperstepReport(
@@ -629,24 +648,16 @@ def sample_of_productions(productions: pa.Table, node: ComputationNode) -> pa.Ar
     """
     The keys that a computation would get of ``productions``.
     """
-    from millpond.executor.delivery import deliveries_of  # noqa: PLC0415
-
     found = [deliveries.keys.drop_null() for deliveries in deliveries_of(productions, node)]
     return pa.concat_arrays(found) if found else pa.array([], pa.string())
 
 
-def _newest_by_stream(manifests: Sequence[Manifest]) -> dict[str, EventTimeMicros]:
-    newest: dict[str, EventTimeMicros] = {}
-    for manifest in manifests:
-        for seen in manifest.inputs:
-            if seen.newest_at is not None:
-                newest[seen.stream] = max(newest.get(seen.stream, seen.newest_at), seen.newest_at)
-    return newest
-
-
-def _count(manifests: Sequence[Manifest], letters: Sequence[DeadLetter]) -> Totals:
+def _count(
+    manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
+) -> Totals:
     statistics = [manifest.result.statistics for manifest in manifests]
     return Totals(
+        injected=sum(seen.records for seen in inputs),
         records=sum(s.records for s in statistics),
         late=sum(s.late for s in statistics),
         duplicates=sum(s.duplicates for s in statistics),

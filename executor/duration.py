@@ -1,0 +1,262 @@
+"""
+Durations and instants: every form a user may write, one form inside.
+
+Inside Millpond a time is an ``int`` of UTC microseconds. At the edges people write
+``"30s"``, a `timedelta`, an aware `datetime` or ISO text; this module turns them into
+microseconds or says why it cannot. A time without a zone is refused rather than guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from operator import index
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = [
+    "INSTANT_MAX_US",
+    "INSTANT_MIN_US",
+    "Duration",
+    "Instant",
+    "InstantColumn",
+    "duration_us",
+    "instant_column_us",
+    "instant_us",
+    "parse_instant_us",
+]
+
+Duration: TypeAlias = int | str | timedelta
+"""Microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
+
+Instant: TypeAlias = int | datetime
+"""Microseconds since 1970 UTC, or a `datetime` with a time zone."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INT64_MAX: Final = 2**63 - 1
+
+_UNITS_US: Final[Mapping[str, int]] = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_TERM: Final = re.compile(r"(\d+)(?:\.(\d+))?\s*(us|ms|min|s|m|h|d)\s*")
+
+INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND)
+"""The first instant that a record or timer may carry: the beginning of year 1."""
+
+INSTANT_MAX_US: Final = EventTimeMicros(
+    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+)
+"""The last one: the end of year 9999, the last that SQL engines can show."""
+
+
+def duration_us(value: Duration) -> int:
+    """
+    A duration in microseconds, from any form that users write.
+
+    Args:
+        value: microseconds, a `timedelta`, or text of numbers with units
+            ``us ms s m min h d``, largest first or not, with an optional leading ``-``.
+
+    Example:
+        >>> duration_us("1h30m"), duration_us("250ms"), duration_us(timedelta(seconds=2))
+        (5400000000, 250000, 2000000)
+
+    Raises:
+        InvalidError: the text has no such form, or the type is none of the three.
+    """
+    match value:
+        case bool():
+            raise InvalidError("a duration cannot be a bool", value=value)
+        case timedelta():
+            return _bounded_duration(value // _MICROSECOND, value)
+        case str():
+            return _bounded_duration(_parse_duration_us(value), value)
+    return _bounded_duration(_integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value)
+
+
+def _bounded_duration(duration: int, value: Duration) -> int:
+    if abs(duration) > _INT64_MAX:
+        raise InvalidError("the duration is too long", value=value)
+    return duration
+
+
+def _parse_duration_us(text: str) -> int:
+    body = text.strip()
+    sign = -1 if body.startswith("-") else 1
+    body = body.removeprefix("-").strip()
+    total, position = 0, 0
+    while position < len(body):
+        term = _TERM.match(body, position)
+        if term is None:
+            break
+        total += _term_us(term, text)
+        position = term.end()
+    if not body or position < len(body):
+        raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
+    return sign * total
+
+
+def _term_us(term: re.Match[str], text: str) -> int:
+    unit = _UNITS_US[term[3]]
+    fraction = term[2] or ""
+    numerator = unit * int(term[1] + fraction)
+    if numerator % 10 ** len(fraction):
+        raise InvalidError("a duration is a whole number of microseconds", value=text)
+    return numerator // 10 ** len(fraction)
+
+
+def _integer(value: object, message: str) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError as cause:
+        raise InvalidError(message, value=value, type=type(value).__name__) from cause
+
+
+def instant_us(value: Instant) -> EventTimeMicros:
+    """
+    A point in time in microseconds since 1970 UTC.
+
+    Example:
+        >>> instant_us(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+        1000000
+
+    Raises:
+        InvalidError: a `datetime` without a zone, a time outside the years 1 to 9999, or another type.
+    """
+    match value:
+        case bool():
+            raise InvalidError("a time cannot be a bool", value=value)
+        case datetime():
+            return _bounded_instant(_datetime_us(value), value)
+    return _bounded_instant(_integer(value, "a time is microseconds or a datetime with a zone"), value)
+
+
+def _datetime_us(value: datetime) -> int:
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidError("the time has no time zone", value=value.isoformat())
+    return (value - _EPOCH) // _MICROSECOND
+
+
+def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
+    if not INSTANT_MIN_US <= instant <= INSTANT_MAX_US:
+        raise InvalidError("the time lies outside the years 1 to 9999", value=value)
+    return EventTimeMicros(instant)
+
+
+def parse_instant_us(value: Any) -> EventTimeMicros:
+    """
+    Like `instant_us`, and ISO 8601 text with a zone as well: what outside records carry.
+
+    Example:
+        >>> parse_instant_us("1970-01-01T01:00:01+01:00")
+        1000000
+
+    Raises:
+        InvalidError: the value is null, unreadable, without a zone, or out of range.
+    """
+    if value is None:
+        raise InvalidError("the time is null")
+    if not isinstance(value, str):
+        return instant_us(value)
+    try:
+        parsed = datetime.fromisoformat(value.strip())
+    except ValueError as cause:
+        raise InvalidError("the time is not ISO 8601 text", value=value) from cause
+    return instant_us(parsed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantColumn:
+    """
+    Times of a whole column.
+
+    Attributes:
+        at: microseconds; meaningless where ``errors`` has an entry.
+        errors: why a row's time cannot be read, by row index.
+    """
+
+    at: npt.NDArray[np.int64]
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+def instant_column_us(column: pa.Array | pa.ChunkedArray, name: str) -> InstantColumn:
+    """
+    The times of an Arrow column: integers, timestamps with a zone, or ISO text.
+
+    Args:
+        column: the column.
+        name: what it is called, for the error.
+
+    Raises:
+        InvalidError: the column's type can never hold a time with a zone.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_timestamp(array.type) and array.type.tz is None:
+        raise InvalidError("the time column has no time zone", column=name, type=array.type)
+    if pa.types.is_timestamp(array.type):
+        return _checked_column(array, _timestamp_values(array))
+    if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
+        return _checked_column(array, _integer_values(array))
+    if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
+        return _parsed_column(array)
+    raise InvalidError("the time column is no integer, timestamp or text", column=name, type=array.type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+_TICKS_US: Final[Mapping[str, tuple[int, int]]] = {
+    "s": (1_000_000, 1),
+    "ms": (1_000, 1),
+    "us": (1, 1),
+    "ns": (1, 1_000),
+}
+
+
+def _timestamp_values(array: pa.Array) -> npt.NDArray[np.int64]:
+    multiplier, divisor = _TICKS_US[array.type.unit]
+    ticks = _integer_values(array.cast(pa.int64()))
+    bound = _INT64_MAX // multiplier
+    return np.clip(ticks, -bound, bound) * multiplier // divisor
+
+
+def _integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
+    wide = pc.cast(array, pa.int64(), safe=False)
+    values: npt.NDArray[np.int64] = pc.fill_null(wide, 0).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _checked_column(array: pa.Array, at: npt.NDArray[np.int64]) -> InstantColumn:
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    outside = ((at < INSTANT_MIN_US) | (at > INSTANT_MAX_US)) & ~null
+    errors = {int(row): "the time is null" for row in np.flatnonzero(null)}
+    errors |= {int(row): "the time lies outside the years 1 to 9999" for row in np.flatnonzero(outside)}
+    return InstantColumn(at=at, errors=errors)
+
+
+def _parsed_column(array: pa.Array) -> InstantColumn:
+    at = np.zeros(len(array), dtype=np.int64)
+    errors: dict[int, str] = {}
+    for row, text in enumerate(array.to_pylist()):
+        try:
+            at[row] = parse_instant_us(text)
+        except InvalidError as error:
+            errors[row] = str(error)
+    return InstantColumn(at=at, errors=errors)

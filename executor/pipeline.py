@@ -1,0 +1,249 @@
+"""
+The pipeline: what the user declares, before it is checked and frozen (MillWheel §3).
+
+Declarations are refused at their own line when that line alone shows the mistake; what needs
+the whole picture is refused by `Pipeline.check`, which every runner calls before it starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Unpack, get_args
+
+from millpond.executor.computation import Computation
+from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.injector import BoundedDisorder, WatermarkPolicy
+from millpond.executor.key_extractor import KeyExtractor, check_key_extractor
+from millpond.executor.sink import Sink
+from millpond.executor.stream import ComputationOptions, Stream
+from millpond.executor.topology import (
+    ComputationNode,
+    FieldExtractor,
+    InjectorNode,
+    OnError,
+    SinkNode,
+    Subscription,
+    Topology,
+)
+from millpond.executor.topology_check import check_inputs, check_name, check_topology
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["DEAD_LETTERS", "Pipeline"]
+
+_NO_DISORDER: Final = BoundedDisorder("0s")
+_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
+
+
+class Pipeline:
+    """
+    A graph of injectors, computations and sinks, joined by named streams.
+
+    Args:
+        name: the pipeline's name; its positions in the store are kept under it, so a pipeline
+            that is renamed starts anew.
+
+    Example:
+        >>> pipeline = Pipeline("zeitgeist")
+        >>> pipeline.inject("queries", key="query", at="time", watermark=BoundedDisorder("30s"))
+        Stream('queries' of 'zeitgeist')
+
+    Raises:
+        InvalidError: the name is empty or has bad characters.
+    """
+
+    stream_class: type[Stream] = Stream
+    """What streams are made of; a layer above replaces it in a subclass to add its own verbs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name("pipeline", name)
+        self._injectors: dict[str, InjectorNode] = {}
+        self._computations: dict[str, ComputationNode] = {}
+        self._sinks: dict[str, SinkNode] = {}
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r}, computations={list(self._computations)})"
+
+    def inject(
+        self,
+        name: str,
+        *,
+        key: FieldExtractor,
+        at: FieldExtractor,
+        id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+        watermark: WatermarkPolicy = _NO_DISORDER,
+    ) -> Stream:
+        """
+        Let outside records in on a stream.
+
+        Args:
+            name: the stream, and the name under which runners are given its input.
+            key: a column's name, or a function of the row as a ``dict``; must give text.
+            at: the event time, likewise: microseconds, a time with a zone, or ISO text.
+            id: the id under which the publisher may repeat a record, likewise; ``None``
+                means that every record counts, also one that comes twice.
+            watermark: how the low watermark follows from the records.
+
+        Raises:
+            InvalidError: the name is bad or taken, or an argument is of the wrong type.
+        """
+        check_name("stream", name)
+        if name in self._injectors:
+            raise InvalidError("two injectors feed one stream", stream=name)
+        _check_field("key", key, name)
+        _check_field("at", at, name)
+        if id is not None:
+            _check_field("id", id, name)
+        if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
+            raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
+        self._injectors[name] = InjectorNode(stream=name, key=key, at=at, id=id, watermark=watermark)
+        return self.stream(name)
+
+    def add(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        subscribes: Mapping[str, KeyExtractor],
+        produces: Sequence[str] = (),
+        **options: Unpack[ComputationOptions],
+    ) -> dict[str, Stream]:
+        """
+        Add a computation with any number of streams on both sides.
+
+        Args:
+            computation: the user's code.
+            name: its name, and its table in SQL.
+            subscribes: stream → how the key is got there.
+            produces: the streams that it may produce to.
+            options: `ComputationOptions`.
+
+        Returns:
+            The streams that it produces to, by name.
+
+        Raises:
+            InvalidError: the declaration cannot be right; the error names the culprit.
+        """
+        check_name("computation", name)
+        if name in self._computations:
+            raise InvalidError("two computations have one name", computation=name)
+        _check_computation(name, computation)
+        self._computations[name] = ComputationNode(
+            name=name,
+            computation=computation,
+            subscriptions=_subscriptions(name, subscribes),
+            produces=_productions(name, produces),
+            **_checked_options(name, options),
+        )
+        return {stream: self.stream(stream) for stream in produces}
+
+    def add_sink(self, name: str, stream: str, sink: Sink) -> None:
+        """
+        Let a stream flow into a sink; `Stream.sink` is the shorter way.
+
+        Raises:
+            InvalidError: the name is bad or taken, or ``sink`` is no sink.
+        """
+        check_name("sink", name, reserved=frozenset())
+        if name in self._sinks:
+            raise InvalidError("two sinks have one name", sink=name)
+        if inspect.isclass(sink) or not isinstance(sink, Sink):
+            raise InvalidError("the sink is no sink", sink=name, type=_type_name(sink))
+        self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
+
+    def stream(self, name: str) -> Stream:
+        """
+        The stream called ``name``, also one that is declared later: this is how cycles are drawn.
+
+        Raises:
+            InvalidError: the name is empty or has bad characters.
+        """
+        check_name("stream", name, reserved=frozenset())
+        return self.stream_class(self, name)
+
+    def check(self, inputs: Iterable[str] | None = None) -> Topology:
+        """
+        Check everything that can be known before running, and freeze the result.
+
+        Args:
+            inputs: names of the inputs that the runner was given; ``None`` leaves them unchecked.
+
+        Raises:
+            InvalidError: names the computation, stream, sink or input that is wrong.
+        """
+        topology = Topology(
+            name=self.name,
+            injectors=dict(self._injectors),
+            computations=dict(self._computations),
+            sinks=dict(self._sinks),
+        )
+        check_topology(topology)
+        if inputs is not None:
+            check_inputs(topology, inputs)
+        return topology
+
+
+def _check_field(argument: str, field: object, stream: str) -> None:
+    if not (callable(field) or (isinstance(field, str) and field)):
+        raise InvalidError(
+            "an injector's argument is a column's name or a function of the row",
+            stream=stream,
+            argument=argument,
+            type=_type_name(field),
+        )
+
+
+def _check_computation(name: str, computation: object) -> None:
+    if inspect.isclass(computation):
+        raise InvalidError(
+            "the computation is a class: give an instance", computation=name, type=computation.__qualname__
+        )
+    if not isinstance(computation, Computation):
+        raise InvalidError("this is no Computation", computation=name, type=_type_name(computation))
+
+
+def _subscriptions(name: str, subscribes: Mapping[str, KeyExtractor]) -> tuple[Subscription, ...]:
+    if not isinstance(subscribes, Mapping):
+        raise InvalidError(
+            "subscribes maps streams to key extractors", computation=name, type=_type_name(subscribes)
+        )
+    if not subscribes:
+        raise InvalidError("the computation subscribes to nothing", computation=name)
+    for stream, key in subscribes.items():
+        check_name("stream", stream, reserved=frozenset())
+        check_key_extractor(key, computation=name, stream=stream)
+    return tuple(Subscription(stream=stream, key=key) for stream, key in subscribes.items())
+
+
+def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(produces, str):
+        raise InvalidError("produces is a list of stream names", computation=name, produces=produces)
+    for stream in produces:
+        check_name("stream", stream)
+    if len(set(produces)) < len(produces):
+        raise InvalidError("the computation names a stream twice", computation=name, produces=list(produces))
+    return tuple(produces)
+
+
+def _checked_options(name: str, options: ComputationOptions) -> ComputationOptions:
+    for option in options:
+        if option not in _OPTIONS:
+            raise InvalidError("no such option", computation=name, option=option, options=sorted(_OPTIONS))
+    if not isinstance(options.get("exactly_once", True), bool):
+        raise InvalidError("exactly_once is true or false", computation=name)
+    if options.get("on_error", "dead_letter") not in get_args(OnError):
+        raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
+    _check_count(name, "retries", options.get("retries", 0), least=0)
+    intervals = options.get("intervals")
+    if intervals is not None:
+        _check_count(name, "intervals", intervals, least=1)
+    return options
+
+
+def _check_count(name: str, option: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidError(f"{option} is a whole number of at least {least}", computation=name, value=value)
+
+
+def _type_name(value: Any) -> str:
+    return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__

@@ -1,0 +1,226 @@
+"""
+The topology: a pipeline after it has been checked, frozen (MillWheel §3, §4.3).
+
+Runners, tasks and the watermark authority read it and never change it. Streams are edges with
+names: any number of computations may produce to one, any number may subscribe to it, each with
+its own key extractor, and cycles are allowed.
+
+Where weak productions go: a ``productions`` mode beside ``exactly_once`` in `ComputationNode`,
+which the runners ask when they decide whether a production is delivered before its checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.injector import WatermarkPolicy
+from millpond.executor.key_extractor import KeyExtractor
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from millpond.executor.computation import Computation
+    from millpond.executor.sink import Sink
+
+__all__ = [
+    "ComputationNode",
+    "Consumer",
+    "FieldExtractor",
+    "InjectorNode",
+    "OnError",
+    "SinkNode",
+    "Subscription",
+    "Topology",
+]
+
+OnError: TypeAlias = Literal["dead_letter", "stop"]
+"""What becomes of a record whose code keeps raising: kept as a dead letter, or the run stops."""
+
+FieldExtractor: TypeAlias = str | Callable[[Any], Any]
+"""How an injector gets key, time or id: a column's name, or a function of the row as a ``dict``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectorNode:
+    """
+    Where one stream of outside records enters.
+
+    Attributes:
+        stream: the stream it feeds; also the name of its input for the runners.
+        key: how a record's key is got; must give text.
+        at: how its event time is got: microseconds, a time with a zone, or ISO text.
+        id: how the id is got under which the publisher repeats it; ``None``: it never does.
+        watermark: how the low watermark follows from the records.
+    """
+
+    stream: str
+    key: FieldExtractor
+    at: FieldExtractor
+    id: FieldExtractor | None
+    watermark: WatermarkPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """
+    One stream that a computation consumes, and how it gets its keys there.
+    """
+
+    stream: str
+    key: KeyExtractor = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputationNode:
+    """
+    A computation in its place.
+
+    Attributes:
+        name: partition of its rows, and its table in SQL.
+        computation: the user's code; one object, shared by all keys.
+        subscriptions: what it consumes.
+        produces: the streams that it may produce to.
+        exactly_once: whether records with ids are deduplicated.
+        on_error: what becomes of a record whose code keeps raising.
+        retries: how often such a record is tried again first.
+        intervals: how many key intervals to start with; ``None`` lets the runner choose.
+    """
+
+    name: str
+    computation: Computation
+    subscriptions: tuple[Subscription, ...]
+    produces: tuple[str, ...] = ()
+    exactly_once: bool = True
+    on_error: OnError = "dead_letter"
+    retries: int = 2
+    intervals: int | None = None
+
+    def subscription(self, stream: str) -> Subscription | None:
+        """
+        How it consumes ``stream``; ``None`` when it does not.
+        """
+        return next((found for found in self.subscriptions if found.stream == stream), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkNode:
+    """
+    A stream on its way out.
+    """
+
+    name: str
+    stream: str
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """
+    A computation, and the subscription through which it consumes one stream.
+    """
+
+    computation: ComputationNode
+    subscription: Subscription
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """
+    A checked pipeline; made by `Pipeline.check` only, so whoever holds one need not check again.
+
+    Attributes:
+        name: the pipeline's.
+        injectors: by the stream that each feeds.
+        computations: by name.
+        sinks: by name.
+    """
+
+    name: str
+    injectors: Mapping[str, InjectorNode]
+    computations: Mapping[str, ComputationNode]
+    sinks: Mapping[str, SinkNode]
+
+    def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
+        """
+        The computations that subscribe to ``stream``, in the order of their declaration.
+        """
+        return self._consumers.get(stream, ())
+
+    def producers_of(self, stream: str) -> tuple[ComputationNode, ...]:
+        """
+        The computations that may produce to ``stream``; for dead letters, all of them.
+        """
+        if stream == DEAD_LETTERS:
+            return tuple(self.computations.values())
+        return self._producers.get(stream, ())
+
+    def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
+        """
+        The sinks that ``stream`` flows into.
+        """
+        return self._sinks.get(stream, ())
+
+    @property
+    def injected_streams(self) -> tuple[str, ...]:
+        """
+        The streams that outside records enter on.
+        """
+        return tuple(self.injectors)
+
+    @cached_property
+    def wanted_streams(self) -> frozenset[str]:
+        """
+        The streams that somebody consumes or that flow into a sink; productions to others end nowhere.
+        """
+        return frozenset(self._consumers) | frozenset(self._sinks)
+
+    def computation(self, name: str) -> ComputationNode:
+        """
+        The computation called ``name``.
+
+        Raises:
+            InvalidError: there is none.
+        """
+        if name not in self.computations:
+            raise InvalidError("the pipeline has no such computation", pipeline=self.name, computation=name)
+        return self.computations[name]
+
+    def injector(self, stream: str) -> InjectorNode:
+        """
+        The injector that feeds ``stream``.
+
+        Raises:
+            InvalidError: there is none.
+        """
+        if stream not in self.injectors:
+            raise InvalidError(
+                "no injector feeds this stream", pipeline=self.name, stream=stream, injected=sorted(self.injectors)
+            )
+        return self.injectors[stream]
+
+    @cached_property
+    def _consumers(self) -> Mapping[str, tuple[Consumer, ...]]:
+        found: dict[str, tuple[Consumer, ...]] = {}
+        for node in self.computations.values():
+            for subscription in node.subscriptions:
+                consumer = Consumer(computation=node, subscription=subscription)
+                found[subscription.stream] = (*found.get(subscription.stream, ()), consumer)
+        return found
+
+    @cached_property
+    def _producers(self) -> Mapping[str, tuple[ComputationNode, ...]]:
+        found: dict[str, tuple[ComputationNode, ...]] = {}
+        for node in self.computations.values():
+            for stream in node.produces:
+                found[stream] = (*found.get(stream, ()), node)
+        return found
+
+    @cached_property
+    def _sinks(self) -> Mapping[str, tuple[SinkNode, ...]]:
+        found: dict[str, tuple[SinkNode, ...]] = {}
+        for sink in self.sinks.values():
+            found[sink.stream] = (*found.get(sink.stream, ()), sink)
+        return found
