@@ -8,15 +8,16 @@ files, lets every consumer extract its own key (§4.2), and hands each interval 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle import Deliveries, ProductionSummary
+from millpond.executor.bundle import DeadLetter, Deliveries, ProductionSummary
 from millpond.executor.key_extractor import extract_keys
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import JsonValues
@@ -27,10 +28,12 @@ from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
 __all__ = [
     "PRODUCTION_SCHEMA",
+    "Extracted",
     "ProductionSource",
     "deliveries_of",
+    "describe_value",
     "flatten_productions",
-    "keyless",
+    "keyless_letters",
     "read_productions",
     "summarise_productions",
     "take",
@@ -39,6 +42,8 @@ __all__ = [
 
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 """One production a row: stream, key, value, value_bytes, at."""
+
+_VALUE_LENGTH_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +116,21 @@ def summarise_productions(productions: pa.Table) -> tuple[ProductionSummary, ...
     )
 
 
-def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Deliveries, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extracted:
+    """
+    A stream's records with the keys that one consumer extracted.
+
+    Attributes:
+        deliveries: the records; ``keys`` is null exactly where ``errors`` has an entry.
+        errors: why a record has no key, by its position.
+    """
+
+    deliveries: Deliveries
+    errors: Mapping[int, str]
+
+
+def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extracted, ...]:
     """
     What a computation gets of ``productions``, a stream it subscribes to at a time, with its own keys.
     """
@@ -121,9 +140,10 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Deliver
         part = productions.filter(pc.equal(streams, subscription.stream)).combine_chunks()
         if part.num_rows:
             values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
-            keys = extract_keys(subscription.key, _only(part, "key"), values)
+            extracted = extract_keys(subscription.key, _only(part, "key"), values)
             at = _only(part, "at").cast(pa.int64()).to_numpy(zero_copy_only=False)
-            found.append(Deliveries(stream=subscription.stream, keys=keys, at=at, values=values))
+            deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
+            found.append(Extracted(deliveries=deliveries, errors=extracted.errors))
     return tuple(found)
 
 
@@ -140,13 +160,33 @@ def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
     return take(deliveries, chosen) if len(chosen) else None
 
 
-def keyless(deliveries: Deliveries) -> npt.NDArray[np.int64]:
+def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
     """
-    Positions of the records from which the consumer's key extractor got no key.
+    Dead letters for the records from which the consumer's key extractor got no key.
     """
-    if not deliveries.keys.null_count:
-        return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(pc.is_null(deliveries.keys).to_numpy(zero_copy_only=False))
+    deliveries = extracted.deliveries
+    return tuple(
+        DeadLetter(
+            computation=computation,
+            stream=deliveries.stream,
+            key=None,
+            value=describe_value(deliveries.values.value(row)),
+            at=int(deliveries.at[row]),
+            error=error,
+        )
+        for row, error in extracted.errors.items()
+    )
+
+
+def describe_value(value: object) -> str:
+    """
+    A record's value as JSON text, or its ``repr`` where JSON has no word for it; cut to a bounded length.
+    """
+    try:
+        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        text = repr(value)
+    return text[:_VALUE_LENGTH_MAX]
 
 
 def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:

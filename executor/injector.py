@@ -64,9 +64,9 @@ class WatermarkPolicy(Protocol):
     How an injected stream's low watermark follows from its records: configuration without state.
     """
 
-    def start(self, saved: EventTimeMicros = TIME_MIN_US) -> InjectorLogic:
+    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side, going on from a journaled watermark.
+        Make the running side; it goes on from a journaled watermark, if there is one.
         """
         ...
 
@@ -81,7 +81,7 @@ class BoundedDisorder:
             bound makes fewer records late, and every window and timer wait longer.
 
     Example:
-        >>> logic = BoundedDisorder("10us").start()
+        >>> logic = BoundedDisorder("10us").logic()
         >>> logic.observe(EventTimeMicros(100))
         >>> logic.watermark
         90
@@ -106,9 +106,9 @@ class BoundedDisorder:
         """
         return duration_us(self.bound)
 
-    def start(self, saved: EventTimeMicros = TIME_MIN_US) -> InjectorLogic:
+    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side, going on from a journaled watermark.
+        Make the running side; it goes on from a journaled watermark, if there is one.
         """
         return _FollowingLogic(saved, self.bound_us)
 
@@ -119,9 +119,9 @@ class ManualWatermark:
     The watermark stands still until the source moves it: for sources that know, and for scripts.
     """
 
-    def start(self, saved: EventTimeMicros = TIME_MIN_US) -> InjectorLogic:
+    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side, going on from a journaled watermark.
+        Make the running side; it goes on from a journaled watermark, if there is one.
         """
         return _FollowingLogic(saved, None)
 
@@ -133,8 +133,8 @@ class _FollowingLogic:
 
     __slots__ = ("_bound_us", "_watermark")
 
-    def __init__(self, saved: EventTimeMicros, bound_us: int | None) -> None:
-        self._watermark = saved
+    def __init__(self, saved: EventTimeMicros | None, bound_us: int | None) -> None:
+        self._watermark = TIME_MIN_US if saved is None else saved
         self._bound_us = bound_us
 
     @property

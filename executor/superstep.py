@@ -244,11 +244,9 @@ class Coordinator:
     def _restore_watermarks(self, positions: Mapping[str, int]) -> None:
         pipeline = self.topology.name
         for name, injector in self.topology.injectors.items():
-            saved = positions.get(watermark_app_id(pipeline, "injector", name))
-            restored = None if saved is None else EventTimeMicros(saved)
-            self._injectors[name] = injector.watermark.logic(restored)
-            if restored is not None:
-                self._authority.update_injector(name, restored)
+            saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
+            self._injectors[name] = injector.watermark.start(saved)
+            self._authority.update_injector(name, saved)
         saved_inputs = {
             name: EventTimeMicros(positions[watermark_app_id(pipeline, "computation", name)])
             for name in self.topology.computations
@@ -648,7 +646,7 @@ def sample_of_productions(productions: pa.Table, node: ComputationNode) -> pa.Ar
     """
     The keys that a computation would get of ``productions``.
     """
-    found = [deliveries.keys.drop_null() for deliveries in deliveries_of(productions, node)]
+    found = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
     return pa.concat_arrays(found) if found else pa.array([], pa.string())
 
 
