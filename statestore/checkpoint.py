@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,11 +21,13 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from millpond.statestore.action import Action
 
 __all__ = ["Checkpoint", "checkpoints_among", "read_part"]
 
-_CLASSIC: Final = re.compile(r"(?:^|/)(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
+_CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add")
 
 

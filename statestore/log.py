@@ -9,21 +9,22 @@ that following the log costs what is new in it; the folder is listed on a cold o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.checkpoint import Checkpoint, checkpoints_among, read_part
-from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.types import Objects, TableVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from millpond.statestore.action import Action
 
 __all__ = ["LOG_FOLDER", "Log", "LogInventory", "commit_path"]
 
 LOG_FOLDER: Final = "_delta_log"
-_COMMIT: Final = re.compile(r"(?:^|/)(\d{20})\.json$")
+_COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 
 def commit_path(version: int) -> str:
@@ -53,16 +54,6 @@ class LogInventory:
         """
         known = [*self.versions[-1:], *(checkpoint.version for checkpoint in self.checkpoints[-1:])]
         return max(known, default=None)
-
-    def replayable_from(self, version: TableVersion) -> TableVersion:
-        """
-        The oldest version from which commit files follow one another without a gap up to ``version``.
-        """
-        present = set(self.versions)
-        first = int(version)
-        while first - 1 in present:
-            first -= 1
-        return TableVersion(first)
 
 
 class Log:
@@ -145,11 +136,13 @@ class Log:
         The bytes of a commit file that must be there.
 
         Raises:
-            DataError: it is missing.
+            ObjectMissingError: it is missing (a `DataError`).
         """
         data = self.read(version)
         if data is None:
-            raise DataError("a commit file is missing", path=commit_path(version), store=self._objects.url)
+            raise ObjectMissingError(
+                "a commit file is missing", path=commit_path(version), store=self._objects.url
+            )
         return data
 
 
