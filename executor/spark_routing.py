@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 TARGET = "__millpond_target"
-"""Position of the interval in the plan; −1 for a record that has no readable key or time."""
+"""Position *i* of the interval in the plan; −1 − *i*, the consumer's first, for an unreadable record."""
 
 KEY = "__millpond_key"
 AT = "__millpond_at"
@@ -113,8 +113,8 @@ def route(
     routed = _route_by_columns(frame, node, routes) if named else _route_in_python(frame, node, routes)
     if not shuffle:
         return routed
-    slot = F.when(F.col(TARGET) < 0, F.lit(0)).otherwise(F.pmod(F.col(TARGET), F.lit(slots)))
-    return routed.repartitionById(slots, slot.cast("int"))
+    position = F.when(F.col(TARGET) < 0, -1 - F.col(TARGET)).otherwise(F.col(TARGET))
+    return routed.repartitionById(slots, F.pmod(position, F.lit(slots)).cast("int"))
 
 
 def key_columns(frame: DataFrame, node: InjectorNode, key: KeyExtractor) -> DataFrame:
@@ -152,7 +152,7 @@ def _target(timed: DataFrame, node: InjectorNode, one: Route) -> tuple[Column, C
         F.col(AT).isNull(), F.lit("the event time is null or unreadable")
     )
     position = _position(key, one)
-    return F.when(error.isNotNull(), F.lit(-1)).otherwise(position).cast("int"), key, error
+    return F.when(error.isNotNull(), F.lit(-1 - one.first)).otherwise(position).cast("int"), key, error
 
 
 def _position(key: Column, one: Route) -> Column:
@@ -239,7 +239,7 @@ def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, one: Route) -> pa.R
     keys = injected.keys.to_pylist()
     errors = [injected.errors.get(row) for row in range(batch.num_rows)]
     targets = [
-        -1 if error is not None or key is None else one.first + locate(one.lows, key)
+        -1 - one.first if error is not None or key is None else one.first + locate(one.lows, key)
         for key, error in zip(keys, errors, strict=True)
     ]
     unreadable = np.fromiter(injected.errors, dtype=np.int64, count=len(injected.errors))
