@@ -42,7 +42,7 @@ class Codec(Protocol):
         """
         ...
 
-    def encode(self, value: Any) -> str | bytes:  # noqa: ANN401 - the user's own values
+    def encode(self, value: Any) -> str | bytes:
         """
         The value's encoded form.
 
@@ -51,7 +51,7 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+    def decode(self, encoded: str | bytes) -> Any:
         """
         The value that was encoded.
 
@@ -96,7 +96,7 @@ class JsonCodec:
         orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
     )
 
-    def encode(self, value: Any) -> str:  # noqa: ANN401
+    def encode(self, value: Any) -> str:
         """
         Compact JSON with the keys in their own order.
         """
@@ -109,7 +109,7 @@ class JsonCodec:
             raise _refusal(self, value, "not a finite number")
         return encoded.decode()
 
-    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+    def decode(self, encoded: str | bytes) -> Any:
         """
         The value of JSON text.
         """
@@ -137,7 +137,7 @@ class MsgpackCodec:
     name: Final = "msgpack"
     is_text: Final = False
 
-    def encode(self, value: Any) -> bytes:  # noqa: ANN401
+    def encode(self, value: Any) -> bytes:
         """
         MessagePack with distinct text and binary types.
         """
@@ -147,7 +147,7 @@ class MsgpackCodec:
             raise _refusal(self, value, str(error)) from error
         return encoded
 
-    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+    def decode(self, encoded: str | bytes) -> Any:
         """
         The value of a MessagePack byte string.
         """
@@ -165,7 +165,7 @@ class BytesCodec:
     name: Final = "bytes"
     is_text: Final = False
 
-    def encode(self, value: Any) -> bytes:  # noqa: ANN401
+    def encode(self, value: Any) -> bytes:
         """
         The bytes themselves.
         """
@@ -173,7 +173,7 @@ class BytesCodec:
             raise _refusal(self, value, "not bytes")
         return bytes(value)
 
-    def decode(self, encoded: str | bytes) -> Any:  # noqa: ANN401
+    def decode(self, encoded: str | bytes) -> Any:
         """
         The bytes themselves.
         """

@@ -122,7 +122,7 @@ class IpcRowFormat:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        body = _IPC + sink.getvalue().to_pybytes()
+        body: bytes = _IPC + sink.getvalue().to_pybytes()
         return body + _seal(zlib.crc32(body))
 
     def decode(self, data: bytes, columns: list[str], may_hold: MayHold, *, sealed: bool) -> pa.Table:
@@ -131,7 +131,7 @@ class IpcRowFormat:
         """
         del may_hold, sealed
         view = memoryview(data)
-        if view[-_SEAL_BYTES:] != _seal(zlib.crc32(view[:-_SEAL_BYTES])):
+        if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES])):
             raise DataError("row file is damaged: its seal is broken")
         table = pa.ipc.open_stream(view[len(_IPC) : -_SEAL_BYTES]).read_all()
         return table.select([name for name in columns if name in table.column_names])
@@ -156,13 +156,13 @@ def _seal_parquet(view: memoryview) -> bytes:
 
 
 def _parquet_seal_holds(view: memoryview) -> bool:
-    if len(view) < _PARQUET_TAIL_BYTES or view[-4:] != _PARQUET:
+    if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)
     pages_end = start - _SEAL_BYTES
     if pages_end < 0:
         return False
-    return view[pages_end:start] == _seal(zlib.crc32(view[start:], zlib.crc32(view[:pages_end])))
+    return bytes(view[pages_end:start]) == _seal(zlib.crc32(view[start:], zlib.crc32(view[:pages_end])))
 
 
 def _key_bounds(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:

@@ -5,7 +5,7 @@ Codecs carry a value there and back, or refuse it.
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import math
 import pickle
 from typing import Any
@@ -92,7 +92,7 @@ class TestRefusal:
             (JsonCodec(), 2**64, "int"),
             (JsonCodec(), math.nan, "float"),
             (JsonCodec(), {"a": [1.0, (math.inf,)]}, "dict"),
-            (JsonCodec(), datetime.datetime(2013, 2, 8, tzinfo=datetime.UTC), "datetime"),
+            (JsonCodec(), dt.datetime(2013, 2, 8, tzinfo=dt.UTC), "datetime"),
             (JsonCodec(), Point(1), "Point"),
             (JsonCodec(), "\ud800", "str"),
             (MsgpackCodec(), {1, 2}, "set"),
