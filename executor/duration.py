@@ -87,7 +87,9 @@ def duration_us(value: Duration) -> int:
             return _bounded_duration(value // _MICROSECOND, value)
         case str():
             return _bounded_duration(_parse_duration_us(value), value)
-    return _bounded_duration(_integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value)
+    return _bounded_duration(
+        _integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value
+    )
 
 
 def _bounded_duration(duration: int, value: Duration) -> int:

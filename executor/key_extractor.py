@@ -116,7 +116,9 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
 
 def _field_of(value: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
-        raise InvalidError("the value has no fields to take the key from", field=name, type=type(value).__name__)
+        raise InvalidError(
+            "the value has no fields to take the key from", field=name, type=type(value).__name__
+        )
     if name not in value:
         raise InvalidError("the value has no such field to take the key from", field=name)
     return value[name]
