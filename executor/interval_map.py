@@ -69,7 +69,7 @@ class IntervalMap:
         Name intervals from which a report must come before the watermark may move on.
         """
         for interval in sorted(intervals):
-            if interval.low not in self._pieces:
+            if not self._overlapped(interval):
                 self._replace(interval, _Piece(interval.high, Sequencer(0), TIME_MIN_US))
 
     def report(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:

@@ -74,7 +74,9 @@ class Stream:
             InvalidError: the declaration cannot be right; the error names the culprit.
         """
         streams = _stream_names(name, produces)
-        made = self.pipeline.add(computation, name=name, subscribes={self.name: key}, produces=streams, **options)
+        made = self.pipeline.add(
+            computation, name=name, subscribes={self.name: key}, produces=streams, **options
+        )
         return made[streams[0]]
 
     def sink(self, name: str, sink: Sink) -> Stream:

@@ -142,6 +142,12 @@ class Totals:
         """
         return Totals(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
+    def minus(self, other: Totals) -> Totals:
+        """
+        The differences, field by field.
+        """
+        return Totals(**{name: getattr(self, name) - getattr(other, name) for name in self.__slots__})
+
 
 @dataclass(slots=True)
 class _Pending:

@@ -197,7 +197,10 @@ class Topology:
         """
         if stream not in self.injectors:
             raise InvalidError(
-                "no injector feeds this stream", pipeline=self.name, stream=stream, injected=sorted(self.injectors)
+                "no injector feeds this stream",
+                pipeline=self.name,
+                stream=stream,
+                injected=sorted(self.injectors),
             )
         return self.injectors[stream]
 

@@ -88,7 +88,9 @@ def _names_differ_by_more_than_case(topology: Topology) -> None:
         other = seen.setdefault(name.lower(), name)
         if other != name:
             raise InvalidError(
-                "two computations differ only by case, which SQL does not tell apart", first=other, second=name
+                "two computations differ only by case, which SQL does not tell apart",
+                first=other,
+                second=name,
             )
 
 
@@ -175,7 +177,7 @@ def _unpicklable_attribute(computation: object) -> str | None:
     """
     Where it went wrong: an attribute of the object, of its class, or a free variable of a method.
     """
-    found = {name: value for name, value in getattr(computation, "__dict__", {}).items()}
+    found = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
             found.setdefault(name, value)

@@ -1,0 +1,61 @@
+"""
+Computations: the user's code, run in the context of one key (MillWheel §5.1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millpond.statestore.codec import Codec, JsonCodec
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from millpond.executor.context import Context
+    from millpond.executor.record import Record, Records
+    from millpond.executor.timer import Timer
+
+__all__ = ["Computation"]
+
+
+class Computation:
+    """
+    Base class of user code: override the hooks that the computation needs.
+
+    An instance is pickled, and one copy serves many keys on many machines, so what must
+    be remembered belongs in ``context.state``, not in ``self``. A hook may run again for
+    the same record (after a failure of machine or code); only its effects on state,
+    timers and productions happen once.
+
+    Attributes:
+        codec: how the state becomes the row's ``state`` column; JSON unless overridden.
+    """
+
+    codec: Codec = JsonCodec()
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Handle one record.
+        """
+        raise InvalidError(
+            "the computation got a record but has no process_record", computation=type(self).__name__
+        )
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """
+        Handle all of one key's records of a bundle, by (time, arrival); by default one by one.
+
+        Overriding it saves a call per record, and reading and setting the state more than
+        once. It gives up control over how many records come together: how records fall into
+        bundles is not repeatable, and after an exception each comes in a call of its own.
+        """
+        process_record = self.process_record
+        for record in records.one_by_one():
+            process_record(context, record)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Handle a timer that has fired; it is no longer pending.
+        """
+        raise InvalidError(
+            "the computation set a timer but has no process_timer", computation=type(self).__name__
+        )

@@ -1,0 +1,170 @@
+"""
+The context of a hook: everything user code may do, for exactly one key (MillWheel §5.1).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from millpond.executor.event_time import Moment, to_micros
+from millpond.executor.key_timers import KeyTimers
+from millpond.executor.productions import Productions
+from millpond.executor.record import InputTime
+from millpond.executor.state import State
+from millpond.executor.timer import Timer
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+__all__ = ["Context", "DomainName"]
+
+DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
+"""A time domain, or its name."""
+
+_DOMAINS: Final[dict[str, TimeDomain]] = {domain.value: domain for domain in TimeDomain}
+
+
+class _Producer(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def produces(self) -> Any: ...
+
+
+class Context:
+    """
+    State, timers and productions of one key; valid only until the hook returns.
+
+    Times are microseconds since 1970 UTC, or ``datetime`` objects with an offset.
+
+    Attributes:
+        key: the key that the hook runs for.
+        state: its persistent state.
+        watermark: the computation's input low watermark; records below it are late.
+        wall_time: the wall time of the superstep, the same for all its hooks.
+    """
+
+    __slots__ = (
+        "_input",
+        "_name",
+        "_produces",
+        "_productions",
+        "_timers",
+        "key",
+        "state",
+        "wall_time",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        node: _Producer,
+        state: State,
+        timers: KeyTimers,
+        productions: Productions,
+        input_time: InputTime,
+        watermark: EventTimeMicros,
+        wall_time: WallTimeMicros,
+    ) -> None:
+        self._name = node.name
+        self._produces = frozenset(node.produces)
+        self._timers = timers
+        self._productions = productions
+        self._input = input_time
+        self.key = ""
+        self.state = state
+        self.watermark = watermark
+        self.wall_time = wall_time
+
+    def set_timer(
+        self,
+        at: Moment,
+        tag: str = "",
+        domain: DomainName = "event",
+        output_at: Moment | None = None,
+    ) -> None:
+        """
+        Have ``process_timer`` called once the domain's clock reaches ``at``.
+
+        It replaces the pending timer of the same tag and domain. A time that has passed
+        already fires in this very bundle.
+
+        Args:
+            at: when to fire.
+            tag: the timer's name within key and domain.
+            domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
+            output_at: event time of what the timer will produce, which holds the low
+                watermark back. By default ``at`` for an event timer (or the input's time,
+                if that is later) and the input's time for a wall timer.
+
+        Raises:
+            InvalidError: not a time, an unknown domain, or ``output_at`` below the input's time.
+        """
+        moment = to_micros(at)
+        known = self._domain(domain)
+        floor = self._input.floor_at
+        if output_at is not None:
+            output = self._not_below(floor, to_micros(output_at), "output_at")
+        elif known is TimeDomain.EVENT:
+            output = max(moment, floor)
+        else:
+            output = self._input.at
+        self._timers.set(Timer(_text(tag, "timer tag"), known, moment, output))
+
+    def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
+        """
+        Remove a pending timer, if there is one.
+        """
+        self._timers.delete(tag, self._domain(domain))
+
+    def produce(
+        self, stream: str, value: Any, key: str | None = None, at: Moment | None = None
+    ) -> None:
+        """
+        Send a record to all consumers of ``stream``, once this bundle is durable.
+
+        Args:
+            stream: one of the streams that the computation was declared to produce.
+            value: what JSON can carry, or bytes.
+            key: the record's own key; this key unless given.
+            at: its event time; that of the record or timer at hand unless given.
+
+        Raises:
+            InvalidError: an undeclared stream, or a time below the input's (§4.5).
+        """
+        if stream not in self._produces:
+            raise InvalidError(
+                "the computation does not declare this stream in produces",
+                computation=self._name,
+                stream=stream,
+            )
+        input_time = self._input
+        moment = (
+            input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
+        )
+        own_key = self.key if key is None else _text(key, "production key")
+        self._productions.append(stream, own_key, value, moment)
+
+    def _domain(self, domain: DomainName) -> TimeDomain:
+        known = _DOMAINS.get(domain)
+        if known is None:
+            raise InvalidError("a timer's domain is event or wall", domain=domain)
+        return known
+
+    def _not_below(self, floor: int, moment: int, name: str) -> int:
+        if moment >= floor:
+            return moment
+        raise InvalidError(
+            "a time may not be below that of the input", computation=self._name, input_at=floor, **{name: moment}
+        )
+
+
+def _text(text: str, role: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidError(f"a {role} is text", type=type(text).__name__)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as cause:
+            raise InvalidError(f"a {role} needs a UTF-8 form", text=ascii(text)) from cause
+    return text

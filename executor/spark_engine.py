@@ -1,0 +1,128 @@
+"""
+The Spark engine: runs a planned superstep as one Spark job and hands the manifests to the commit.
+
+Rows of the outside input are routed to the slot of their interval, a Python task processes the
+intervals of a slot, the driver collects the reports and commits once (architecture §5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import cloudpickle
+import pyarrow as pa
+
+from millpond.executor.progress import SuperstepReport
+from millpond.executor.spark_routing import key_columns, route, routes_of
+from millpond.executor.spark_task import SLOT_REPORT_SCHEMA, SlotReport, TaskPlan, make_task, read_slot_reports
+from millpond.executor.superstep import Coordinator, InputPosition, SuperstepPlan
+from millpond.statestore.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["SparkEngine"]
+
+_SAMPLE_ROWS = 20_000
+
+
+class SparkEngine:
+    """
+    One pipeline's supersteps on Spark; used by one thread at a time.
+
+    Args:
+        spark: the session.
+        store: the open store.
+        coordinator: plans and commits; already open.
+        slots: how many tasks a superstep has.
+        cache_bytes: soft-state budget of one interval in a worker.
+    """
+
+    def __init__(
+        self, spark: SparkSession, store: Store, coordinator: Coordinator, *, slots: int, cache_bytes: int
+    ) -> None:
+        self._spark = spark
+        self._store = store
+        self._coordinator = coordinator
+        self._slots = slots
+        self._cache_bytes = cache_bytes
+        self._code = cloudpickle.dumps(dict(coordinator.topology.computations))
+        self._code_digest = hashlib.sha256(self._code).hexdigest()
+
+    def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
+        """
+        One superstep with the records of an outside input; ``None`` when the batch is a replay.
+
+        Raises:
+            InvalidError: the checkpoint does not belong to this store, or the input cannot be read.
+            FencedError: another process has taken over.
+        """
+        if not self._coordinator.admit(position):
+            return None
+        self._cut_intervals(frame, position.stream)
+        plan = self._coordinator.begin(inputs={position.stream})
+        topology = self._coordinator.topology
+        routes = routes_of(topology, position.stream, plan)
+        slots = self._slots_of(plan)
+        routed = route(frame, topology.injectors[position.stream], routes, slots=slots)
+        first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
+        reports = self._run(routed, self._task_plan(plan, slots, position.stream, first))
+        return self._commit(plan, reports, position)
+
+    def advance(self) -> SuperstepReport:
+        """
+        One superstep without outside input: delivers productions and fires due timers.
+        """
+        plan = self._coordinator.begin()
+        slots = self._slots_of(plan)
+        empty = self._spark.range(0, slots, 1, slots)
+        reports = self._run(empty, self._task_plan(plan, slots, None, frozenset()))
+        return self._commit(plan, reports, None)
+
+    def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
+        topology = self._coordinator.topology
+        for node in self._coordinator.computations_without_intervals([stream]):
+            subscription = node.subscription(stream)
+            key = None if subscription is None else subscription.key
+            keys = key_columns(frame, topology.injectors[stream], key)
+            sample = keys.where(keys[0].isNotNull()).limit(_SAMPLE_ROWS).toArrow().column(0)
+            self._coordinator.create_intervals(node.name, sample.combine_chunks())
+
+    def _slots_of(self, plan: SuperstepPlan) -> int:
+        return max(1, min(self._slots, len(plan.intervals)))
+
+    def _task_plan(
+        self, plan: SuperstepPlan, slots: int, stream: str | None, first_targets: frozenset[int]
+    ) -> TaskPlan:
+        return TaskPlan(
+            url=self._store.objects.url,
+            storage_options=dict(self._store.storage_options),
+            pipeline=self._coordinator.topology.name,
+            code=self._code,
+            code_digest=self._code_digest,
+            superstep=plan.superstep,
+            wall_time=plan.wall_time,
+            slots=slots,
+            intervals=plan.intervals,
+            sources=plan.sources,
+            input_stream=stream,
+            first_targets=first_targets,
+            cache_bytes=self._cache_bytes,
+        )
+
+    def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
+        reports = frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow()
+        column = reports.column("report").cast(pa.binary())
+        return read_slot_reports(column.to_pylist())
+
+    def _commit(
+        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
+    ) -> SuperstepReport:
+        return self._coordinator.commit(
+            plan,
+            [manifest for report in reports for manifest in report.manifests],
+            position=position,
+            inputs=[seen for report in reports for seen in report.inputs],
+            dead_letters=[letter for report in reports for letter in report.dead_letters],
+        )

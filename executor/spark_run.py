@@ -1,0 +1,250 @@
+"""
+A pipeline while it runs on Spark: streaming queries feed it, a ticker keeps it awake.
+
+Each outside stream is a Spark streaming query of its own whose ``foreachBatch`` is one
+superstep; what that superstep produced is delivered with the next batch. When no batch comes,
+the ticker runs supersteps for what is undelivered and for timers that are due, so wall timers
+fire on an idle stream (MillWheel §4.6).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millpond.executor.position import BOUNDED_SOURCE
+from millpond.executor.progress import Progress, SuperstepReport
+from millpond.executor.spark_engine import SparkEngine
+from millpond.executor.superstep import Coordinator, InputPosition
+from millpond.executor.summary import RunSummary
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import Clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["SparkRun"]
+
+_QUERY_ID = "sql.streaming.queryId"
+
+
+class SparkRun:
+    """
+    A running pipeline; made by `SparkRunner.start` and by `foreach_batch`.
+
+    Args:
+        engine: executes supersteps.
+        coordinator: plans and commits them.
+        clock: measures.
+        progress: where supersteps are reported.
+        release: gives back what the run holds, called once by `stop`.
+    """
+
+    def __init__(
+        self,
+        engine: SparkEngine,
+        coordinator: Coordinator,
+        *,
+        clock: Clock,
+        progress: Progress,
+        release: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._coordinator = coordinator
+        self._clock = clock
+        self._progress = progress
+        self._release = release
+        self._lock = threading.RLock()
+        self._failure: BaseException | None = None
+        self._queries: list[StreamingQuery] = []
+        self._stopping = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self._last_superstep_us = clock.monotonic_us()
+        self._first_superstep = coordinator.superstep
+        self._started_us = clock.monotonic_us()
+        self._first_totals = coordinator.totals
+        self._stopped = False
+
+    # -- input -----------------------------------------------------------------------------
+
+    def on_batch(self, stream: str) -> Callable[[DataFrame, int], None]:
+        """
+        The ``foreachBatch`` function of one outside stream.
+        """
+
+        def consume(frame: DataFrame, batch: int) -> None:
+            source = frame.sparkSession._jsparkSession.sparkContext().getLocalProperty(_QUERY_ID)  # noqa: SLF001
+            if source is None:
+                raise InvalidError("this function runs only as the foreachBatch of a streaming query", input=stream)
+            self.consume(frame, InputPosition(stream=stream, source=source, batch=batch))
+
+        return consume
+
+    def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
+        """
+        One superstep for a batch; after a failure every further call raises that failure again.
+        """
+        with self._guarded():
+            return self._reported(self._engine.consume(frame, position))
+
+    def consume_bounded(self, stream: str, frame: DataFrame) -> None:
+        """
+        Consume a bounded DataFrame, unless the store has it already, and end its stream.
+        """
+        self.consume(frame, InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0))
+
+    def finish_inputs(self) -> None:
+        """
+        Say that no input will come any more, and run until nothing is left to do.
+        """
+        with self._guarded():
+            for stream in self._coordinator.topology.injectors:
+                self._coordinator.finish_input(stream)
+            self._reported(self._engine.advance())
+            while self._coordinator.has_work():
+                self._reported(self._engine.advance())
+
+    def add_query(self, query: StreamingQuery) -> None:
+        """
+        Stop this query when the run stops, and watch it.
+        """
+        self._queries.append(query)
+
+    # -- the ticker ------------------------------------------------------------------------
+
+    def start_ticker(self, tick_ms: float) -> None:
+        """
+        Run supersteps of our own whenever the input has been silent for ``tick_ms``.
+        """
+        self._ticker = threading.Thread(
+            target=self._tick_until_stopped, args=(tick_ms,), name="millpond-ticker", daemon=True
+        )
+        self._ticker.start()
+
+    def _tick_until_stopped(self, tick_ms: float) -> None:
+        while not self._stopping.wait(tick_ms / 1_000):
+            idle_us = self._clock.monotonic_us() - self._last_superstep_us
+            if idle_us < tick_ms * 1_000 or not self._lock.acquire(blocking=False):
+                continue
+            try:
+                if self._failure is None and self._coordinator.has_work():
+                    self._reported(self._engine.advance())
+            except BaseException as failure:  # noqa: BLE001 - kept, and raised to whoever waits
+                self._failure = failure
+                return
+            finally:
+                self._lock.release()
+
+    # -- the end ---------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """
+        Whether the run still takes input.
+        """
+        return self._failure is None and not self._stopped and all(q.isActive for q in self._queries)
+
+    def await_termination(self, timeout_ms: float | None = None) -> bool:
+        """
+        Wait until every query has ended.
+
+        Returns:
+            Whether they have, within the time.
+
+        Raises:
+            MillpondError: whatever ended the run, as it was raised in the superstep.
+        """
+        deadline_us = None if timeout_ms is None else self._clock.monotonic_us() + timeout_ms * 1_000
+        for query in self._queries:
+            while not self._await(query):
+                self._raise_failure()
+                if deadline_us is not None and self._clock.monotonic_us() > deadline_us:
+                    return False
+        self._raise_failure()
+        return True
+
+    def _await(self, query: StreamingQuery) -> bool:
+        try:
+            ended = query.awaitTermination(1)
+        except Exception:
+            # Spark wraps what foreachBatch raised into text; the error itself is better.
+            self._raise_failure()
+            raise
+        return bool(ended)
+
+    def summary(self) -> RunSummary:
+        """
+        Counts so far, of this run and of the pipeline's whole life.
+        """
+        elapsed_ms = (self._clock.monotonic_us() - self._started_us) / 1_000
+        coordinator = self._coordinator
+        return RunSummary(
+            supersteps=coordinator.superstep - self._first_superstep,
+            superstep=coordinator.superstep,
+            run=coordinator.totals.minus(self._first_totals),
+            totals=coordinator.totals,
+            watermark=coordinator.low_watermark(),
+            elapsed_ms=elapsed_ms,
+        )
+
+    def stop(self) -> RunSummary:
+        """
+        Stop the queries and the ticker, give the leases back; everything committed stays.
+
+        Raises:
+            MillpondError: what a sink raised while it took the last superstep.
+        """
+        if self._stopped:
+            return self.summary()
+        self._stopped = True
+        self._stopping.set()
+        for query in self._queries:
+            query.stop()
+        if self._ticker is not None:
+            self._ticker.join()
+        summary = self.summary()
+        try:
+            with self._lock:
+                self._coordinator.close()
+        finally:
+            self._progress.close()
+            self._release()
+        return summary
+
+    def _guarded(self) -> _Guard:
+        return _Guard(self)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _reported(self, report: SuperstepReport | None) -> SuperstepReport | None:
+        self._last_superstep_us = self._clock.monotonic_us()
+        if report is not None:
+            self._progress.report(report)
+        return report
+
+
+class _Guard:
+    """
+    One superstep at a time; the first failure ends the run for everybody.
+    """
+
+    def __init__(self, run: SparkRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._run._lock.acquire()
+        failure = self._run._failure
+        if failure is not None:
+            self._run._lock.release()
+            raise failure
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        if failure is not None:
+            self._run._failure = failure
+        self._run._lock.release()
+
+
