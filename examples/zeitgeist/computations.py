@@ -1,0 +1,209 @@
+"""
+The three computations of Zeitgeist: count each hour, learn what is normal, report what is not.
+
+::
+
+    flights --> WindowCounter --counts--> HourModel --expectations--> Detector --> alerts
+                    |  |                                               ^   ^
+                    |  +---counts--------------------------------------+   |
+                    +------progress----------------------------------------+
+
+The answer is a function of the flights alone. However the stream is cut into batches, and wherever a run
+was killed and taken up again, the same alerts come out, because
+
+- an hour's numbers are sums, and event timers close the hour, never a clock on the wall;
+- whether a flight is too late to be counted is decided by the flight (`PATIENCE_MINUTES`), not by the batch;
+- an hour is judged by the one expectation that was made for it, from the days before;
+- an alert says what follows from total and expectation, whichever of the two came first.
+
+State is plain JSON with names in it, because people read it in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import millpond as mp
+from examples.zeitgeist.hours import end_of, hour_of, local_hour, local_time, next_day
+from examples.zeitgeist.normal import (
+    MEASURES,
+    SPIKING,
+    Expectation,
+    expectation,
+    first_step_above,
+    learned,
+)
+
+__all__ = ["PATIENCE_MINUTES", "WARM_UP_DAYS", "Detector", "HourModel", "WindowCounter"]
+
+PATIENCE_MINUTES: Final = 5 * 60
+"""A flight that leaves later than this after its schedule is late: counted as such, and in no hour."""
+
+WARM_UP_DAYS: Final = 14
+"""A model that has seen fewer days expects nothing."""
+
+
+class WindowCounter(mp.Computation):
+    """
+    Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Count a flight in its hour; progress is produced whenever a total passes a step.
+        """
+        state = context.state.get({"late": 0, "hours": {}})
+        delay = record.value["delay_minutes"]
+        if record.late or (delay or 0) > PATIENCE_MINUTES:
+            state["late"] += 1
+        else:
+            self._count(context, state["hours"], hour_of(record.at), delay)
+        context.state.set(state)
+
+    def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
+        """
+        No flight of the hour is still to come: produce its totals, and forget it.
+        """
+        state = context.state.get()
+        totals = state["hours"].pop(timer.tag)
+        context.state.set(state)
+        place = {"origin": context.key, "hour": timer.tag, "local_hour": local_hour(timer.tag)}
+        context.produce("counts", place | totals)
+
+    def _count(self, context: mp.Context, hours: dict[str, Any], hour: str, delay: int | None) -> None:
+        if hour not in hours:
+            hours[hour] = {"flights": 0, "departed": 0, "cancelled": 0, "delay": 0}
+            _set_timer_at_end(context, hour)
+        totals = hours[hour]
+        steps = _steps(totals)
+        totals["flights"] += 1
+        totals["cancelled" if delay is None else "departed"] += 1
+        totals["delay"] += max(delay or 0, 0)
+        if _steps(totals) != steps:
+            context.produce("progress", {"origin": context.key, "hour": hour} | _steps(totals))
+
+
+class HourModel(mp.Computation):
+    """
+    Key: origin and hour of the day. Learns what is normal, and produces what to expect on the next day.
+
+    An hour is thus judged by earlier days only, and its expectation is known most of a day ahead.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Learn from the day, then say what is to be expected of the next.
+        """
+        count = record.value
+        state = context.state.get({"days": 0})
+        for name, measure in MEASURES.items():
+            state[name] = learned(state.get(name), state["days"], count[name], measure)
+        state["days"] += 1
+        context.state.set(state)
+        if state["days"] >= WARM_UP_DAYS:
+            context.produce("expectations", _expectations(state, count["origin"], next_day(count["hour"])))
+
+
+class Detector(mp.Computation):
+    """
+    Key: origin. Holds totals against expectations: spikes are reported at once, dips when the hour is over.
+
+    A spike needs no complete picture, since delayed data would only add to a total that is too high already
+    (§4.6). A dip does: a timer waits until the low watermark has passed the end of the hour.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Note a running total, a final one or an expectation, and report a spike as soon as it shows.
+        """
+        hour = record.value["hour"]
+        hours = context.state.get({})
+        if hour not in hours:
+            hours[hour] = {"raised": []}
+            _set_timer_at_end(context, hour)
+        entry = hours[hour]
+        if record.stream == "expectations":
+            entry["expected"] = {name: record.value[name] for name in MEASURES}
+        else:
+            entry["totals"] = _larger(entry.get("totals", {}), record.value)
+        self._report_spikes(context, hour, entry)
+        context.state.set(hours)
+
+    def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
+        """
+        The hour is complete: report dips, and every spike once more with its final total.
+
+        An hour of which nothing was reported is not judged: even a closed airport reports cancelled
+        flights, so silence is no dip.
+        """
+        hours = context.state.get()
+        entry = hours.pop(timer.tag)
+        context.state.set(hours)
+        if "expected" not in entry or "departed" not in entry.get("totals", {}):
+            return
+        for name in entry["raised"]:
+            _produce_alert(context, timer.tag, entry, kind="spike", measure=name)
+        if entry["totals"]["departed"] < Expectation(**entry["expected"]["departed"]).dip_limit:
+            _produce_alert(context, timer.tag, entry, kind="dip", measure="departed")
+
+    def _report_spikes(self, context: mp.Context, hour: str, entry: dict[str, Any]) -> None:
+        if "expected" not in entry or "totals" not in entry:
+            return
+        for name, step in SPIKING.items():
+            limit = Expectation(**entry["expected"][name]).spike_limit
+            total = entry["totals"][name]
+            if total > limit and name not in entry["raised"]:
+                entry["raised"].append(name)
+                seen = min(first_step_above(limit, step), total)
+                _produce_alert(context, hour, entry, kind="spike", measure=name, seen=seen)
+
+
+def _set_timer_at_end(context: mp.Context, hour: str) -> None:
+    """
+    What the timer produces belongs to the hour: its time is the last microsecond of it.
+    """
+    context.set_timer(end_of(hour), tag=hour, output_at=end_of(hour) - 1)
+
+
+def _steps(totals: Mapping[str, int]) -> dict[str, int]:
+    return {name: totals[name] // step * step for name, step in SPIKING.items()}
+
+
+def _larger(known: Mapping[str, int], news: Mapping[str, Any]) -> dict[str, int]:
+    """
+    Totals only grow, so the larger one is the newer one, in whichever order they come.
+    """
+    names = [name for name in MEASURES if name in known or name in news]
+    return {name: max(known.get(name, 0), news.get(name, 0)) for name in names}
+
+
+def _expectations(state: Mapping[str, Any], origin: str, hour: str) -> dict[str, Any]:
+    expected = {name: expectation(state[name], measure) for name, measure in MEASURES.items()}
+    place = {"origin": origin, "hour": hour, "local_hour": local_hour(hour), "days": state["days"]}
+    return place | {name: {"mean": e.mean, "deviation": e.deviation} for name, e in expected.items()}
+
+
+def _produce_alert(
+    context: mp.Context,
+    hour: str,
+    entry: Mapping[str, Any],
+    *,
+    kind: str,
+    measure: str,
+    seen: int | None = None,
+) -> None:
+    expected = Expectation(**entry["expected"][measure])
+    value = entry["totals"][measure] if seen is None else seen
+    alert = {
+        "origin": context.key,
+        "hour": hour,
+        "local_time": f"{local_time(hour):%Y-%m-%d %H:%M}",
+        "kind": kind,
+        "measure": measure,
+        "stage": "final" if seen is None else "at once",
+        "value": value,
+        "expected": expected.mean,
+        "strength": expected.strength(value),
+    }
+    context.produce("alerts", alert, at=end_of(hour) - 1)

@@ -1,0 +1,125 @@
+"""
+What is normal: a mean and a variance that follow the days, in which yesterday counts a tenth.
+
+Pure arithmetic. Two things make it robust. A day far from the mean teaches no more than one three
+deviations away, or the blizzard would make cancellations normal. And the variance has a floor that grows
+with the mean, as that of anything counted does, or the first cancellation after a quiet month would be a
+sensation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["MEASURES", "SPIKING", "Expectation", "Measure", "expectation", "first_step_above", "learned"]
+
+_YESTERDAY: Final = 0.1
+_SURPRISE_MAX: Final = 3.0
+_TRUSTING_DAYS: Final = 5
+_SPIKE: Final = 6.0
+_DIP: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """
+    What is known of a measure beforehand.
+
+    Attributes:
+        grain: what one event adds to it, about; its variance is at least ``grain * (mean + base)``.
+        base: keeps that floor above zero where the mean is zero.
+        step: its running total is reported at multiples of this; ``None`` for a measure that cannot spike.
+    """
+
+    grain: float
+    base: float
+    step: int | None = None
+
+
+MEASURES: Final[Mapping[str, Measure]] = {
+    "departed": Measure(grain=1, base=1),
+    "cancelled": Measure(grain=1, base=1, step=3),
+    "delay": Measure(grain=20, base=60, step=300),
+}
+"""Flights that left, flights that were cancelled, minutes of delay; all per hour."""
+
+SPIKING: Final[Mapping[str, int]] = {
+    name: measure.step for name, measure in MEASURES.items() if measure.step is not None
+}
+"""The measures that can spike, with their steps: totals that only ever grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """
+    What an hour should bring, rounded for people to read.
+    """
+
+    mean: float
+    deviation: float
+
+    @property
+    def spike_limit(self) -> float:
+        """
+        A total above this is a spike.
+        """
+        return self.mean + _SPIKE * self.deviation
+
+    @property
+    def dip_limit(self) -> float:
+        """
+        A total below this is a dip; where it is negative there are none.
+        """
+        return self.mean - _DIP * self.deviation
+
+    def strength(self, value: float) -> float:
+        """
+        How many deviations the value is away from the mean.
+        """
+        return round(abs(value - self.mean) / self.deviation, 2)
+
+
+def learned(normal: Mapping[str, float] | None, days: int, value: int, measure: Measure) -> dict[str, float]:
+    """
+    The mean and variance after one more day.
+
+    Args:
+        normal: ``mean`` and ``variance`` so far, ``None`` before the first day.
+        days: number of days in them.
+        value: what the day brought.
+        measure: its floor of variance.
+    """
+    if normal is None:
+        return {"mean": float(value), "variance": 0.0}
+    mean, variance = normal["mean"], normal["variance"]
+    weight = max(_YESTERDAY, 1 / (days + 1))
+    surprise = value - mean
+    if days >= _TRUSTING_DAYS:
+        bound = _SURPRISE_MAX * _deviation(mean, variance, measure)
+        surprise = max(-bound, min(bound, surprise))
+    return {
+        "mean": mean + weight * surprise,
+        "variance": (1 - weight) * (variance + weight * surprise * surprise),
+    }
+
+
+def expectation(normal: Mapping[str, float], measure: Measure) -> Expectation:
+    """
+    The expectation for the next day.
+    """
+    mean, variance = normal["mean"], normal["variance"]
+    return Expectation(round(mean, 3), round(_deviation(mean, variance, measure), 3))
+
+
+def first_step_above(limit: float, step: int) -> int:
+    """
+    The smallest multiple of ``step`` that is greater than ``limit``.
+    """
+    return (math.floor(limit / step) + 1) * step
+
+
+def _deviation(mean: float, variance: float, measure: Measure) -> float:
+    return math.sqrt(max(variance, measure.grain * (mean + measure.base)))
