@@ -29,19 +29,6 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-_MARKERS = (
-    "spark: needs the Spark session of the run (a JVM; slow to start)",
-    "zookeeper: needs a real ZooKeeper server (a JVM)",
-)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """
-    Make the markers known, so that strict markers accept them.
-    """
-    for marker in _MARKERS:
-        config.addinivalue_line("markers", marker)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """

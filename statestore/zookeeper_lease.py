@@ -1,0 +1,380 @@
+"""
+Leases in ZooKeeper: sequencers that rise with every taking, owners that go with their session.
+
+Taking a lease sets the interval's node and creates its ephemeral child ``owner`` in
+one transaction, conditional on the version read before
+(`millpond.statestore.zookeeper_nodes`). Nothing is retried blindly: a transaction of
+unknown outcome is followed by a new read, and if it had landed, the writer takes over
+from itself under a higher sequencer.
+
+Safety rests on the sequencer alone (MillWheel §6.2, §7.1). A watch on the owner node
+tells a replaced holder soon, so that it stops working for nothing. After a lost
+connection every lease is ``SUSPENDED`` until its owner node was read and is this
+session's; after a lost session every lease is ``LOST``. kazoo's own lock and lease
+recipes give no fencing number and are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Final
+
+from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
+from millpond.statestore.high_water import HighWater
+from millpond.statestore.interval import Interval
+from millpond.statestore.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld
+from millpond.statestore.types import Clock, Sequencer
+from millpond.statestore.zookeeper_high_water import ZooKeeperHighWater
+from millpond.statestore.zookeeper_nodes import IntervalNodes, StorePaths, batches, giving_up, taking
+from millpond.statestore.zookeeper_session import Connection, Deadline, Operation, Watcher, ZooKeeperSession
+
+__all__ = ["SESSION_TIMEOUT_MS", "ZooKeeperLeases"]
+
+SESSION_TIMEOUT_MS: Final = 10_000
+"""How long ZooKeeper waits for a silent writer before its leases are free for standbys."""
+
+_ATTEMPTS_MAX: Final = 100
+_RETRY_MS: Final = 20
+_STANDBY_POLL_S: Final = 1.0
+_REVIEW_INTERVALS: Final = 256
+_REVIEW_RETRY_S: Final = 1.0
+
+
+class ZooKeeperLeases:
+    """
+    `Leases` of one writer of one store, in one ZooKeeper session.
+
+    Args:
+        hosts: ``host:port`` pairs, separated by commas.
+        store_id: names the store's nodes, ``/millpond/<store_id>``.
+        writer_id: names this writer to others.
+        clock: measures the bounds on waiting.
+        session_timeout_ms: see `SESSION_TIMEOUT_MS`; the server may raise or lower it.
+
+    Raises:
+        UnavailableError: no server answered within the session's time-out.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        store_id: str,
+        writer_id: str,
+        clock: Clock,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    ) -> None:
+        self._paths = StorePaths(store_id)
+        self._clock = clock
+        self._timeout_ms = session_timeout_ms
+        self._holder = Holder(writer_id=writer_id, host=socket.gethostname(), process_id=os.getpid())
+        # Guards all of the following, and orders state changes with registration. Nobody
+        # waits for ZooKeeper while holding it, for kazoo's own thread takes it too.
+        self._changed = threading.Condition(threading.RLock())
+        self._leases: dict[Interval, Lease] = {}
+        self._being_taken: Counter[Interval] = Counter()
+        self._to_review: set[Interval] = set()
+        self._news = 0
+        self._closed = False
+        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._on_change)
+        self._session.start(self._deadline())
+        self._session.ensure_path(self._paths.leases, self._deadline())
+        self._high_water = ZooKeeperHighWater(self._session, self._paths.store, clock, session_timeout_ms)
+        self._thread = threading.Thread(target=self._run, name="millpond-leases", daemon=True)
+        self._thread.start()
+
+    @property
+    def high_water(self) -> HighWater:
+        """
+        The store's mark, in the same ZooKeeper.
+        """
+        return self._high_water
+
+    def take(
+        self,
+        interval: Interval,
+        *,
+        above: Sequencer,
+        on_held: OnHeld = "take",
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> Lease:
+        """
+        Take one lease; see `Leases.take`.
+        """
+        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
+
+    def take_all(
+        self,
+        intervals: Mapping[Interval, Sequencer],
+        *,
+        on_held: OnHeld = "take",
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> tuple[Lease, ...]:
+        """
+        Take several leases, two round trips for 64 of them; see `Leases.take_all`.
+        """
+        deadline = Deadline.after(self._clock, timeout_ms)
+        taken: list[Lease] = []
+        with self._marked_as_being_taken(intervals):
+            try:
+                for batch in batches(intervals):
+                    taken += self._take_batch(batch, on_held, deadline)
+            except MillpondError:
+                for interval in intervals:
+                    self._end(self._leases.get(interval), LeaseState.RELEASED)
+                raise
+        return tuple(taken)
+
+    def release(self, lease: Lease) -> None:
+        """
+        Give the lease up; while ZooKeeper is away, its node goes after the reconnection.
+        """
+        self._end(lease, LeaseState.RELEASED)
+        if self._session.connection.connected:
+            self._review([lease.interval])
+
+    def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
+        """
+        Wait until no lease is suspended.
+        """
+        with self._changed:
+            return self._changed.wait_for(self._settled, timeout=timeout_ms / 1_000)
+
+    def close(self) -> None:
+        """
+        End the session, which frees every lease; a mark that is due is written first.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._high_water.close()
+        with self._changed:
+            for lease in list(self._leases.values()):
+                self._end(lease, LeaseState.RELEASED)
+        self._session.close()
+
+    # Taking.
+
+    def _take_batch(
+        self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
+    ) -> tuple[Lease, ...]:
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                leases = self._try_take(batch, on_held, deadline)
+            except UnavailableError:
+                if deadline.left_s == 0:
+                    raise
+                leases = None
+            if leases is not None:
+                return leases
+            self._clock.sleep_ms(_RETRY_MS)
+        raise ConflictError("too many writers take the lease at once", interval=next(iter(batch)).app_id)
+
+    def _try_take(
+        self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
+    ) -> tuple[Lease, ...] | None:
+        """
+        Read, decide, and take; `None` if another writer came between, or the session went.
+        """
+        session_id = self._session.wait_connected(deadline)
+        found = self._stand_by(tuple(batch), session_id, on_held, deadline)
+        sequencers: dict[Interval, Sequencer] = {}
+        operations: list[Operation] = []
+        for nodes in found:
+            sequencer, own = taking(nodes, batch[nodes.interval], self._holder, self._paths)
+            sequencers[nodes.interval] = sequencer
+            operations += own
+        if self._session.transact(operations, deadline):
+            return self._register(sequencers, session_id)
+        # The folder itself is missing after ZooKeeper was wiped.
+        self._session.ensure_path(self._paths.leases, deadline)
+        return None
+
+    def _stand_by(
+        self, intervals: Sequence[Interval], session_id: int, on_held: OnHeld, deadline: Deadline
+    ) -> list[IntervalNodes]:
+        """
+        The nodes of ``intervals``, once they may be taken.
+        """
+        watcher = self._on_watch if on_held == "wait" else None
+        while True:
+            news = self._news
+            found = self._find(intervals, deadline, watcher)
+            held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
+            if held is None or on_held == "take":
+                return found
+            if on_held == "refuse" or deadline.left_s == 0:
+                raise ConflictError(
+                    "another writer holds the lease", interval=held.interval.app_id, holder=held.holder()
+                )
+            self._wait_for_news(news, min(deadline.left_s, _STANDBY_POLL_S))
+
+    def _wait_for_news(self, seen: int, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._news != seen or self._closed, timeout=timeout_s)
+
+    def _register(
+        self, sequencers: Mapping[Interval, Sequencer], session_id: int
+    ) -> tuple[Lease, ...] | None:
+        with self._changed:
+            if self._session.connection.session_id != session_id:
+                return None
+            leases = tuple(self._replace(Lease(*pair)) for pair in sequencers.items())
+            self._look_at(sequencers)
+            return leases
+
+    def _replace(self, lease: Lease) -> Lease:
+        old = self._leases.get(lease.interval)
+        if old is not None and old.sequencer > lease.sequencer:
+            lease.move(LeaseState.LOST, "taken again by this writer")
+            return lease
+        self._end(old, LeaseState.LOST, "taken again by this writer")
+        self._leases[lease.interval] = lease
+        if not self._session.connection.connected:
+            lease.move(LeaseState.SUSPENDED)
+        return lease
+
+    @contextmanager
+    def _marked_as_being_taken(self, intervals: Mapping[Interval, Sequencer]) -> Iterator[None]:
+        """
+        Keep the review from giving up an owner node whose lease is about to be registered.
+
+        Afterwards it looks at all of them: a transaction whose answer was not waited
+        for may land yet, and an owner node that no lease here stands for must go.
+        """
+        with self._changed:
+            self._being_taken.update(intervals.keys())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._being_taken.subtract(intervals.keys())
+                self._being_taken += Counter()
+                self._look_at(intervals)
+
+    def _find(
+        self, intervals: Sequence[Interval], deadline: Deadline, watcher: Watcher | None = None
+    ) -> list[IntervalNodes]:
+        # Nodes before owners: an owner node that came later shows in the node's version.
+        paths = [self._paths.node(i) for i in intervals] + [self._paths.owner(i) for i in intervals]
+        nodes = self._session.read(paths, deadline, watcher)
+        return [
+            IntervalNodes(interval=interval, node=node, owner=owner)
+            for interval, node, owner in zip(
+                intervals, nodes[: len(intervals)], nodes[len(intervals) :], strict=True
+            )
+        ]
+
+    # News: from kazoo's threads, which must not be blocked.
+
+    def _on_change(self, connection: Connection) -> None:
+        with self._changed:
+            if connection.connected:
+                self._look_at(self._leases)
+            elif connection.session_id is None:
+                for lease in list(self._leases.values()):
+                    self._end(lease, LeaseState.LOST, "the zookeeper session has expired")
+                self._to_review.clear()
+            else:
+                for lease in self._leases.values():
+                    lease.move(LeaseState.SUSPENDED)
+            self._changed.notify_all()
+
+    def _on_watch(self, owner_path: str) -> None:
+        interval = self._paths.interval_of(owner_path)
+        with self._changed:
+            self._news += 1
+            self._look_at([] if interval is None else [interval])
+
+    def _look_at(self, intervals: Iterable[Interval]) -> None:
+        with self._changed:
+            self._to_review.update(intervals)
+            self._changed.notify_all()
+
+    # Review: a thread of ours compares leases with their owner nodes.
+
+    def _run(self) -> None:
+        while intervals := self._next_for_review():
+            if not self._review(intervals):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, timeout=_REVIEW_RETRY_S)
+
+    def _next_for_review(self) -> list[Interval]:
+        def ready() -> bool:
+            return self._closed or bool(self._to_review and self._session.connection.connected)
+
+        with self._changed:
+            self._changed.wait_for(ready)
+            if self._closed:
+                return []
+            intervals = list(islice(self._to_review, _REVIEW_INTERVALS))
+            self._to_review.difference_update(intervals)
+            return intervals
+
+    def _review(self, intervals: Sequence[Interval]) -> bool:
+        """
+        Bring leases up to date, and give up owner nodes that no lease stands for.
+        """
+        with self._changed:
+            leases = [self._leases[i] for i in intervals if i in self._leases]
+        others = [i for i in intervals if i not in {lease.interval for lease in leases}]
+        try:
+            self._review_leases(leases)
+            self._give_up(others)
+        except UnavailableError:
+            self._look_at(intervals)
+            return False
+        return True
+
+    def _review_leases(self, leases: Sequence[Lease]) -> None:
+        deadline = self._deadline()
+        session_id = self._session.wait_connected(deadline)
+        paths = [self._paths.owner(lease.interval) for lease in leases]
+        owners = self._session.read(paths, deadline, self._on_watch)
+        with self._changed:
+            if self._session.connection != Connection(connected=True, session_id=session_id):
+                return
+            for lease, owner in zip(leases, owners, strict=True):
+                if owner is not None and owner.owner_session == session_id:
+                    lease.move(LeaseState.HELD)
+                else:
+                    taker = "nobody" if owner is None else Holder.decode(owner.data)
+                    self._end(lease, LeaseState.LOST, f"held now by {taker}")
+            self._changed.notify_all()
+
+    def _give_up(self, intervals: Sequence[Interval]) -> None:
+        deadline = self._deadline()
+        session_id = self._session.wait_connected(deadline)
+        for nodes in self._find(intervals, deadline):
+            operations = giving_up(nodes, session_id, self._paths)
+            # Asked after the reading: a taking that starts later changes the node's version.
+            if operations and not self._in_use(nodes.interval):
+                self._session.transact(operations, deadline)
+
+    def _in_use(self, interval: Interval) -> bool:
+        with self._changed:
+            return interval in self._leases or interval in self._being_taken
+
+    def _end(self, lease: Lease | None, state: LeaseState, reason: str = "") -> None:
+        if lease is None:
+            return
+        with self._changed:
+            lease.move(state, reason)
+            if self._leases.get(lease.interval) is lease:
+                del self._leases[lease.interval]
+            self._changed.notify_all()
+
+    def _settled(self) -> bool:
+        return all(lease.state is not LeaseState.SUSPENDED for lease in self._leases.values())
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._timeout_ms)
