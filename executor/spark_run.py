@@ -9,6 +9,7 @@ fire on an idle stream (MillWheel §4.6).
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkRun"]
 
+_LOG = logging.getLogger("millpond")
 _QUERY_ID = "sql.streaming.queryId"
 
 
@@ -212,6 +214,15 @@ class SparkRun:
             self._progress.close()
             self._release()
         return summary
+
+    def abandon(self) -> None:
+        """
+        Stop after a failure: whatever stopping raises must not hide the failure itself.
+        """
+        try:
+            self.stop()
+        except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
+            _LOG.warning("stopping after a failure failed too: %s", failure)
 
     def _guarded(self) -> _Guard:
         return _Guard(self)

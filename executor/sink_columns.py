@@ -1,0 +1,110 @@
+"""
+Sink columns: productions as the columns of a table outside of Millpond.
+
+Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON text. With one,
+the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
+name in the record's value (a value that is no object fills the column ``value``). A field that
+the schema does not name is left out; a column that the value does not have is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.duration import parse_instant_us
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.row import TIMESTAMP
+
+__all__ = ["SINK_SCHEMA", "sink_table"]
+
+SINK_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
+)
+"""Columns of a sink without a schema; ``value`` is JSON text."""
+
+_OWN: Final = ("key", "at")
+_VALUE: Final = "value"
+
+
+def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa.Table:
+    """
+    The productions as a table with the sink's columns, in the same order.
+
+    Args:
+        productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
+        schema: the sink's schema; ``None`` means `SINK_SCHEMA`.
+        sink: the sink's name, for errors.
+
+    Raises:
+        InvalidError: a value does not fit its column; the error names sink, column and key.
+        DataError: a value is not JSON.
+    """
+    _refuse_bytes(productions, sink)
+    if schema is None:
+        return productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA)
+    values = _decoded(productions, sink)
+    columns = [_column(productions, values, field, sink) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _refuse_bytes(productions: pa.Table, sink: str) -> None:
+    blobs = productions.column("value_bytes")
+    if blobs.null_count < len(blobs):
+        raise InvalidError("a Delta sink has no column for values that are plain bytes", sink=sink)
+
+
+def _decoded(productions: pa.Table, sink: str) -> list[Any]:
+    texts = productions.column(_VALUE).to_pylist()
+    try:
+        return [None if text is None else orjson.loads(text) for text in texts]
+    except orjson.JSONDecodeError as cause:
+        raise DataError("a production's value is not JSON", sink=sink) from cause
+
+
+def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str) -> pa.Array:
+    if field.name in _OWN:
+        found = productions.column(field.name).combine_chunks()
+        return found if found.type == field.type else found.cast(field.type)
+    cells = [_cell(value, field.name) for value in values]
+    try:
+        return _array(cells, field)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, InvalidError) as cause:
+        row = next(row for row, cell in enumerate(cells) if not _fits(cell, field))
+        error = InvalidError(
+            "a value does not fit its column of the sink",
+            sink=sink,
+            column=field.name,
+            type=field.type,
+            key=productions.column("key")[row],
+            value=cells[row],
+        )
+        raise error from cause
+
+
+def _cell(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name)
+    return value if name == _VALUE else None
+
+
+def _array(cells: list[Any], field: pa.Field) -> pa.Array:
+    if pa.types.is_timestamp(field.type):
+        micros = [None if cell is None else parse_instant_us(cell) for cell in cells]
+        made = pa.array(micros, TIMESTAMP).cast(field.type)
+    else:
+        made = pa.array(cells, field.type)
+    if made.null_count and not field.nullable:
+        raise InvalidError("the column does not take nulls", column=field.name)
+    return made
+
+
+def _fits(cell: Any, field: pa.Field) -> bool:
+    try:
+        _array([cell], field)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, InvalidError):
+        return False
+    return True
