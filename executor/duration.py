@@ -12,8 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from operator import index
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -124,10 +123,9 @@ def _term_us(term: re.Match[str], text: str) -> int:
 
 
 def _integer(value: object, message: str) -> int:
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError as cause:
-        raise InvalidError(message, value=value, type=type(value).__name__) from cause
+    if isinstance(value, SupportsIndex):
+        return value.__index__()
+    raise InvalidError(message, value=value, type=type(value).__name__)
 
 
 def instant_us(value: Instant) -> EventTimeMicros:

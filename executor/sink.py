@@ -8,8 +8,6 @@ what it already has it skips. Nothing that has not been committed ever reaches a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import quote
 
@@ -17,7 +15,7 @@ import pyarrow as pa
 
 from millpond.statestore.types import Superstep
 
-__all__ = ["DeltaSink", "Sink", "SinkWriter", "sink_app_id"]
+__all__ = ["Sink", "SinkWriter", "sink_app_id"]
 
 
 class SinkWriter(Protocol):

@@ -1,0 +1,198 @@
+"""
+Low watermarks over generated topologies, cycles included, against a slow oracle and a slow pipeline.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.computation import Computation
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.topology import Topology
+from millpond.executor.watermark import WatermarkAuthority
+from millpond.statestore.interval import Interval
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+
+INTERVALS = (("", "m"), ("m", None))
+TIMES = st.integers(min_value=0, max_value=60)
+
+
+@st.composite
+def topologies(draw) -> Topology:
+    """
+    Up to five computations; each consumes an injected stream and any productions, its own too.
+    """
+    pipeline = Pipeline("p")
+    injected = [f"s{i}" for i in range(draw(st.integers(1, 2)))]
+    for stream in injected:
+        pipeline.inject(stream, key="k", at="t")
+    names = [f"c{i}" for i in range(draw(st.integers(1, 5)))]
+    for position, name in enumerate(names):
+        # An earlier computation or an injected stream makes each one reachable; the rest is free.
+        root = draw(st.sampled_from([*injected, *names[:position]]))
+        others = draw(st.sets(st.sampled_from([*injected, *names]), max_size=3))
+        subscribes = dict.fromkeys([root, *sorted(others)])
+        pipeline.add(Computation(), name=name, subscribes=subscribes, produces=[name])
+    return pipeline.check()
+
+
+class Oracle:
+    """
+    The same equations, solved by going down from the top until nothing changes.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
+        self.undelivered = {}
+        self.holds = {name: {} for name in topology.computations}
+        self.published = dict.fromkeys(topology.computations, TIME_MIN_US)
+
+    def raw(self) -> dict[str, int]:
+        inputs = dict.fromkeys(self.topology.computations, TIME_MAX_US)
+        while True:
+            lower = {name: self.input_of(name, inputs) for name in inputs}
+            if lower == inputs:
+                return inputs
+            inputs = lower
+
+    def input_of(self, name: str, inputs: dict[str, int]) -> int:
+        bounds = []
+        for subscription in self.topology.computations[name].subscriptions:
+            stream = subscription.stream
+            if stream in self.injected:
+                bounds.append(self.injected[stream])
+            else:
+                bounds.append(self.undelivered.get(stream, TIME_MAX_US))
+                bounds += [self.output_of(p.name, inputs) for p in self.topology.producers_of(stream)]
+        return min(bounds)
+
+    def output_of(self, name: str, inputs: dict[str, int]) -> int:
+        return min([inputs[name], *self.holds[name].values()])
+
+    def publish(self) -> dict[str, int]:
+        raw = self.raw()
+        self.published = {name: max(at, raw[name]) for name, at in self.published.items()}
+        return self.published
+
+
+@given(st.data(), topologies())
+def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
+    """
+    After any events, lawful or not, each watermark is the highest fixpoint seen so far.
+    """
+    authority, oracle = WatermarkAuthority(topology), Oracle(topology)
+    names = list(topology.computations)
+    for _ in range(data.draw(st.integers(1, 25))):
+        before = authority.input_watermarks()
+        kind = data.draw(st.sampled_from(["injector", "interval", "undelivered"]))
+        if kind == "injector":
+            stream, at = data.draw(st.sampled_from(list(topology.injectors))), data.draw(TIMES)
+            authority.update_injector(stream, at)
+            oracle.injected[stream] = max(oracle.injected[stream], at)
+        elif kind == "interval":
+            name, bounds = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(INTERVALS))
+            hold = data.draw(st.none() | TIMES)
+            authority.update_interval(Interval(name, *bounds), 1, hold)
+            oracle.holds[name][bounds] = TIME_MAX_US if hold is None else hold
+        else:
+            oracle.undelivered = data.draw(st.dictionaries(st.sampled_from(names), TIMES))
+            authority.set_undelivered(oracle.undelivered)
+
+        after = authority.input_watermarks()
+        assert after == oracle.publish()
+        for name in names:
+            assert after[name] >= before[name]
+            if after[name] > before[name]:
+                assert after[name] <= oracle.raw()[name]
+
+
+class SlowPipeline:
+    """
+    A pipeline of records without code: what a record makes of itself is drawn.
+    """
+
+    def __init__(self, data: st.DataObject, topology: Topology) -> None:
+        self.data = data
+        self.topology = topology
+        self.authority = WatermarkAuthority(topology)
+        self.undelivered: list[tuple[str, int]] = []
+        self.timers: dict[str, list[tuple[int, int, str]]] = {name: [] for name in topology.computations}
+        self.budget = 60
+
+    def superstep(self, injected: list[tuple[str, int]]) -> None:
+        """
+        Deliver everything, fire what is due, then tell the authority, as a commit does.
+        """
+        delivered, self.undelivered = [*injected, *self.undelivered], []
+        watermarks = self.authority.input_watermarks()
+        for name, node in self.topology.computations.items():
+            for timer in [t for t in self.timers[name] if t[0] <= watermarks[name]]:
+                self.timers[name].remove(timer)
+                self.process(name, timer[1])
+            streams = {subscription.stream for subscription in node.subscriptions}
+            for stream, at in delivered:
+                if stream in streams:
+                    assert at >= watermarks[name], "a record is late although its source was not"
+                    self.process(name, at)
+        self.report()
+
+    def process(self, name: str, at: int) -> None:
+        if self.budget > 0 and self.data.draw(st.booleans()):
+            self.budget -= 1
+            later = at + self.data.draw(st.integers(0, 9))
+            if self.data.draw(st.booleans()):
+                self.undelivered.append((name, later))
+            else:
+                bounds = self.data.draw(st.sampled_from(INTERVALS))
+                self.timers[name].append((later + self.data.draw(st.integers(0, 9)), later, bounds[0]))
+
+    def report(self) -> None:
+        oldest: dict[str, int] = {}
+        for stream, at in self.undelivered:
+            oldest[stream] = min(oldest.get(stream, at), at)
+        self.authority.set_undelivered(oldest)
+        for name, timers in self.timers.items():
+            for low, high in INTERVALS:
+                holds = [hold for _, hold, where in timers if where == low]
+                self.authority.update_interval(Interval(name, low, high), 1, min(holds, default=None))
+
+
+@given(st.data(), topologies())
+def test_no_record_is_late_unless_its_source_was(data, topology):
+    """
+    While injectors keep their word, no watermark passes a production, hold or record to come.
+    """
+    pipeline = SlowPipeline(data, topology)
+    watermarks = dict.fromkeys(topology.injectors, 0)
+    for _ in range(data.draw(st.integers(1, 8))):
+        injected = [
+            (stream, watermarks[stream] + data.draw(st.integers(0, 20)))
+            for stream in data.draw(st.lists(st.sampled_from(list(watermarks)), max_size=3))
+        ]
+        pipeline.superstep(injected)
+        for stream in watermarks:
+            watermarks[stream] += data.draw(st.integers(0, 10))
+            pipeline.authority.update_injector(stream, watermarks[stream])
+
+
+@given(st.data(), topologies())
+def test_everything_drains_where_no_cycle_holds_itself(data, topology):
+    """
+    Once the inputs have ended, every timer whose hold is its own firing gets its turn.
+    """
+    pipeline = SlowPipeline(data, topology)
+    for name in topology.computations:
+        at = data.draw(st.none() | TIMES)
+        pipeline.timers[name] = [] if at is None else [(at, at, "")]
+    pipeline.report()
+    pipeline.budget = 0
+    for stream in topology.injectors:
+        pipeline.authority.update_injector(stream, TIME_MAX_US)
+
+    for _ in range(len(topology.computations) + 1):
+        pipeline.superstep([])
+
+    assert not any(pipeline.timers.values())
+    assert set(pipeline.authority.input_watermarks().values()) == {TIME_MAX_US}
