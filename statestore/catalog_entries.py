@@ -163,7 +163,7 @@ class LeaseEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkEntry:
     """
-    The low watermarks of an interval (``subject`` is its app id) or a stream after a superstep.
+    Low watermarks after a superstep, of the interval, computation or injector whose app id is ``subject``.
     """
 
     pipeline: str
@@ -176,7 +176,7 @@ class WatermarkEntry:
     @property
     def interval(self) -> Interval | None:
         """
-        The interval that the subject names; ``None`` for a stream.
+        The interval that the subject names; ``None`` for other subjects.
         """
         return Interval.from_app_id(self.subject)
 

@@ -6,9 +6,9 @@ What a commit says to the catalog: the one derivation, for live commits and for 
 commit just made, `Catalog.rebuild` from the facts of commits read back. Both take this
 path, so a rebuilt catalog equals the lost one.
 
-Metadata that is looked at: ``pipeline``, ``superstep``, ``records``, ``late``,
-``duplicates``, ``dead_letters`` (these four also inside ``counts``), ``watermarks`` and
-``output_watermarks`` (subject to microseconds), ``definition`` (`definition_to_metadata`).
+Metadata that is looked at: ``records``, ``late``, ``duplicates``, ``dead_letters`` (also
+inside ``counts``), ``watermarks`` and ``output_watermarks`` (interval's app id to
+microseconds), ``definition`` (`definition_to_metadata`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from millpond.statestore.types import (
 )
 
 __all__ = [
+    "KNOWN_BEFORE_LOG",
     "SAVEPOINT_RELEASED",
     "CommitFacts",
     "definition_from_metadata",
@@ -55,6 +56,10 @@ __all__ = [
 _INPUT_PREFIX: Final = "millpond/input/"
 _SUPERSTEP_PREFIX: Final = "millpond/superstep/"
 _SAVEPOINT_PREFIX: Final = "millpond/savepoint/"
+_WATERMARK_PREFIX: Final = "millpond/watermark/"
+
+KNOWN_BEFORE_LOG: Final = "before_log"
+"""Kind of the facts that stand for all commits whose files are gone: they open and journal nothing."""
 
 SAVEPOINT_RELEASED: Final = 2**63 - 1
 """The ``txn`` version of a savepoint that was given up; no table version is as high."""
@@ -172,12 +177,17 @@ def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
 
 def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
     """
-    The low watermarks that the commit journaled, by subject.
+    The low watermarks that the commit journaled: of intervals (metadata), of whole
+    computations and of injectors (``txn`` actions ``millpond/watermark/…``).
     """
     place = _superstep_place(facts)
     if place is None:
         return
     inputs, outputs = _times(facts, "watermarks"), _times(facts, "output_watermarks")
+    for app_id, at in facts.txns.items():
+        if app_id.startswith(_WATERMARK_PREFIX):
+            kind = app_id.removeprefix(_WATERMARK_PREFIX).split("/")[1:2]
+            (outputs if kind == ["injector"] else inputs)[app_id] = EventTimeMicros(at)
     for subject in inputs | outputs:
         yield WatermarkEntry(
             pipeline=place[0],
@@ -221,6 +231,8 @@ def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefiniti
 
 
 def _superstep_place(facts: CommitFacts) -> tuple[str, Superstep] | None:
+    if facts.metadata.get("kind") == KNOWN_BEFORE_LOG:
+        return None
     for app_id, version in facts.txns.items():
         if app_id.startswith(_SUPERSTEP_PREFIX):
             return unquote(app_id.removeprefix(_SUPERSTEP_PREFIX)), Superstep(version)

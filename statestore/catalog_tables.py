@@ -143,7 +143,7 @@ WATERMARKS: Final = Table(
     PrimaryKeyConstraint("pipeline", "superstep", "subject"),
     Index("ix_watermarks_version", "version"),
 )
-"""Journal of low watermarks; a subject is an interval's app id or a name of a stream."""
+"""Journal of low watermarks; a subject is the app id of an interval, computation or injector."""
 
 INPUT_POSITIONS: Final = Table(
     "input_positions",

@@ -1,0 +1,3 @@
+"""
+The steps, oldest first: never edited once released.
+"""

@@ -1,0 +1,127 @@
+"""
+One suite for every database that may hold a catalog.
+
+PostgreSQL takes part where ``MILLPOND_TEST_POSTGRESQL`` names an empty database by URL.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from millpond.migrations import VERSION_TABLE
+from millpond.statestore.catalog import Catalog
+from millpond.statestore.catalog_entries import (
+    ComputationDefinition,
+    HorizonKind,
+    PipelineDefinition,
+    StreamDefinition,
+    SubscriptionDefinition,
+)
+from millpond.statestore.catalog_facts import CommitFacts, input_app_id, superstep_app_id
+from millpond.statestore.catalog_tables import METADATA
+from millpond.statestore.errors import ConflictError
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import pack_fence
+from millpond.statestore.types import CommitNumber, Sequencer, TableVersion, WallTimeMicros
+
+POSTGRESQL = os.environ.get("MILLPOND_TEST_POSTGRESQL")
+
+
+@pytest.fixture(params=["memory", "file", "other file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "memory":
+        yield "sqlite://"
+    elif request.param == "postgresql":
+        yield from _empty_postgresql()
+    else:
+        yield f"sqlite:///{tmp_path / request.param}.db"
+
+
+def _empty_postgresql() -> Iterator[str]:
+    if POSTGRESQL is None:
+        pytest.skip("MILLPOND_TEST_POSTGRESQL names no database")
+    engine = create_engine(POSTGRESQL)
+    with engine.begin() as connection:
+        METADATA.drop_all(connection)
+        connection.execute(text(f"DROP TABLE IF EXISTS {VERSION_TABLE}"))
+    engine.dispose()
+    yield POSTGRESQL
+
+
+def superstep(number: int, intervals: tuple[Interval, ...], sequencer: int = 1) -> CommitFacts:
+    fence = pack_fence(Sequencer(sequencer), CommitNumber(number))
+    txns = {interval.app_id: fence for interval in intervals}
+    txns |= {superstep_app_id("p"): number, input_app_id("p", "in/put", "ü"): number}
+    marks = {interval.app_id: number for interval in intervals}
+    return CommitFacts(
+        version=TableVersion(number),
+        wall_us=WallTimeMicros(number),
+        txns=txns,
+        metadata={"records": 2**40, "watermarks": marks},
+    )
+
+
+def test_a_pipeline_is_read_back(url: str) -> None:
+    """Declared topology comes back as it was, with any text in it."""
+    definition = PipelineDefinition(
+        name="p",
+        computations=(ComputationDefinition(name="ü % ' \U0001f600", code_hash="1", options={"a": [1]}),),
+        streams=(StreamDefinition(name="s", producers=("a", "b")),),
+        subscriptions=(SubscriptionDefinition(consumer="c", stream="s", key_extractor="lambda r: r"),),
+    )
+    with Catalog.open(url) as catalog:
+        catalog.record_pipeline(definition)
+        catalog.record_pipeline(definition)
+
+        assert [each.options for each in catalog.computations()] == [{"a": [1]}]
+        assert catalog.streams("p") == definition.streams
+        assert catalog.subscriptions("p") == definition.subscriptions
+
+
+def test_commits_are_read_back(url: str) -> None:
+    """Intervals, positions and journals come back in key and time order, large numbers whole."""
+    low, high = Interval("c", "", "Z"), Interval("c", "Z", "ü")
+    with Catalog.open(url) as catalog:
+        catalog.record_superstep(superstep(1, (Interval("c"),)))
+        for number in (2, 3):
+            catalog.record_superstep(superstep(number, (high, low, Interval("c", "ü")), sequencer=2))
+
+        assert [each.interval for each in catalog.intervals()] == [low, high, Interval("c", "ü")]
+        assert [each.superstep for each in catalog.supersteps()] == [3, 2, 1]
+        assert catalog.supersteps()[0].records == 2**40
+        (position,) = catalog.input_positions()
+        assert (position.input, position.source_id, position.position) == ("in/put", "ü", 3)
+
+
+def test_pins_exclude_each_other(url: str) -> None:
+    """Readers and collectors are refused what contradicts the other side."""
+    with Catalog.open(url) as catalog:
+        catalog.publish_horizon("reader", TableVersion(5), lifetime_ms=60_000)
+        with pytest.raises(ConflictError):
+            catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
+        catalog.publish_horizon("gc", TableVersion(5), HorizonKind.COLLECTOR)
+        with pytest.raises(ConflictError):
+            catalog.add_savepoint("old", TableVersion(4))
+
+
+def test_threads_share_a_catalog(url: str) -> None:
+    """Threads record through one catalog at once, and nothing is lost."""
+    with closing(Catalog.open(url)) as catalog:
+        threads = [
+            threading.Thread(target=catalog.record_superstep, args=(superstep(number, (Interval("c"),)),))
+            for number in range(1, 9)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert [each.superstep for each in catalog.supersteps()] == [8, 7, 6, 5, 4, 3, 2, 1]
+        assert [each.version for each in catalog.intervals()] == [8]
