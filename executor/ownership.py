@@ -20,7 +20,7 @@ from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.commit import Committed, CommitRequest, IntervalWrite
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.lease import Lease
+from millpond.statestore.lease import Lease, OnHeld
 from millpond.statestore.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, CommitNumber, Sequencer
@@ -79,7 +79,7 @@ class Ownership:
         *,
         clock: Clock,
         intervals: int,
-        on_held: str,
+        on_held: OnHeld,
         pause_timeout_ms: float,
     ) -> None:
         self._store = store
@@ -178,7 +178,7 @@ class Ownership:
 
     def _take(self, intervals: Sequence[Interval]) -> None:
         snapshot = self._store.committer.refresh()
-        wanted = [(i, _stored_sequencer(snapshot.fence_of(i))) for i in intervals]
+        wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
         leases = self._store.leases.take_all(wanted, on_held=self._on_held)
         self._owned |= {
             interval: OwnedInterval(interval, lease, IntervalSummary())
@@ -205,23 +205,21 @@ class Ownership:
         }
 
     def _commit_settled(self, request: CommitRequest) -> Committed:
-        self.wait_until_held()
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        try:
-            return self._store.committer.commit(request)
-        except OutcomeUnknownError:
-            return self._settle(request, deadline_us)
+        """
+        Commit the request once, however often the store has to be asked.
 
-    def _settle(self, request: CommitRequest, deadline_us: float) -> Committed:
+        ``commit`` settles what it left unknown before, and equal requests are one commit, so
+        asking again is a read-back first and never a blind retry.
+        """
+        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
         while True:
+            self.wait_until_held()
             try:
-                settled = self._store.committer.settle()
+                return self._store.committer.commit(request)
             except (OutcomeUnknownError, UnavailableError):
                 if self._clock.monotonic_us() > deadline_us:
                     raise
                 self._clock.sleep_ms(_POLL_MS)
-            else:
-                return self._store.committer.commit(request) if settled is None else settled
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:

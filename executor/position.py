@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
+from millpond.statestore.catalog_facts import input_app_id, superstep_app_id
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import Superstep
 
@@ -35,20 +36,6 @@ LOCAL_SOURCE = "local"
 
 def _app_id(*parts: str) -> str:
     return "/".join(["millpond", *(quote(part, safe="") for part in parts)])
-
-
-def superstep_app_id(pipeline: str) -> str:
-    """
-    Names the last superstep: productions of earlier ones have all been delivered.
-    """
-    return _app_id("superstep", pipeline)
-
-
-def input_app_id(pipeline: str, stream: str, source: str) -> str:
-    """
-    Names the last batch consumed of an outside input, per source (a Spark query's id).
-    """
-    return _app_id("input", pipeline, stream, source)
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:

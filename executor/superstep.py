@@ -48,6 +48,7 @@ from millpond.executor.topology import ComputationNode, Topology
 from millpond.executor.watermark import WatermarkAuthority
 from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
+from millpond.statestore.lease import OnHeld
 from millpond.statestore.row import Fence
 from millpond.statestore.rowfile import RowFile, write_row_file
 from millpond.statestore.snapshot import LiveFile
@@ -188,7 +189,7 @@ class Coordinator:
         intervals: int = 1,
         accept_checkpoint: bool = False,
         pause_timeout_ms: float = 300_000,
-        on_held: str = "take",
+        on_held: OnHeld = "take",
     ) -> None:
         self.topology = topology
         self._store = store
