@@ -13,8 +13,7 @@ actions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import orjson
@@ -29,7 +28,10 @@ from millpond.statestore.action import (
     Remove,
     Txn,
 )
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["action_from_fields", "decode", "digest_of", "encode"]
 
@@ -54,10 +56,16 @@ def encode(actions: Iterable[Action]) -> bytes:
     Example:
         >>> encode([Txn(app_id="a", version=1)])
         b'{"txn":{"appId":"a","version":1}}\n'
+
+    Raises:
+        InvalidError: a value is not JSON, such as an integer beyond 64 bits.
     """
     ordered = sorted(actions, key=lambda action: not isinstance(action, CommitInfo))
     count = len(ordered)
-    lines = [orjson.dumps(_to_json(action, count)) for action in ordered]
+    try:
+        lines = [orjson.dumps(_to_json(action, count)) for action in ordered]
+    except TypeError as error:
+        raise InvalidError("a commit can only say what JSON can", cause=error) from error
     data = b"\n".join([*lines, b""])
     if ordered and isinstance(ordered[0], CommitInfo) and ordered[0].millpond is not None:
         seal = f'"{_SEAL}":"{digest_of(data)}"'.encode()

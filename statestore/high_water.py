@@ -14,10 +14,16 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from millpond.statestore.commit_file import digest_of
+from millpond.statestore.errors import DataError
+from millpond.statestore.log import commit_path
+
 if TYPE_CHECKING:
+    from millpond.statestore.log import Log
+    from millpond.statestore.snapshot import Snapshot
     from millpond.statestore.types import TableVersion
 
-__all__ = ["HighWater", "Mark", "MemoryHighWater"]
+__all__ = ["HighWater", "Mark", "MemoryHighWater", "check_high_water"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +93,45 @@ class MemoryHighWater:
         """
         Nothing to wait for.
         """
+
+
+def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
+    """
+    Refuse a table that is not the one that the mark was set on.
+
+    Args:
+        mark: read *before* the snapshot was loaded, so that a live writer cannot look like a rollback.
+        snapshot: the table as it was found.
+        log: its log.
+
+    Raises:
+        DataError: the table ends before the mark, or its commit there is another one.
+    """
+    if mark is None:
+        return
+    path = commit_path(mark.version)
+    if snapshot.version < mark.version:
+        raise DataError(
+            "the table ends before a version that was committed: its log was cut or rolled back",
+            path=path,
+            store=log.objects.url,
+            newest=snapshot.version,
+            committed=mark.version,
+        )
+    found = _digest_at(mark.version, snapshot, log)
+    if mark.digest and found and found != mark.digest:
+        raise DataError(
+            "the commit file is not the one that was committed",
+            path=path,
+            store=log.objects.url,
+            found=found,
+            committed=mark.digest,
+        )
+
+
+def _digest_at(version: TableVersion, snapshot: Snapshot, log: Log) -> str:
+    if version == snapshot.version:
+        return snapshot.digest
+    # A missing file here was cleaned up behind a checkpoint, or the snapshot would not have loaded.
+    data = log.read(version)
+    return "" if data is None else digest_of(data)

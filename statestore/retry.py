@@ -1,0 +1,56 @@
+"""
+Bounded retries with growing, jittered waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from millpond.statestore.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millpond.statestore.types import Clock, Rng
+
+__all__ = ["RetryPolicy", "retrying"]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """
+    How often and how patiently an operation is tried.
+
+    Args:
+        tries: attempts at one operation of the object store.
+        delay_ms: wait before the second attempt; doubles from one to the next.
+        delay_ms_max: the longest wait.
+        versions_max: how many versions other writers may take before a commit gives up.
+    """
+
+    tries: int = 5
+    delay_ms: float = 10.0
+    delay_ms_max: float = 1_000.0
+    versions_max: int = 100
+
+
+def retrying(action: Callable[[], _Result], policy: RetryPolicy, clock: Clock, rng: Rng) -> _Result:
+    """
+    What ``action`` returns, trying it again while the store is away.
+
+    Only for actions that may be repeated: reads, and puts of the same bytes if absent.
+
+    Raises:
+        UnavailableError: every attempt raised it.
+    """
+    delay_ms = policy.delay_ms
+    for _ in range(policy.tries - 1):
+        try:
+            return action()
+        except UnavailableError:
+            clock.sleep_ms(delay_ms * (0.5 + rng.random() / 2))
+            delay_ms = min(delay_ms * 2, policy.delay_ms_max)
+    return action()
