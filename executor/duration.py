@@ -3,7 +3,8 @@ Durations and instants: every form a user may write, one form inside.
 
 Inside Millpond a time is an ``int`` of UTC microseconds. At the edges people write
 ``"30s"``, a `timedelta`, an aware `datetime` or ISO text; this module turns them into
-microseconds or says why it cannot. A time without a zone is refused rather than guessed.
+microseconds or says why it cannot. A `datetime` without a zone is refused rather than guessed;
+ISO text without one is UTC, as in most files that people exchange.
 """
 
 from __future__ import annotations
@@ -117,9 +118,10 @@ def _term_us(term: re.Match[str], text: str) -> int:
     unit = _UNITS_US[term[3]]
     fraction = term[2] or ""
     numerator = unit * int(term[1] + fraction)
-    if numerator % 10 ** len(fraction):
+    scale: int = 10 ** len(fraction)
+    if numerator % scale:
         raise InvalidError("a duration is a whole number of microseconds", value=text)
-    return numerator // 10 ** len(fraction)
+    return numerator // scale
 
 
 def _integer(value: object, message: str) -> int:
@@ -161,14 +163,16 @@ def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
 
 def parse_instant_us(value: Any) -> EventTimeMicros:
     """
-    Like `instant_us`, and ISO 8601 text with a zone as well: what outside records carry.
+    Like `instant_us`, and ISO 8601 text as well: what outside records carry.
+
+    Text that names no zone is UTC.
 
     Example:
         >>> parse_instant_us("1970-01-01T01:00:01+01:00")
         1000000
 
     Raises:
-        InvalidError: the value is null, unreadable, without a zone, or out of range.
+        InvalidError: the value is null, unreadable, a `datetime` without a zone, or out of range.
     """
     if value is None:
         raise InvalidError("the time is null")
@@ -178,7 +182,7 @@ def parse_instant_us(value: Any) -> EventTimeMicros:
         parsed = datetime.fromisoformat(value.strip())
     except ValueError as cause:
         raise InvalidError("the time is not ISO 8601 text", value=value) from cause
-    return instant_us(parsed)
+    return instant_us(parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from millpond.executor.delivery import ProductionSource
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.rowfile import merge_updates, read_row_files
-from millpond.statestore.snapshot import LiveFile, Snapshot
+from millpond.statestore.live_file import LiveFile
+from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
 
 __all__ = ["IntervalSummary", "scan_interval", "undelivered_sources"]
@@ -85,7 +86,7 @@ def undelivered_sources(
     """
     found = []
     for computation in sorted(computations):
-        for file in snapshot.files_of_computation(computation):
+        for file in snapshot.files_in(computation):
             reaches = file.max_superstep is None or file.max_superstep >= superstep
             if reaches and file.tags.get("productions", "?") != "0":
                 found.append(ProductionSource(path=file.path, superstep=superstep))

@@ -19,6 +19,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from millpond.executor.injection import read_injected
 from millpond.executor.key_extractor import KeyExtractor
+from millpond.executor.routed_columns import AT, COLUMNS, ERROR, ID, KEY, TARGET
 from millpond.executor.topology import InjectorNode, Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
@@ -26,32 +27,9 @@ from millpond.statestore.interval import locate
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from millpond.executor.superstep import SuperstepPlan
+    from millpond.executor.superstep_plan import SuperstepPlan
 
-__all__ = [
-    "AT",
-    "COLUMNS",
-    "ERROR",
-    "ID",
-    "KEY",
-    "TARGET",
-    "Route",
-    "key_columns",
-    "route",
-    "routes_of",
-]
-
-TARGET = "__millpond_target"
-"""Position *i* of the interval in the plan; −1 − *i*, the consumer's first, for an unreadable record."""
-
-KEY = "__millpond_key"
-AT = "__millpond_at"
-ID = "__millpond_id"
-ERROR = "__millpond_error"
-"""Why a record is unreadable; null otherwise."""
-
-COLUMNS = (TARGET, KEY, AT, ID, ERROR)
-"""What routing adds to the input's own columns."""
+__all__ = ["Route", "key_columns", "route", "routes_of"]
 
 _ROUTED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from millpond.executor.position import BOUNDED_SOURCE
 from millpond.executor.progress import Progress, SuperstepReport
 from millpond.executor.spark_engine import SparkEngine
-from millpond.executor.superstep import Coordinator, InputPosition
+from millpond.executor.superstep import Coordinator
+from millpond.executor.superstep_plan import InputPosition
 from millpond.executor.summary import RunSummary
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import Clock

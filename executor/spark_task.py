@@ -28,9 +28,9 @@ from millpond.executor.delivery import (
     within,
 )
 from millpond.executor.interval_processor import IntervalProcessor
+from millpond.executor.routed_columns import AT, COLUMNS, ERROR, ID, KEY, TARGET
 from millpond.executor.soft_state import SoftState, StoreRowReader
-from millpond.executor.spark_routing import AT, COLUMNS, ERROR, ID, KEY, TARGET
-from millpond.executor.superstep import IntervalPlan
+from millpond.executor.superstep_plan import IntervalPlan
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import ArrowValues
 from millpond.statestore.errors import InvalidError

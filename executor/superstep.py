@@ -44,6 +44,7 @@ from millpond.executor.position import (
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.recovery import undelivered_sources
 from millpond.executor.sink_delivery import SinkDelivery
+from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.executor.watermark import WatermarkAuthority
 from millpond.statestore.commit import CommitRequest, IntervalWrite
@@ -51,7 +52,6 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.row import Fence
 from millpond.statestore.rowfile import RowFile, write_row_file
-from millpond.statestore.snapshot import LiveFile
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
     TIME_MIN_US,
@@ -62,56 +62,7 @@ from millpond.statestore.types import (
     WallTimeMicros,
 )
 
-__all__ = ["Coordinator", "InputPosition", "IntervalPlan", "SuperstepPlan", "Totals"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputPosition:
-    """
-    How far an outside input has been consumed once a superstep commits.
-
-    Attributes:
-        stream: the injected stream.
-        source: id of the source (a Spark query's id).
-        batch: the batch that this superstep consumed.
-    """
-
-    stream: str
-    source: str
-    batch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalPlan:
-    """
-    One interval's part in a superstep.
-
-    Attributes:
-        interval: which keys.
-        fence: what its next commit carries.
-        watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files that its rows are in, oldest first.
-        due: whether a pending timer is due.
-    """
-
-    interval: Interval
-    fence: Fence
-    watermark: EventTimeMicros
-    files: tuple[LiveFile, ...]
-    due: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuperstepPlan:
-    """
-    What one superstep does: which intervals run, at which time, on which productions.
-    """
-
-    superstep: Superstep
-    wall_time: WallTimeMicros
-    started_us: int
-    intervals: tuple[IntervalPlan, ...]
-    sources: tuple[ProductionSource, ...]
+__all__ = ["Coordinator", "Totals"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,47 @@
+"""
+Which rows to let go when memory is short (MillWheel §8.3).
+
+A row that waits for its window to close was modified last and will be needed last, which
+is just what a least-recently-used cache gets wrong. The engine knows the timers, so it
+lets go of rows that wait for nothing first, then of those whose next timer is furthest.
+Policies are functions of plain columns; `least_recently_used` is the baseline to beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NEVER", "EvictionPolicy", "least_recently_used", "window_aware"]
+
+NEVER: Final = float("inf")
+"""The wait of a row without timers."""
+
+Waits: TypeAlias = npt.NDArray[np.float64]
+
+EvictionPolicy: TypeAlias = Callable[[Waits], npt.NDArray[np.intp]]
+"""
+From how long each row waits for its next timer in microseconds (`NEVER`: it has none), rows
+in order of their last use, to the positions of the rows in the order of letting them go.
+"""
+
+
+def window_aware(waits: Waits) -> npt.NDArray[np.intp]:
+    """
+    Rows without timers first, then the furthest next timer; the longest unused among equals.
+
+    Example:
+        >>> window_aware(np.array([5.0, NEVER, 90.0])).tolist()
+        [1, 2, 0]
+    """
+    return np.argsort(-waits, kind="stable")
+
+
+def least_recently_used(waits: Waits) -> npt.NDArray[np.intp]:
+    """
+    The longest unused first, whatever the rows wait for.
+    """
+    return np.arange(len(waits), dtype=np.intp)

@@ -1,0 +1,196 @@
+"""
+Injection: outside rows become records, or dead letters (MillWheel §5.2).
+
+An injector says where key, event time and id of a row are; a consumer may take its key from
+elsewhere (§4.2). A row without a readable key, time or id has an error in place of them, and
+the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.bundle import Values
+from millpond.executor.duration import InstantColumn, instant_column_us, parse_instant_us
+from millpond.executor.key_extractor import KeyExtractor, extract_key_column, extract_keys
+from millpond.executor.topology import FieldExtractor, InjectorNode
+from millpond.executor.values import ArrowValues, PythonValues
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["Injected", "Rows", "read_injected", "row_count", "row_values"]
+
+_Read = TypeVar("_Read")
+
+Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
+"""Outside rows: an Arrow table, or a mapping of fields for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """
+    What one consumer gets of outside rows, column by column.
+
+    Attributes:
+        keys: the keys; null where ``errors`` has an entry about the key.
+        at: event times in microseconds; meaningless where ``errors`` has an entry.
+        ids: ids under which the publisher repeats records, or ``None`` when it does not.
+        errors: why a row is unreadable, by its position.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
+    ids: pa.BinaryArray | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected:
+    """
+    Read key, time and id of every row.
+
+    Args:
+        node: where the injector says that they are.
+        key: the consumer's own key extractor; ``None`` keeps the injector's.
+        rows: the rows.
+
+    Raises:
+        InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
+    """
+    wanted = node.key if key is None else key
+    if isinstance(rows, pa.Table):
+        keys = extract_key_column(wanted, rows)
+        times = _time_column(node.at, rows)
+        ids, id_errors = _id_column(node.id, rows)
+    else:
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
+        times = _times(node.at, rows)
+        ids, id_errors = _ids(node.id, rows)
+    errors = {**id_errors, **times.errors, **keys.errors}
+    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors)
+
+
+def row_count(rows: Rows) -> int:
+    """
+    How many rows there are.
+    """
+    return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
+
+
+def row_values(rows: Rows) -> Values:
+    """
+    The rows as record values: each is a ``dict`` of its fields.
+    """
+    return ArrowValues(rows) if isinstance(rows, pa.Table) else PythonValues(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def _cells(
+    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
+) -> tuple[list[_Read], dict[int, str]]:
+    """
+    What ``read`` makes of each row's cell; ``absent`` and an error where it cannot.
+    """
+    found: list[_Read] = []
+    errors: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        try:
+            found.append(read(_cell(extractor, row)))
+        except InvalidError as error:
+            found.append(absent)
+            errors[position] = str(error)
+    return found, errors
+
+
+def _cell(extractor: FieldExtractor, row: Any) -> Any:
+    if isinstance(extractor, str):
+        if not isinstance(row, Mapping):
+            raise InvalidError("the row has no fields", type=type(row).__name__)
+        if extractor not in row:
+            raise InvalidError("the row has no such field", field=extractor)
+        return row[extractor]
+    try:
+        return extractor(row)
+    except Exception as cause:
+        raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
+
+
+def _time_column(extractor: FieldExtractor, rows: pa.Table) -> InstantColumn:
+    if not isinstance(extractor, str):
+        return _times(extractor, rows.to_pylist())
+    return instant_column_us(_existing(rows, extractor, "time"), extractor)
+
+
+def _times(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> InstantColumn:
+    at, errors = _cells(extractor, rows, parse_instant_us, EventTimeMicros(0))
+    return InstantColumn(at=np.array(at, dtype=np.int64), errors=errors)
+
+
+def _id_column(
+    extractor: FieldExtractor | None, rows: pa.Table
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if not isinstance(extractor, str):
+        return _ids(extractor, [] if extractor is None else rows.to_pylist())
+    column = _existing(rows, extractor, "id")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_id(kind):
+        raise InvalidError(
+            "the id column is neither text nor binary nor a number", column=extractor, type=kind
+        )
+    plain = column.cast(kind)
+    made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
+    return (made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made), {}
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_integer,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _ids(
+    extractor: FieldExtractor | None, rows: Sequence[Mapping[str, Any]]
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if extractor is None:
+        return None, {}
+    ids, errors = _cells(extractor, rows, _id_bytes, None)
+    return pa.array(ids, pa.binary()), errors
+
+
+def _id_bytes(value: Any) -> bytes | None:
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            return value.encode("utf-8", "surrogatepass")
+        case int() if not isinstance(value, bool):
+            return str(value).encode()
+    raise InvalidError("the id is neither text nor bytes nor a whole number", type=type(value).__name__)
+
+
+def _existing(rows: pa.Table, name: str, use: str) -> pa.ChunkedArray:
+    if name not in rows.column_names:
+        raise InvalidError(f"the input has no such {use} column", column=name, columns=rows.column_names)
+    return rows.column(name)

@@ -1,0 +1,162 @@
+"""
+Which record ids an interval has consumed already (MillWheel §6.1.1).
+
+A Bloom filter says "never seen" for nearly every fresh id. A hit is settled exactly, by
+the ``record_ids`` of the key: those of the newest files are still in memory, those of
+older ones are read. False hits cost a read and never a record.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.row_reader import RowReader
+from millpond.statestore.bloom import RecordIdFilter
+from millpond.statestore.interval import Interval
+
+__all__ = ["ID_COLUMNS", "FileKeys", "KnownIds", "ids_in"]
+
+ID_COLUMNS: Final = ("key", "record_ids")
+
+_FILTER_CAPACITY_MIN: Final = 262_144
+_FILTER_ERROR_RATE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FileKeys:
+    """
+    A file and the range of keys it may hold; ``None`` when unknown.
+    """
+
+    path: str
+    min_key: str | None
+    max_key: str | None
+
+    def may_hold_any(self, low: str, high: str) -> bool:
+        """
+        Whether a key in ``low..high`` may be in the file.
+        """
+        return (self.max_key is None or low <= self.max_key) and (
+            self.min_key is None or self.min_key <= high
+        )
+
+
+class KnownIds:
+    """
+    The ids of one interval: a filter, built at the first question, and the newest ids themselves.
+
+    Args:
+        interval: whose ids.
+        reader: reads ``record_ids`` back.
+        budget_bytes: how much of the newest ids stays in memory.
+    """
+
+    def __init__(self, interval: Interval, reader: RowReader, budget_bytes: int) -> None:
+        self._interval = interval
+        self._reader = reader
+        self._budget_bytes = budget_bytes
+        self._filter: RecordIdFilter | None = None
+        self._recent: OrderedDict[str, pa.Table] = OrderedDict()
+        self._recent_bytes = 0
+
+    def prepare(self, files: Sequence[FileKeys]) -> None:
+        """
+        Build the filter from the committed files, unless it is there already.
+        """
+        if self._filter is not None:
+            return
+        paths = [file.path for file in files]
+        ids = ids_in(self._reader.read(paths, ID_COLUMNS, interval=self._interval)) if paths else None
+        count = 0 if ids is None else len(ids)
+        self._filter = RecordIdFilter(max(2 * count, _FILTER_CAPACITY_MIN), _FILTER_ERROR_RATE)
+        if ids is not None and count:
+            self._filter.add(ids)
+
+    def may_be_known(self, prints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """
+        False where an id was never consumed, by its fingerprint; call `prepare` first.
+        """
+        if self._filter is None:
+            return np.ones(len(prints), dtype=np.bool_)
+        return self._filter.might_contain(prints)
+
+    def add(self, prints: npt.NDArray[np.uint64]) -> None:
+        """
+        Note ids that a bundle consumes.
+        """
+        if self._filter is not None:
+            self._filter.add(prints)
+
+    def follow(self, updates: pa.Table) -> None:
+        """
+        Note the ids in updates that another process committed.
+        """
+        if self._filter is not None:
+            ids = ids_in(updates)
+            if len(ids):
+                self._filter.add(ids)
+
+    @property
+    def is_prepared(self) -> bool:
+        """
+        Whether the filter has been built.
+        """
+        return self._filter is not None
+
+    def keep(self, path: str, updates: pa.Table) -> None:
+        """
+        Keep the ids of a file that this process has written.
+        """
+        if self._filter is None:
+            return
+        table = updates.select(ID_COLUMNS)
+        self._recent[path] = table
+        self._recent_bytes += table.nbytes
+        while self._recent_bytes > self._budget_bytes:
+            self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
+
+    def consumed(
+        self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
+    ) -> npt.NDArray[np.bool_]:
+        """
+        Exactly whether each (key, id) has been consumed.
+        """
+        wanted = pa.array(sorted(set(ids)), pa.binary())
+        low, high = min(keys), max(keys)
+        near = [file.path for file in files if file.may_hold_any(low, high)]
+        tables = [self._recent[path] for path in near if path in self._recent]
+        far = [path for path in near if path not in self._recent]
+        found: set[tuple[str, bytes]] = set()
+        for table in tables:
+            found |= _pairs(table, wanted)
+        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in found}
+        if far and missing:
+            read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
+            found |= _pairs(read, wanted)
+        return np.fromiter((pair in found for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
+
+
+def ids_in(updates: pa.Table) -> pa.Array:
+    """
+    All record ids of row updates.
+    """
+    lists = updates.column("record_ids").combine_chunks()
+    ids = lists.flatten().field("id")
+    return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+
+
+def _pairs(updates: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
+    lists = updates.column("record_ids").combine_chunks()
+    ids = lists.flatten().field("id")
+    chosen = pc.is_in(ids, wanted)
+    rows = pc.list_parent_indices(lists).filter(chosen)
+    keys = updates.column("key").combine_chunks().take(rows)
+    return set(zip(keys.to_pylist(), ids.filter(chosen).to_pylist(), strict=True))

@@ -1,0 +1,215 @@
+"""
+The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
+
+While nothing was ever evicted, a key that is not here provably has no row. After that a
+filter of all keys that ever had one answers for most new keys, and the others are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import repeat
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.executor.eviction import EvictionPolicy, window_aware
+from millpond.executor.row_reader import LoadedRows
+from millpond.executor.state import Encoded
+from millpond.executor.timer import Timers
+from millpond.statestore.bloom import RecordIdFilter
+
+__all__ = ["CacheUndo", "RowCache"]
+
+_ROW_BYTES: Final = 240
+"""What a row costs in CPython besides its characters: two strings and its share of a dict."""
+
+_TIMER_BYTES: Final = 160
+_KEEP: Final = 0.9
+"""Eviction stops at this share of the budget, so that it does not come with every bundle."""
+
+_FILTER_CAPACITY_MIN: Final = 65_536
+_FILTER_ERROR_RATE: Final = 0.001
+
+
+class _Absence(Enum):
+    MISSING = "missing"
+
+
+_MISSING: Final = _Absence.MISSING
+_Cached: TypeAlias = Encoded | None | Literal[_Absence.MISSING]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUndo:
+    """
+    What a bundle overwrote.
+    """
+
+    keys: Sequence[str]
+    states: list[_Cached]
+    timers: dict[str, Timers]
+
+
+class RowCache:
+    """
+    Rows in order of their last use.
+
+    Args:
+        budget_bytes: what rows may occupy, by estimate.
+        policy: whom to evict first.
+    """
+
+    def __init__(self, budget_bytes: int, policy: EvictionPolicy = window_aware) -> None:
+        self._budget_bytes = budget_bytes
+        self._policy = policy
+        self._states: dict[str, Encoded | None] = {}
+        self._timers: dict[str, Timers] = {}
+        self._existing: RecordIdFilter | None = None
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._states
+
+    @property
+    def is_complete(self) -> bool:
+        """
+        Whether every key that has a row is here.
+        """
+        return self._existing is None
+
+    def absent(self, keys: Sequence[str]) -> list[str]:
+        """
+        The keys that are not here and may have a row.
+        """
+        if self._existing is None:
+            return []
+        states = self._states
+        unknown = [key for key in keys if key not in states]
+        if not unknown:
+            return []
+        may_exist = self._existing.might_contain(pa.array(unknown, pa.string()))
+        return [unknown[place] for place in np.flatnonzero(may_exist).tolist()]
+
+    def states_of(self, keys: Sequence[str]) -> list[Encoded | None]:
+        """
+        The states of keys of which none is `absent`; ``None`` for a key without one.
+        """
+        return list(map(self._states.get, keys))
+
+    def timers_of(self, key: str) -> Timers:
+        """
+        The timers of a key that is not `absent`.
+        """
+        return self._timers.get(key, ())
+
+    def load(self, rows: LoadedRows) -> None:
+        """
+        Take in rows as they were read.
+        """
+        self._forget(rows.keys)
+        self._states.update(zip(rows.keys, rows.states, strict=True))
+        self._timers.update(rows.timers)
+        self.used_bytes += _weight(rows.keys, rows.states) + _timers_weight(rows.timers.values())
+        self._remember(rows.keys)
+
+    def put(
+        self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
+    ) -> CacheUndo:
+        """
+        Take in a bundle's outcome: states of all its keys, timers of those whose timers changed.
+        """
+        overwritten = {key: self._timers.get(key, ()) for key in timers}
+        before = self._take_out(keys)
+        self._states.update(zip(keys, states, strict=True))
+        self._set_timers(timers)
+        self.used_bytes += _weight(keys, states)
+        if None in states:
+            self._drop_rowless(keys, states)
+        if self._existing is not None:
+            self._remember([key for key, old in zip(keys, before, strict=True) if old is _MISSING])
+        return CacheUndo(keys, before, overwritten)
+
+    def undo(self, undo: CacheUndo) -> None:
+        """
+        Bring back what `put` overwrote.
+        """
+        self._take_out(undo.keys)
+        known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
+        self._states.update(known)
+        self.used_bytes += _weight([key for key, _ in known], [old for _, old in known])
+        self._set_timers(undo.timers)
+
+    def remember(self, keys: Sequence[str]) -> None:
+        """
+        Note that these keys have rows, though they are not here.
+        """
+        self._remember(keys)
+
+    def evict(self, waits: Mapping[str, float]) -> int:
+        """
+        Let rows go until the budget holds; returns how many went.
+
+        Args:
+            waits: how long each key with timers waits for the next one.
+        """
+        if self.used_bytes <= self._budget_bytes:
+            return 0
+        keys = list(self._states)
+        if self._existing is None:
+            capacity = max(2 * len(keys), _FILTER_CAPACITY_MIN)
+            self._existing = RecordIdFilter(capacity, _FILTER_ERROR_RATE)
+            self._remember(keys)
+        order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
+        weights = [_ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
+        freed = np.cumsum(np.asarray(weights)[order])
+        surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
+        count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
+        self._forget([keys[place] for place in order[:count].tolist()])
+        return count
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        self._take_out(keys)
+        for key in keys if self._timers else ():
+            timers = self._timers.pop(key, None)
+            if timers:
+                self.used_bytes -= _TIMER_BYTES * len(timers)
+
+    def _take_out(self, keys: Sequence[str]) -> list[_Cached]:
+        pop = self._states.pop
+        before: list[_Cached] = [pop(key, _MISSING) for key in keys]
+        known = [(key, old) for key, old in zip(keys, before, strict=True) if old is not _MISSING]
+        self.used_bytes -= _weight([key for key, _ in known], [old for _, old in known])
+        return before
+
+    def _set_timers(self, timers: Mapping[str, Timers]) -> None:
+        for key, new in timers.items():
+            old = self._timers.pop(key, ())
+            if new:
+                self._timers[key] = new
+            self.used_bytes += _TIMER_BYTES * (len(new) - len(old))
+
+    def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
+        timers = self._timers
+        gone = [
+            key for key, state in zip(keys, states, strict=True) if state is None and key not in timers
+        ]
+        self._take_out(gone)
+
+    def _remember(self, keys: Sequence[str]) -> None:
+        if self._existing is not None and keys:
+            self._existing.add(pa.array(keys, pa.string()))
+
+
+def _weight(keys: Sequence[str], states: Iterable[Encoded | None]) -> int:
+    return _ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))
+
+
+def _timers_weight(timers: Iterable[Timers]) -> int:
+    return _TIMER_BYTES * sum(map(len, timers))

@@ -1,0 +1,323 @@
+"""
+Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
+
+Everything here can be rebuilt from committed files at any time, and nothing is believed
+beyond them. `SoftState.synchronise` is told the committed files before each bundle: what
+others committed is read, and what this process did that was not committed is taken back.
+Nothing else makes a retried, speculated or moved task safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.eviction import EvictionPolicy, window_aware
+from millpond.executor.known_ids import ID_COLUMNS, FileKeys, KnownIds
+from millpond.executor.row_cache import CacheUndo, RowCache
+from millpond.executor.row_reader import (
+    RowChanges,
+    RowReader,
+    StoreRowReader,
+    load_changes,
+    load_rows,
+)
+from millpond.executor.state import Encoded
+from millpond.executor.timer import TimerQueue, Timers
+from millpond.statestore.check import check
+from millpond.statestore.interval import Interval
+from millpond.statestore.live_file import LiveFile
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.rowfile import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+
+__all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
+
+BUDGET_BYTES: Final = 256 * 2**20
+"""Default budget of an interval's row cache."""
+
+_TENTATIVE_MAX: Final = 8
+"""So many adopted bundles can be taken back one by one; more, and everything is read again."""
+
+_LOAD_ROWS: Final = 131_072
+"""Rows are taken into the cache in slices, so that a small budget is never far exceeded."""
+
+
+@dataclass(slots=True)
+class _Tentative:
+    """
+    A bundle of this process that is not known to be committed.
+    """
+
+    undo: CacheUndo
+    updates: pa.Table
+    path: str | None = None
+    superstep: int = 0
+
+
+class SoftState:
+    """
+    Rows, timers and record ids of one interval.
+
+    Args:
+        interval: whose rows.
+        reader: reads committed row updates.
+        budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
+        policy: which rows to let go first.
+    """
+
+    def __init__(
+        self,
+        interval: Interval,
+        reader: RowReader,
+        budget_bytes: int = BUDGET_BYTES,
+        *,
+        policy: EvictionPolicy = window_aware,
+    ) -> None:
+        self._interval = interval
+        self._reader = reader
+        self._budget_bytes = budget_bytes
+        self._policy = policy
+        self.reset()
+
+    def reset(self) -> None:
+        """
+        Forget everything; the next `synchronise` reads all files.
+        """
+        self._cache = RowCache(self._budget_bytes, self._policy)
+        self._timers = TimerQueue()
+        self._ids = KnownIds(self._interval, self._reader, self._budget_bytes // 4)
+        self._files: dict[str, FileKeys] = {}
+        self._position: str | None = None
+        self._superstep = 0
+        self._tentative: list[_Tentative] = []
+
+    @property
+    def position(self) -> str | None:
+        """
+        The last file applied, be it only adopted; ``None`` before the first.
+        """
+        adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
+        return adopted[-1] if adopted else self._position
+
+    @property
+    def timers(self) -> TimerQueue:
+        """
+        When each key wants to be woken.
+        """
+        return self._timers
+
+    @property
+    def ids(self) -> KnownIds:
+        """
+        The record ids that were consumed.
+        """
+        return self._ids
+
+    @property
+    def files(self) -> list[FileKeys]:
+        """
+        The files that hold the interval's rows, adopted ones included.
+        """
+        return list(self._files.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """
+        What the cached rows occupy, by estimate.
+        """
+        return self._cache.used_bytes
+
+    # ------------------------------------------------------------- following the store
+
+    def synchronise(self, files: Sequence[LiveFile]) -> None:
+        """
+        Become what the committed files say.
+
+        Args:
+            files: all live files that may hold the interval's rows.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong; nothing is believed then.
+        """
+        try:
+            self._settle_tentative({file.path for file in files})
+            self._follow(files)
+        except BaseException:
+            self.reset()
+            raise
+
+    def _settle_tentative(self, committed: set[str]) -> None:
+        while self._tentative and self._tentative[-1].path not in committed:
+            self._take_back(self._tentative.pop())
+        for bundle in self._tentative:
+            self._position = bundle.path
+            self._superstep = max(self._superstep, bundle.superstep)
+        self._tentative.clear()
+
+    def _take_back(self, bundle: _Tentative) -> None:
+        self._cache.undo(bundle.undo)
+        for key, timers in bundle.undo.timers.items():
+            self._timers.set(key, timers)
+        if bundle.path is not None:
+            self._files.pop(bundle.path, None)
+
+    def _follow(self, files: Sequence[LiveFile]) -> None:
+        unknown = [file for file in files if file.path not in self._files]
+        fresh = [file for file in unknown if not _is_rewrite(file, self._superstep)]
+        known = any(file.path in self._files for file in files)
+        if not self._files or (fresh and not known) or not all(map(self._is_news, fresh)):
+            self._rebuild(files)
+            return
+        self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
+        if fresh:
+            self._catch_up(fresh)
+
+    def _is_news(self, file: LiveFile) -> bool:
+        return file.min_superstep is not None and file.min_superstep > self._superstep
+
+    def _rebuild(self, files: Sequence[LiveFile]) -> None:
+        self.reset()
+        self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
+        if not files:
+            return
+        paths = [file.path for file in files]
+        merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
+        for start in range(0, merged.num_rows, _LOAD_ROWS):
+            rows = load_rows(merged.slice(start, _LOAD_ROWS))
+            self._cache.load(rows)
+            self._timers.fill(rows.timers)
+            self._evict(None)
+        self._advance(files)
+
+    def _catch_up(self, fresh: Sequence[LiveFile]) -> None:
+        columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
+        updates = self._reader.read([file.path for file in fresh], columns, interval=self._interval)
+        if self._ids.is_prepared:
+            self._ids.follow(updates)
+        self._apply_changes(load_changes(combine_updates(updates)))
+        self._advance(fresh)
+
+    def _apply_changes(self, changes: RowChanges) -> None:
+        keys, states, timers = changes.keys, changes.states, changes.timers
+        if changes.same_state:
+            old = self._cache.states_of(keys)
+            same = changes.same_state
+            states = [was if key in same else now for key, was, now in zip(keys, old, states, strict=True)]
+        for key, found in timers.items():
+            self._timers.set(key, found)
+        if not self._cache.is_complete:
+            self._cache.remember(keys)
+            here = [place for place, key in enumerate(keys) if key in self._cache]
+            keys, states = [keys[place] for place in here], [states[place] for place in here]
+            timers = {key: timers[key] for key in keys if key in timers}
+        self._cache.put(keys, states, timers)
+        self._evict(None)
+
+    def _advance(self, files: Sequence[LiveFile]) -> None:
+        newest = max(files, key=lambda file: (_newest_superstep(file) or 0, file.added_version))
+        self._position = newest.path
+        self._superstep = max(self._superstep, _newest_superstep(newest) or 0)
+
+    # ------------------------------------------------------------- serving a bundle
+
+    def begin(self) -> None:
+        """
+        Make ready for a bundle: one that was processed but never adopted is taken back.
+        """
+        if self._tentative and self._tentative[-1].path is None:
+            self._take_back(self._tentative.pop())
+
+    def load(self, keys: Sequence[str]) -> list[Encoded | None]:
+        """
+        The states of the keys, read back where they are not at hand; ``None`` for no state.
+        """
+        absent = self._cache.absent(keys)
+        if absent:
+            self._fetch(absent)
+        return self._cache.states_of(keys)
+
+    def timers_of(self, key: str) -> Timers:
+        """
+        The pending timers of a key that was loaded.
+        """
+        return self._cache.timers_of(key)
+
+    def _fetch(self, keys: list[str]) -> None:
+        low, high = min(keys), max(keys)
+        paths = [file.path for file in self._files.values() if file.may_hold_any(low, high)]
+        updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval)
+        self._cache.load(load_rows(merge_updates(updates)))
+
+    def apply(
+        self,
+        updates: pa.Table,
+        keys: Sequence[str],
+        states: Sequence[Encoded | None],
+        timers: Mapping[str, Timers],
+        prints: npt.NDArray[np.uint64] | None,
+        clocks: tuple[int, int],
+    ) -> None:
+        """
+        Take in a bundle's outcome, until `adopt` or `synchronise` says what became of it.
+
+        Args:
+            updates: the row updates that will be written.
+            keys: all keys of the bundle.
+            states: their states now.
+            timers: the timers of those whose timers changed.
+            prints: fingerprints of the ids that were consumed.
+            clocks: low watermark and wall time, for choosing what to evict.
+        """
+        undo = self._cache.put(keys, states, timers)
+        for key, found in timers.items():
+            self._timers.set(key, found)
+        if prints is not None:
+            self._ids.add(prints)
+        self._tentative.append(_Tentative(undo, updates))
+        self._evict(clocks)
+
+    def adopt(self, file: RowFile | None) -> None:
+        """
+        The last bundle's updates have been written to ``file``; ``None``: there were none.
+
+        The next `synchronise` finds out whether the file was committed.
+        """
+        if file is None:
+            return
+        check(
+            bool(self._tentative) and self._tentative[-1].path is None,
+            "a file is adopted once, after its bundle",
+            path=file.path,
+        )
+        bundle = self._tentative[-1]
+        bundle.path, bundle.superstep = file.path, file.superstep
+        self._ids.keep(file.path, bundle.updates)
+        bundle.updates = bundle.updates.slice(0, 0)
+        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key)
+        check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
+
+    def _evict(self, clocks: tuple[int, int] | None) -> None:
+        if self._cache.is_over_budget:
+            self._cache.evict(self._timers.waits(clocks))
+
+
+def _newest_superstep(file: LiveFile) -> int | None:
+    if file.max_superstep is not None:
+        return file.max_superstep
+    # A fold leaves exact statistics out and bounds them by its tag.
+    tag = file.tags.get("superstep", "")
+    return int(tag) if tag.isdecimal() else None
+
+
+def _is_rewrite(file: LiveFile, superstep: int) -> bool:
+    """
+    Whether a file can only hold what was committed, and applied, up to ``superstep``.
+    """
+    written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
+    newest = _newest_superstep(file)
+    return not written_by_a_superstep and newest is not None and newest <= superstep
