@@ -104,10 +104,17 @@ class TestInstant:
         """
         assert parse_instant_us(text) == 1_000_000
 
-    @pytest.mark.parametrize("value", [None, "", "yesterday", "1970-01-01T00:00:01", "1970-01-01", 1.5])
+    @pytest.mark.parametrize("text", ["1970-01-01T00:00:01", "1970-01-01 00:00:01", "19700101T000001"])
+    def test_iso_text_without_a_zone_is_utc(self, text):
+        """
+        Text that names no zone means UTC, on every machine.
+        """
+        assert parse_instant_us(text) == 1_000_000
+
+    @pytest.mark.parametrize("value", [None, "", "yesterday", "1970-13-01", "25:00", 1.5])
     def test_unreadable_times_are_refused(self, value):
         """
-        Null, unparsable text and text without a zone are refused.
+        Null, unparsable text and values of other types are refused.
         """
         with pytest.raises(InvalidError):
             parse_instant_us(value)
