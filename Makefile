@@ -1,0 +1,70 @@
+# Each target sets up what it needs first: .venv with the locked packages, this project in it, Delta's jars.
+# The second time that costs nothing. Needed on the machine: Python 3.11 or newer, Java 17 or newer.
+
+VENV   := .venv
+PYTHON_IN_VENV := $(VENV)/bin/python
+MADE      := $(VENV)/.made
+INSTALLED := $(VENV)/.installed
+JARS      := $(VENV)/.jars
+PYTEST_ARGS ?=
+
+# Spark's workers run the interpreter of the environment, and nobody's other Spark or Python gets in between.
+export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON_IN_VENV)
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup demo test check format bench lock clean java
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
+	@$(PYTHON_IN_VENV) -m examples.zeitgeist
+
+test: java $(JARS) ## Run all tests (within 15 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+	@$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's own rules
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m mypy --strict -p millpond
+	$(PYTHON_IN_VENV) -m codespell_lib
+	$(PYTHON_IN_VENV) -m pytest -q tests/test_tidy.py
+
+format: $(INSTALLED) ## Put the code into its format and mend what ruff can mend
+	$(PYTHON_IN_VENV) -m ruff check --fix-only .
+	$(PYTHON_IN_VENV) -m ruff format .
+
+bench: java $(JARS) ## Measure against Spark's transformWithState; figures in build/bench/throughput.json
+	@mkdir -p build/bench
+	@$(PYTHON_IN_VENV) -m benchmarks.throughput --json build/bench/throughput.json
+
+setup: java $(JARS) ## Only set up: .venv, the locked packages, Delta's jars
+
+lock: ## Pin all packages anew in requirements.lock, as pyproject.toml allows
+	@.ci/lock --upgrade
+
+clean: ## Remove build results and caches (rm -rf .venv for the environment)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+java:
+	@.ci/need-java
+
+$(MADE): .ci/find-python
+	@python=$$(.ci/find-python) && echo "Making $(VENV) with $$python …" && "$$python" -m venv --clear $(VENV)
+	@touch $@
+
+$(INSTALLED): $(MADE) requirements.lock pyproject.toml
+	@echo "Installing the locked packages (about 650 MB to fetch the first time) …"
+	@$(PYTHON_IN_VENV) -m pip install --require-hashes -r requirements.lock
+	@$(PYTHON_IN_VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(JARS): $(INSTALLED)
+	@$(PYTHON_IN_VENV) -m millpond.tools.jars
+	@touch $@

@@ -1,0 +1,136 @@
+"""
+The repository keeps its own rules, and each rule catches what it is there to catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests import tidy
+from tests.tidy import Finding, Source
+
+Rule = Callable[[Source], Iterator[Finding]]
+
+
+@lru_cache(maxsize=1)
+def _sources() -> tuple[Source, ...]:
+    return tuple(tidy.repository_sources())
+
+
+@pytest.mark.parametrize("rule", tidy.RULES, ids=lambda rule: rule.__name__)
+def test_repository_keeps_the_rule(rule: Rule) -> None:
+    """
+    No file of the repository violates the rule.
+    """
+    findings = [str(finding) for source in _sources() for finding in rule(source)]
+
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_all_files_are_looked_at() -> None:
+    """
+    Rooms, tests, documents and the files at the root are among the sources, each once.
+    """
+    paths = [source.path for source in _sources()]
+
+    assert len(set(paths)) == len(paths)
+    assert {"statestore/errors.py", "tests/tidy.py", "pyproject.toml", "Makefile", "README.md"} <= set(paths)
+    assert not [path for path in paths if path.startswith("millpond/statestore/")]
+
+
+@pytest.mark.parametrize("room", tidy.ROOMS)
+def test_each_room_is_linked_into_the_import_root(room: str) -> None:
+    """
+    ``millpond/<room>`` is a relative link to the folder, so a clone works wherever it lies.
+    """
+    link = tidy.ROOT / "millpond" / room
+
+    assert link.readlink() == Path("..") / room
+
+
+PLANTED: list[tuple[Rule, str, str]] = [
+    (tidy.banned_modules, "executor/x.py", "import time"),
+    (tidy.banned_modules, "executor/x.py", "import time as clock"),
+    (tidy.banned_modules, "executor/x.py", "from time import sleep"),
+    (tidy.banned_modules, "tests/unit/test_x.py", "def f():\n    import random"),
+    (tidy.banned_modules, "statestore/x.py", "import uuid"),
+    (tidy.banned_modules, "statestore/x.py", "import numpy as np\nnp.random"),
+    (tidy.banned_modules, "statestore/x.py", "from datetime import datetime\ndatetime.now()"),
+    (tidy.banned_modules, "statestore/x.py", "import datetime as dt\nlater = dt.datetime.now"),
+    (tidy.banned_modules, "statestore/x.py", "from threading import Timer"),
+    (tidy.banned_modules, "statestore/x.py", "import threading\nthreading.Timer(1, print)"),
+    (tidy.arrows_point_down, "statestore/x.py", "from millpond.executor.timer import Timer"),
+    (tidy.arrows_point_down, "executor/x.py", "import millpond.dataflow.window"),
+    (tidy.arrows_point_down, "executor/x.py", "from millpond.testing import models"),
+    (tidy.arrows_point_down, "gc/x.py", "import millpond as mp"),
+    (tidy.arrows_point_down, "gc/x.py", "from millpond import Store"),
+    (tidy.arrows_point_down, "gc/x.py", "from statestore.errors import DataError"),
+    (tidy.arrows_point_down, "gc/x.py", "from . import fold"),
+    (tidy.bare_asserts, "statestore/x.py", "assert 1"),
+    (tidy.prints, "executor/x.py", "print('here')"),
+    (tidy.swallowed_errors, "tools/x.py", "try:\n    f()\nexcept Exception:\n    pass"),
+    (tidy.swallowed_errors, "tools/x.py", "try:\n    f()\nexcept:\n    '''Never mind.'''"),
+    (tidy.swallowed_errors, "tools/x.py", "try:\n    f()\nexcept (OSError, Exception):\n    ..."),
+    (tidy.swallowed_errors, "tools/x.py", "import contextlib\nwith contextlib.suppress(Exception):\n    f()"),
+    (tidy.unbounded_memory, "executor/x.py", "import functools\n@functools.cache\ndef f(x): ..."),
+    (tidy.unbounded_memory, "executor/x.py", "from queue import Queue\nq = Queue()"),
+    (tidy.unbounded_memory, "executor/x.py", "import queue\nq = queue.SimpleQueue()"),
+    (tidy.long_functions, "gc/x.py", "def f():\n" + "    f()\n" * tidy.FUNCTION_LINES_MAX),
+    (tidy.long_files, "gc/x.py", "f()\n" * (tidy.FILE_LINES_MAX + 1)),
+    (tidy.leftovers, "docs/x.md", "a list\n- FIX" + "ME\n"),
+    (tidy.leftovers, "Makefile", "# TO" + "DO: tidy up"),
+    (tidy.missing_docstrings, "executor/x.py", "x = 1"),
+    (tidy.missing_docstrings, "executor/x.py", "'''M.'''\ndef public(): ..."),
+    (tidy.missing_docstrings, "executor/x.py", "'''M.'''\nclass A:\n    '''A.'''\n    def f(self): ..."),
+    (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it(): ..."),
+    (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it():\n    '''One.\n\n    Two.'''"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), PLANTED)
+def test_planted_violation_is_found(rule: Rule, path: str, text: str) -> None:
+    """
+    A rule finds a planted violation exactly once, and prints where it is.
+    """
+    findings = list(rule(Source(path, text)))
+
+    assert len({finding.line for finding in findings}) == 1
+    assert str(findings[0]).startswith(f"{path}:")
+
+
+ALLOWED: list[tuple[Rule, str, str]] = [
+    (tidy.banned_modules, "statestore/system.py", "import time"),
+    (tidy.banned_modules, "executor/x.py", "import timeit_like\nfrom millpond.statestore import system"),
+    (tidy.banned_modules, "executor/x.py", "from datetime import datetime\ndatetime.fromtimestamp(0)"),
+    (tidy.arrows_point_down, "executor/x.py", "import gc\nfrom millpond.gc.fold import Fold"),
+    (tidy.arrows_point_down, "statestore/x.py", "from millpond.migrations import upgrade"),
+    (tidy.arrows_point_down, "tools/x.py", "import millpond as mp"),
+    (tidy.arrows_point_down, "tests/unit/test_x.py", "import millpond as mp"),
+    (tidy.bare_asserts, "tests/unit/test_x.py", "assert 1"),
+    (tidy.prints, "tools/x.py", "print('here')"),
+    (tidy.swallowed_errors, "tools/x.py", "try:\n    f()\nexcept Exception as e:\n    log(e)"),
+    (tidy.swallowed_errors, "tools/x.py", "try:\n    f()\nexcept OSError:\n    pass"),
+    (tidy.unbounded_memory, "executor/x.py", "import functools\n@functools.cache\ndef f(): ..."),
+    (tidy.unbounded_memory, "executor/x.py", "from queue import Queue\nq = Queue(maxsize=1)"),
+    (tidy.long_functions, "gc/x.py", "def f():\n    '''\n" + "    x\n" * 80 + "    '''\n    f()"),
+    (tidy.missing_docstrings, "executor/__init__.py", ""),
+    (
+        tidy.missing_docstrings,
+        "executor/x.py",
+        "'''M.'''\ndef _private(): ...\nclass _P:\n    def f(self): ...",
+    ),
+    (tidy.missing_docstrings, "tests/unit/test_x.py", "def helper(): ..."),
+    (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it():\n    '''Two plus two is four.'''"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), ALLOWED)
+def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
+    """
+    A rule has nothing to say about code beside its mark.
+    """
+    assert list(rule(Source(path, text))) == []

@@ -1,0 +1,371 @@
+"""
+What the repository holds itself to beyond what ruff and mypy can say.
+
+Each rule is a function from one `Source` to its `Finding`s; `RULES` names them all.
+`tests/test_tidy.py` runs them over the repository, and over planted violations.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+ROOMS: Final = ("statestore", "gc", "executor", "dataflow", "tools", "testing", "migrations")
+"""The folders that `millpond/` links to."""
+
+ROOMS_BELOW: Final = {
+    "statestore": ("migrations",),  # opening a catalog brings its schema up to date
+    "migrations": ("statestore",),
+    "gc": ("statestore",),
+    "executor": ("gc", "statestore"),
+    "dataflow": ("executor", "gc", "statestore"),
+    "tools": ("the public face", "dataflow", "executor", "gc", "statestore", "testing", "migrations"),
+    "testing": ("the public face", "dataflow", "executor", "gc", "statestore"),
+}
+"""Which rooms a room may import from, besides itself: arrows point down."""
+
+BANNED: Final = {
+    "time": "take a Clock",
+    "random": "take an Rng",
+    "uuid": "take an Rng and use token()",
+    "secrets": "take an Rng and use token()",
+    "numpy.random": "take an Rng",
+    "threading.Timer": "wait on a Condition or an Event with a timeout",
+    "datetime.datetime.now": "take a Clock and use now_us()",
+    "datetime.datetime.utcnow": "take a Clock and use now_us()",
+    "datetime.datetime.today": "take a Clock and use now_us()",
+    "datetime.date.today": "take a Clock and use now_us()",
+}
+"""What only `statestore/system.py` may touch, and what everybody else uses."""
+
+FUNCTION_LINES_MAX: Final = 70
+FILE_LINES_MAX: Final = 500
+
+_SYSTEM: Final = "statestore/system.py"
+_LEFTOVER: Final = re.compile(r"\b(?:FIX" + "ME|TO" + "DO|XX" + r"X|HA" + r"CK)\b")
+_TEXT_SUFFIXES: Final = (".py", ".md", ".toml", ".yaml", ".yml", ".mako", ".sql", ".sh")
+_CODE_FOLDERS: Final = (*ROOMS, "millpond", "tests", "benchmarks", "examples", "docs", ".ci")
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One violation, printed as ``path:line: message``.
+    """
+
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """
+    A file of the repository: its path from the root, its text, and its syntax tree if it is Python.
+    """
+
+    path: str
+    text: str
+
+    @property
+    def room(self) -> str:
+        """
+        The first part of the path.
+        """
+        return self.path.partition("/")[0]
+
+    @property
+    def is_package_code(self) -> bool:
+        """
+        Whether the file is part of what is installed.
+        """
+        return self.path.endswith(".py") and self.room in (*ROOMS, "millpond")
+
+    def tree(self) -> ast.Module:
+        """
+        The syntax tree; that of an empty module if this is not Python.
+        """
+        return ast.parse(self.text if self.path.endswith(".py") else "", self.path)
+
+    def finding(self, node: ast.AST, message: str) -> Finding:
+        """
+        A violation at a node of the tree.
+        """
+        return Finding(self.path, getattr(node, "lineno", 1), message)
+
+
+def repository_sources(root: Path = ROOT) -> Iterator[Source]:
+    """
+    Every text file that is ours: code, tests, documents, and the files at the root.
+    """
+    at_root = [path for path in sorted(root.iterdir()) if path.is_file()]
+    in_folders = [path for folder in _CODE_FOLDERS for path in sorted((root / folder).rglob("*"))]
+    for path in (*at_root, *in_folders):
+        is_text = path.suffix in _TEXT_SUFFIXES or path.name == "Makefile" or path.parent.name == ".ci"
+        if is_text and path.is_file():
+            relative = path.relative_to(root).as_posix()
+            if not relative.startswith(tuple(f"millpond/{room}/" for room in ROOMS)):
+                yield Source(relative, path.read_text(encoding="utf-8"))
+
+
+# ------------------------------------------------------------------------------ what a file brings in
+
+
+def _imported_names(tree: ast.Module) -> dict[str, str]:
+    """
+    The full names behind the local names that the module's imports make.
+    """
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _dotted(node: ast.expr, names: dict[str, str]) -> str:
+    """
+    The full name behind an expression, by what the module imported; empty if it is no name.
+    """
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, names)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    """
+    Each import with the dotted name of what it brings in; ``import x`` brings in ``x.``.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, f"{alias.name}.") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node, f"{module}.{alias.name}") for alias in node.names)
+
+
+def banned_modules(source: Source) -> Iterator[Finding]:
+    """
+    No clock and no randomness but the injected ones.
+    """
+    if source.path == _SYSTEM:
+        return
+    tree = source.tree()
+    for statement, name in _imports(tree):
+        for banned, instead in BANNED.items():
+            if f"{name}.".startswith(f"{banned}."):
+                yield source.finding(statement, f"`{banned}` is banned: {instead}")
+    names = _imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _dotted(node, names) in BANNED:
+            banned = _dotted(node, names)
+            yield source.finding(node, f"`{banned}` is banned: {BANNED[banned]}")
+
+
+def arrows_point_down(source: Source) -> Iterator[Finding]:
+    """
+    A room imports only from itself and from the rooms below it, by their full names.
+    """
+    if source.room not in ROOMS_BELOW:
+        return
+    allowed = {source.room, *ROOMS_BELOW[source.room]}
+    for statement, name in _imports(source.tree()):
+        parts = name.split(".")
+        if parts[0] in ROOMS and parts[0] != "gc":
+            yield source.finding(statement, f"import it as `millpond.{name}`")
+        elif parts[0] == "":
+            yield source.finding(statement, "no relative imports: they hide which room is meant")
+        elif parts[0] == "millpond":
+            room = parts[1] if parts[1] in ROOMS else "the public face"
+            if room not in allowed:
+                yield source.finding(statement, f"`{source.room}` may not import from {room}")
+
+
+# ------------------------------------------------------------------------------ what it does
+
+
+def bare_asserts(source: Source) -> Iterator[Finding]:
+    """
+    Package code states facts with `check`, which ``python -O`` does not remove.
+    """
+    if source.is_package_code and source.room != "testing":
+        for node in ast.walk(source.tree()):
+            if isinstance(node, ast.Assert):
+                yield source.finding(node, "bare assert vanishes under -O: use statestore.check.check")
+
+
+def prints(source: Source) -> Iterator[Finding]:
+    """
+    Package code logs; only the command line prints.
+    """
+    if source.is_package_code and source.room != "tools":
+        for node in ast.walk(source.tree()):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                yield source.finding(node, "print belongs to tools/: log it, or return it")
+
+
+def swallowed_errors(source: Source) -> Iterator[Finding]:
+    """
+    No handler takes every error and says nothing.
+    """
+    names = _imported_names(source.tree())
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.ExceptHandler) and _catches_all(node.type) and _does_nothing(node.body):
+            yield source.finding(node, "every error is swallowed: name the errors, or handle them")
+        elif isinstance(node, ast.Call) and _dotted(node.func, names) == "contextlib.suppress":
+            for argument in filter(_catches_all, node.args):
+                yield source.finding(argument, "every error is swallowed: name the errors, or handle them")
+
+
+def _catches_all(kind: ast.expr | None) -> bool:
+    if isinstance(kind, ast.Tuple):
+        return any(_catches_all(element) for element in kind.elts)
+    return kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException"))
+
+
+def _does_nothing(body: list[ast.stmt]) -> bool:
+    return all(
+        isinstance(statement, (ast.Pass, ast.Continue))
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in body
+    )
+
+
+def unbounded_memory(source: Source) -> Iterator[Finding]:
+    """
+    Every cache and every queue of package code states its bound.
+    """
+    if not source.is_package_code:
+        return
+    tree = source.tree()
+    names = _imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS):
+            cached = any(_dotted(decorator, names) == "functools.cache" for decorator in node.decorator_list)
+            arguments = node.args
+            if cached and (arguments.args or arguments.posonlyargs or arguments.kwonlyargs):
+                yield source.finding(node, "functools.cache has no bound: lru_cache(maxsize=…)")
+        elif isinstance(node, ast.Call):
+            called = _dotted(node.func, names)
+            if called in ("queue.Queue", "queue.LifoQueue") and not (node.args or node.keywords):
+                yield source.finding(node, "a queue without maxsize has no bound")
+            if called == "queue.SimpleQueue":
+                yield source.finding(node, "a SimpleQueue has no bound: Queue(maxsize=…)")
+
+
+# ------------------------------------------------------------------------------ how it reads
+
+
+def long_functions(source: Source) -> Iterator[Finding]:
+    """
+    No function is longer than a screen; its docstring does not count.
+    """
+    for node in ast.walk(source.tree()):
+        if isinstance(node, _FUNCTIONS):
+            lines = _line_count(node) - _docstring_line_count(node)
+            if lines > FUNCTION_LINES_MAX:
+                yield source.finding(node, f"`{node.name}` has {lines} lines, {FUNCTION_LINES_MAX} at most")
+
+
+def _line_count(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _docstring_line_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return _line_count(node.body[0]) if ast.get_docstring(node, clean=False) is not None else 0
+
+
+def long_files(source: Source) -> Iterator[Finding]:
+    """
+    No Python file grows into an engine.
+    """
+    lines = source.text.count("\n")
+    if source.path.endswith(".py") and lines > FILE_LINES_MAX:
+        yield Finding(source.path, 1, f"{lines} lines, {FILE_LINES_MAX} at most: one noun a file")
+
+
+def leftovers(source: Source) -> Iterator[Finding]:
+    """
+    What is left to do stands in an issue, not in a file.
+    """
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if found := _LEFTOVER.search(line):
+            yield Finding(source.path, number, f"leftover {found.group()}")
+
+
+def missing_docstrings(source: Source) -> Iterator[Finding]:
+    """
+    Every public name of the package says what it is for.
+    """
+    if not source.is_package_code or source.path.startswith("migrations/versions/"):
+        return
+    tree = source.tree()
+    if tree.body and ast.get_docstring(tree) is None:
+        yield source.finding(tree, "the module has no docstring")
+    yield from _undocumented(source, tree.body, "")
+
+
+def _undocumented(source: Source, body: list[ast.stmt], prefix: str) -> Iterator[Finding]:
+    for node in body:
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_"):
+            name = f"{prefix}{node.name}"
+            if ast.get_docstring(node) is None and not _says_it_elsewhere(node):
+                yield source.finding(node, f"`{name}` has no docstring")
+            if isinstance(node, ast.ClassDef):
+                yield from _undocumented(source, node.body, f"{name}.")
+
+
+def _says_it_elsewhere(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """
+    Overloads, overrides and setters are documented with what they belong to.
+    """
+    marks = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+    return bool(marks & {"overload", "override", "setter"})
+
+
+def tests_state_their_fact(source: Source) -> Iterator[Finding]:
+    """
+    Every test has a docstring of one sentence: the fact that it proves.
+    """
+    is_test_file = source.room == "tests" and source.path.rpartition("/")[2].startswith("test_")
+    for node in ast.walk(source.tree()) if is_test_file else ():
+        if isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
+            docstring = ast.get_docstring(node)
+            if docstring is None:
+                yield source.finding(node, f"`{node.name}` does not say which fact it proves")
+            elif "\n\n" in docstring:
+                yield source.finding(node, f"`{node.name}` says more than one fact")
+
+
+RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
+    banned_modules,
+    arrows_point_down,
+    bare_asserts,
+    prints,
+    swallowed_errors,
+    unbounded_memory,
+    long_functions,
+    long_files,
+    leftovers,
+    missing_docstrings,
+    tests_state_their_fact,
+)
+"""All rules, run over every source."""

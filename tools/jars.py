@@ -1,0 +1,76 @@
+"""
+Fetch Delta's jars, so that the first Spark session does not have to.
+
+Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its
+JVM starts. Starting the JVM alone, without a session, does just that: up to a
+minute the first time, three seconds when the jars are there already.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from typing import IO
+
+from delta import configure_spark_with_delta_pip
+from pyspark.conf import SparkConf
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from millpond.statestore.errors import UnavailableError
+
+__all__ = ["fetch", "main"]
+
+_PACKAGES = "spark.jars.packages"
+_REPORT_LINES_MAX = 40
+
+
+def fetch() -> str:
+    """
+    Resolve Delta's jars into Ivy's cache.
+
+    Returns:
+        The coordinates of what was resolved.
+
+    Raises:
+        UnavailableError: the jars could not be had, most often because Maven's repository
+            cannot be reached; the end of Ivy's report rides as a note.
+    """
+    builder = configure_spark_with_delta_pip(SparkSession.builder)
+    packages = str(builder._options[_PACKAGES])  # noqa: SLF001 - the builder has no public reader
+    conf = SparkConf(loadDefaults=False).set(_PACKAGES, packages)
+    with tempfile.TemporaryFile() as report:
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": report, "stderr": report})
+        except PySparkRuntimeError as error:
+            unavailable = UnavailableError("cannot fetch delta's jars", packages=packages)
+            unavailable.add_note(_last_lines(report))
+            raise unavailable from error
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with its standard input
+        gateway.proc.wait(timeout=60)
+    return packages
+
+
+def _last_lines(report: IO[bytes]) -> str:
+    report.seek(0)
+    lines = report.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_REPORT_LINES_MAX:])
+
+
+def main() -> int:
+    """
+    Fetch the jars and say so; the exit code is 1 if they could not be had.
+    """
+    print("Fetching Delta Lake's jars for Spark (once; up to a minute) …", flush=True)
+    try:
+        print(f"Delta Lake's jars are there: {fetch()}")
+    except UnavailableError as error:
+        print("\n".join([*error.__notes__, f"error: {error}"]), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
