@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from millpond.statestore.action import Action, Metadata, Protocol
 from millpond.statestore.delta_schema import delta_schema
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import InvalidError, ObjectExistsError
 from millpond.statestore.log_writer import LogWriter
 from millpond.statestore.plan import Draft
 from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA
@@ -76,14 +76,14 @@ def create_table(
         A writer to the table, at version 0.
 
     Raises:
-        ConflictError: there is a table already, perhaps since a moment ago.
+        ObjectExistsError: there is a table already, perhaps since a moment ago.
         InvalidError: the schema has no place in Delta.
     """
     missing = [column for column in partition_columns if column not in schema.names]
     if missing:
         raise InvalidError("a partition column is not in the schema", columns=missing)
     if log.latest_version() is not None:
-        raise ConflictError("there is a table already", store=log.objects.url)
+        raise ObjectExistsError("there is a table already", store=log.objects.url)
     metadata = Metadata(
         table_id=_table_id(rng.token()),
         name=name,
@@ -104,7 +104,7 @@ def create_rows_table(
     Make the table ``rows`` of a new store.
 
     Raises:
-        ConflictError: there is a table already, perhaps since a moment ago.
+        ObjectExistsError: there is a table already, perhaps since a moment ago.
     """
     partition = pa.field(PARTITION_COLUMN, pa.string())
     return create_table(
@@ -160,7 +160,7 @@ class _CreatePlan:
     def build(self, snapshot: Snapshot, now_ms: int) -> Draft:
         del now_ms
         if snapshot.version != NO_TABLE:
-            raise ConflictError("there is a table already", version=snapshot.version)
+            raise ObjectExistsError("there is a table already", version=snapshot.version)
         return Draft(
             operation="CREATE TABLE",
             actions=(Protocol(), self.metadata),
@@ -169,7 +169,7 @@ class _CreatePlan:
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        raise ConflictError("another process made the table first", actions=len(winner))
+        raise ObjectExistsError("another process made the table first", actions=len(winner))
 
 
 def _table_id(token: str) -> str:
