@@ -187,6 +187,9 @@ class ZooKeeperLeases:
         """
         session_id = self._session.wait_connected(deadline)
         found = self._stand_by(tuple(batch), session_id, on_held, deadline)
+        if on_held == "wait":
+            # The time that was given for the holder is not also the time for the taking.
+            deadline = self._deadline()
         sequencers: dict[Interval, Sequencer] = {}
         operations: list[Operation] = []
         for nodes in found:
@@ -208,7 +211,7 @@ class ZooKeeperLeases:
         watcher = self._on_watch if on_held == "wait" else None
         while True:
             news = self._news
-            found = self._find(intervals, deadline, watcher)
+            found = self._find(intervals, self._deadline() if watcher else deadline, watcher)
             held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
             if held is None or on_held == "take":
                 return found

@@ -87,19 +87,20 @@ cd "$0" && port="$1" && shift || exit 1
 echo "{\\"process_id\\": $!, \\"port\\": $port}" >server.json.new && mv server.json.new server.json
 """
 _POLL_MS: Final = 20
+_END_MS: Final = 5_000
 _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 
 
-def find_java() -> str:
+def find_java(environment: Mapping[str, str] = os.environ) -> str:
     """
     The ``java`` program: of ``JAVA_HOME``, or on the path.
 
     Raises:
         UnavailableError: there is none.
     """
-    home = os.environ.get("JAVA_HOME")
+    home = environment.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else None
-    java = java or shutil.which("java")
+    java = java or shutil.which("java", path=environment.get("PATH", ""))
     if java is None:
         raise UnavailableError("no java found: install java 17 or newer, or name a running zookeeper")
     return java
@@ -170,14 +171,12 @@ class ServerProcess:
     port: int
     folder: Path
 
-    @property
     def is_running(self) -> bool:
         """
         Whether the process is alive and is this server and not another with its id.
         """
         return str(_configuration(self.folder)) in _command_line(self.process_id)
 
-    @property
     def is_serving(self) -> bool:
         """
         Whether a server with this folder's data answers on the port and takes part in its ensemble.
@@ -191,8 +190,8 @@ class ServerProcess:
         Wait until it serves; false if the process ends or the time runs out.
         """
         deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
-        while not self.is_serving:
-            if not self.is_running or clock.monotonic_us() >= deadline_us:
+        while not self.is_serving():
+            if not self.is_running() or clock.monotonic_us() >= deadline_us:
                 return False
             clock.sleep_ms(_POLL_MS)
         return True
@@ -201,24 +200,30 @@ class ServerProcess:
         """
         Send a signal, if the process is this server.
         """
-        if self.is_running:
+        if self.is_running():
             try:
                 os.kill(self.process_id, number)
             except ProcessLookupError:
                 return
 
-    def stop(self, clock: Clock, timeout_ms: float = 5_000) -> bool:
+    def stop(self, clock: Clock) -> bool:
         """
         Ask it to end, then kill it; whether it is gone.
         """
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self.signal(number)
-            deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
-            while self.is_running and clock.monotonic_us() < deadline_us:
-                clock.sleep_ms(_POLL_MS)
-            if not self.is_running:
-                return True
-        return False
+        return self._end(signal.SIGTERM, clock) or self.kill(clock)
+
+    def kill(self, clock: Clock) -> bool:
+        """
+        End it without its consent; whether it is gone.
+        """
+        return self._end(signal.SIGKILL, clock)
+
+    def _end(self, number: int, clock: Clock) -> bool:
+        self.signal(number)
+        deadline_us = clock.monotonic_us() + _END_MS * 1_000
+        while self.is_running() and clock.monotonic_us() < deadline_us:
+            clock.sleep_ms(_POLL_MS)
+        return not self.is_running()
 
     def last_words(self) -> str:
         """

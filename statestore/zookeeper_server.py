@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,7 @@ class EmbeddedZooKeeper:
         rng: spreads the polls of processes that wait for each other.
         port: the client port; any free one unless given.
         java: the ``java`` program; found if not given.
+        answer_timeout_ms: how long a running server may be silent before it is replaced.
 
     Example:
         >>> from millpond.statestore.system import SystemClock, SystemRng
@@ -62,13 +64,21 @@ class EmbeddedZooKeeper:
     """
 
     def __init__(
-        self, folder: Path, clock: Clock, rng: Rng, *, port: int | None = None, java: str | None = None
+        self,
+        folder: Path,
+        clock: Clock,
+        rng: Rng,
+        *,
+        port: int | None = None,
+        java: str | None = None,
+        answer_timeout_ms: int = _READY_MS,
     ) -> None:
         self._folder = folder.resolve()
         self._clock = clock
         self._rng = rng
         self._port = port
         self._java = java
+        self._answer_timeout_ms = answer_timeout_ms
         self._use: int | None = None
         self._process_id = os.getpid()
 
@@ -113,13 +123,15 @@ class EmbeddedZooKeeper:
             return None
         # One that is ours but hangs, and one that is still starting because its starter
         # was killed, look alike at first; after the time-out the former is replaced.
-        if server.wait_serving(self._clock, _READY_MS):
+        if server.wait_serving(self._clock, self._answer_timeout_ms):
             return server
-        server.stop(self._clock)
+        server.kill(self._clock)
         return None
 
     def _start(self) -> ServerProcess:
         java, jars = self._java or find_java(), find_jars()
+        if shutil.which(java) is None:
+            raise UnavailableError("no java found where it was said to be", java=java)
         last_words = ""
         for port in self._ports():
             server = launch(self._folder, port, java=java, jars=jars)
