@@ -1,0 +1,316 @@
+"""
+The store: one place for a pipeline's durable state (architecture §2).
+
+::
+
+    pond/rows/              the Delta table; its log is the only truth
+    pond/catalog.sqlite     what people and tools look things up in; can be rebuilt
+    pond/zookeeper/         the embedded server's data, unless an ensemble is named
+    pond/checkpoints/       Spark's streaming checkpoints
+
+Opening for writing connects to ZooKeeper and compares the log with the high-water mark
+there, so a log that was cut or rolled back is refused instead of read as older data (F5).
+Opening ``read_only`` does neither, starts nothing, and takes part in nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from millpond.statestore.catalog import Catalog, default_catalog_url
+from millpond.statestore.commit import Committer
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.lease import Leases
+from millpond.statestore.log import Log
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects import MemoryObjects, open_objects
+from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.table import check_format, create_rows_table, store_id_of
+from millpond.statestore.types import Clock, Objects, Rng, TableVersion
+from millpond.statestore.view import RowsView
+from millpond.statestore.zookeeper_lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
+from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+
+__all__ = ["Store"]
+
+_ROWS: Final = "rows"
+
+
+class Store:
+    """
+    An open store; made by `open` and `in_memory`, never directly.
+
+    Args:
+        path: where it is.
+        objects: the root of its table.
+        storage_options: how other processes open that root.
+        clock: the source of time.
+        rng: the source of names.
+        leases: makes the leases of this writer, given the store's id and the writer's id;
+            ``None`` for a store that is only read.
+        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
+        resources: closed with the store.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        objects: Objects,
+        *,
+        storage_options: Mapping[str, str],
+        clock: Clock,
+        rng: Rng,
+        leases: Callable[[str, str], Leases] | None,
+        catalog_url: str | None,
+        resources: ExitStack,
+    ) -> None:
+        self.path = path
+        self.objects = objects
+        self.storage_options = dict(storage_options)
+        self.log = Log(objects)
+        self._clock = clock
+        self._resources = resources
+        self._catalog_url = catalog_url
+        self._catalog: Catalog | None = None
+        self._read_only = leases is None
+        snapshot = load(self.log)
+        check_format(snapshot)
+        self.store_id = store_id_of(snapshot)
+        self._leases: Leases | None = None
+        self._committer: Committer | None = None
+        if leases is not None:
+            writer_id = rng.token()
+            self._leases = leases(self.store_id, writer_id)
+            resources.callback(self._leases.close)
+            self._committer = Committer(
+                self.log, clock, rng, self._leases.high_water, writer_id=writer_id
+            )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        zookeeper: str | None = None,
+        catalog: str | None = None,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        create: bool = True,
+        read_only: bool = False,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+    ) -> Self:
+        """
+        Open a store, making it when there is none.
+
+        Args:
+            path: a local folder, or the URL of a folder in an object store.
+            zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
+                the processes of this machine, with its data inside the store's folder.
+            catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
+            storage_options: credentials and endpoints for object stores, passed through.
+            session_timeout_ms: how long ZooKeeper waits for this process when it falls silent.
+            create: whether to make a store where there is none.
+            read_only: only read; needs no ZooKeeper and no lease.
+            clock: the source of time.
+            rng: the source of names.
+
+        Raises:
+            InvalidError: the path is a file, a folder of something else, or a newer store.
+            DataError: the log is damaged, or ends before what has been acknowledged.
+            UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
+
+        Example::
+
+            with Store.open("pond") as store:
+                print(store.rows_view("window_counter").to_arrow())
+        """
+        clock, rng = clock or SystemClock(), rng or SystemRng()
+        local = _local_folder(path)
+        options = dict(storage_options or {})
+        _check_place(local, path, create=create and not read_only)
+        root = str(path).rstrip("/") if local is None else str(local)
+        objects = open_objects(f"{root}/{_ROWS}", options)
+        if Log(objects).latest_version() is None:
+            _create(objects, root, clock, rng, create=create and not read_only)
+        with ExitStack() as resources:
+            leases = None
+            if not read_only:
+                hosts = zookeeper or _embedded(local, root, clock, rng, resources)
+                leases = _zookeeper_leases(hosts, clock, session_timeout_ms)
+            store = cls(
+                root,
+                objects,
+                storage_options=options,
+                clock=clock,
+                rng=rng,
+                leases=leases,
+                catalog_url=catalog or _catalog_url(local),
+                resources=resources,
+            )
+            store._resources = resources.pop_all()
+            return store
+
+    @classmethod
+    def in_memory(
+        cls,
+        *,
+        objects: Objects | None = None,
+        registry: MemoryRegistry | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+    ) -> Self:
+        """
+        A store in this process's memory, with the same commit code: for tests and simulation.
+
+        Args:
+            objects: the shared "disk"; pass the same one to open the same store again.
+            registry: the shared "ZooKeeper".
+            clock: the source of time.
+            rng: the source of names.
+        """
+        own_clock, own_rng = clock or SystemClock(), rng or SystemRng()
+        shared = registry or MemoryRegistry()
+        disk = objects or MemoryObjects()
+        if Log(disk).latest_version() is None:
+            create_rows_table(Log(disk), own_clock, own_rng)
+        return cls(
+            disk.url,
+            disk,
+            storage_options={},
+            clock=own_clock,
+            rng=own_rng,
+            leases=lambda _, writer_id: MemoryLeases(shared, own_clock, writer_id=writer_id),
+            catalog_url=None,
+            resources=ExitStack(),
+        )
+
+    @property
+    def committer(self) -> Committer:
+        """
+        The one way to change the table.
+
+        Raises:
+            InvalidError: the store was opened to be read only.
+        """
+        if self._committer is None:
+            raise InvalidError("the store was opened to be read only", path=self.path)
+        return self._committer
+
+    @property
+    def leases(self) -> Leases:
+        """
+        The leases of this writer.
+
+        Raises:
+            InvalidError: the store was opened to be read only.
+        """
+        if self._leases is None:
+            raise InvalidError("the store was opened to be read only", path=self.path)
+        return self._leases
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """
+        The catalog, opened when first asked for; ``None`` for stores without one.
+
+        Raises:
+            UnavailableError: its database does not answer.
+        """
+        if self._catalog is None and self._catalog_url is not None:
+            self._catalog = Catalog.open(
+                self._catalog_url, self._clock, store_id=self.store_id, read_only=self._read_only
+            )
+            self._resources.callback(self._catalog.close)
+        return self._catalog
+
+    def snapshot(self, version: int | None = None) -> Snapshot:
+        """
+        The table as it is now, or as it was at ``version``; read afresh, whatever writers do.
+
+        Raises:
+            DataError: the log is damaged or does not reach back that far.
+        """
+        return load(self.log, None if version is None else TableVersion(version))
+
+    def rows_view(self, computation: str, version: int | None = None) -> RowsView:
+        """
+        Exactly one row per key of a computation, now or at an older table version.
+        """
+        return RowsView(self.objects, self.snapshot(version), computation, storage_options=self.storage_options)
+
+    def close(self) -> None:
+        """
+        Give leases back, close connections, and stop the embedded server if nobody else uses it.
+        """
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _local_folder(path: str | Path) -> Path | None:
+    text = str(path)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://")).resolve()
+    return None if "://" in text else Path(path).resolve()
+
+
+def _check_place(local: Path | None, path: str | Path, *, create: bool) -> None:
+    if local is None:
+        return
+    if local.exists() and not local.is_dir():
+        raise InvalidError("a store is a folder, and there is a file at its path", path=path)
+    if (local / _ROWS / "_delta_log").is_dir():
+        return
+    if local.is_dir() and any(local.iterdir()):
+        raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
+    if not create:
+        raise InvalidError("there is no store at this path", path=path)
+
+
+def _create(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
+    if not create:
+        raise InvalidError("there is no store at this path", path=root)
+    try:
+        create_rows_table(Log(objects), clock, rng)
+    except ConflictError:
+        # Another process made it at the same moment: its table is as good as ours.
+        return
+
+
+def _embedded(local: Path | None, root: str, clock: Clock, rng: Rng, resources: ExitStack) -> str:
+    if local is None:
+        raise InvalidError(
+            "a store in an object store is shared between machines and needs a ZooKeeper "
+            "ensemble: pass zookeeper='host:port,…'",
+            path=root,
+        )
+    server = EmbeddedZooKeeper(local / "zookeeper", clock, rng)
+    hosts = server.start_or_join()
+    resources.callback(server.close)
+    return hosts
+
+
+def _zookeeper_leases(hosts: str, clock: Clock, session_timeout_ms: int) -> Callable[[str, str], Leases]:
+    def connect(store_id: str, writer_id: str) -> Leases:
+        return ZooKeeperLeases(hosts, store_id, writer_id, clock, session_timeout_ms=session_timeout_ms)
+
+    return connect
+
+
+def _catalog_url(local: Path | None) -> str | None:
+    return None if local is None else default_catalog_url(str(local))
