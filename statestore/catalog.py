@@ -26,6 +26,7 @@ from millpond.statestore.catalog_commits import prune_journals, write_commits
 from millpond.statestore.catalog_engine import connect, default_catalog_url, reading, writing
 from millpond.statestore.catalog_entries import (
     CatalogLimits,
+    CodeVersion,
     ComputationEntry,
     Horizon,
     HorizonKind,
@@ -165,6 +166,13 @@ class Catalog:
         """
         with reading(self._engine) as connection:
             return catalog_topology.read_computations(connection)
+
+    def code_versions(self, computation: str) -> tuple[CodeVersion, ...]:
+        """
+        The last code versions of a computation, oldest first.
+        """
+        with reading(self._engine) as connection:
+            return catalog_topology.read_code_versions(connection, computation)
 
     def streams(self, pipeline: str) -> tuple[StreamDefinition, ...]:
         """

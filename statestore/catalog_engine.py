@@ -25,7 +25,7 @@ __all__ = ["connect", "default_catalog_url", "reading", "replace_rows", "writing
 
 _WRITES: Final = "millpond_writes"
 _BUSY_TIMEOUT_MS: Final = 30_000
-_WAL_ATTEMPTS: Final = 50
+_WAL_ATTEMPTS: Final = 250
 _WAL_PAUSE_MS: Final = 20
 
 
@@ -154,16 +154,17 @@ def _greet(engine: Engine, clock: Clock, *, create: bool) -> None:
 
 
 def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
-    # SQLite does not honour the busy timeout for this one statement.
+    # SQLite honours its busy timeout for this statement only at times, so we wait ourselves.
+    raw.execute("PRAGMA busy_timeout = 0")
     for attempt in range(1, _WAL_ATTEMPTS + 1):
         try:
             raw.execute("PRAGMA journal_mode = WAL").fetchall()
+            break
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or attempt == _WAL_ATTEMPTS:
                 raise UnavailableError("the catalog is busy", attempts=attempt) from error
             clock.sleep_ms(_WAL_PAUSE_MS)
-        else:
-            return
+    raw.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from millpond.statestore.types import (
 
 __all__ = [
     "CatalogLimits",
+    "CodeVersion",
     "ComputationDefinition",
     "ComputationEntry",
     "Horizon",
@@ -128,6 +129,18 @@ class ComputationEntry:
     options: Mapping[str, object]
     recorded_us: WallTimeMicros
     retired_us: WallTimeMicros | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeVersion:
+    """
+    The code of a computation from ``recorded_us`` until the next version.
+    """
+
+    computation: str
+    code_version: int
+    code_hash: str
+    recorded_us: WallTimeMicros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, select
 from millpond.statestore.catalog_engine import replace_rows
 from millpond.statestore.catalog_entries import (
     CatalogLimits,
+    CodeVersion,
     ComputationDefinition,
     ComputationEntry,
     PipelineDefinition,
@@ -26,7 +27,14 @@ from millpond.statestore.catalog_tables import CODE_VERSIONS, COMPUTATIONS, STRE
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import WallTimeMicros
 
-__all__ = ["read_computations", "read_streams", "read_subscriptions", "replay_definition", "write_definition"]
+__all__ = [
+    "read_code_versions",
+    "read_computations",
+    "read_streams",
+    "read_subscriptions",
+    "replay_definition",
+    "write_definition",
+]
 
 
 def write_definition(
@@ -148,6 +156,15 @@ def read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
     """
     rows = connection.execute(select(COMPUTATIONS).order_by(COMPUTATIONS.c.name)).mappings()
     return tuple(ComputationEntry(**{**row, "options": json.loads(row["options"])}) for row in rows)
+
+
+def read_code_versions(connection: Connection, computation: str) -> tuple[CodeVersion, ...]:
+    """
+    The last code versions of a computation, oldest first.
+    """
+    query = select(CODE_VERSIONS).where(CODE_VERSIONS.c.computation == computation)
+    rows = connection.execute(query.order_by(CODE_VERSIONS.c.code_version)).mappings()
+    return tuple(CodeVersion(**row) for row in rows)
 
 
 def read_streams(connection: Connection, pipeline: str) -> tuple[StreamDefinition, ...]:

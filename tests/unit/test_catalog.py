@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,128 +16,32 @@ from millpond.statestore.catalog_engine import default_catalog_url
 from millpond.statestore.catalog_entries import (
     CatalogLimits,
     ComputationDefinition,
-    HorizonKind,
     PipelineDefinition,
-    StreamDefinition,
-    SubscriptionDefinition,
 )
 from millpond.statestore.catalog_facts import (
-    SAVEPOINT_RELEASED,
-    CommitFacts,
-    definition_to_metadata,
-    input_app_id,
-    savepoint_app_id,
     superstep_app_id,
 )
-from millpond.statestore.errors import ConflictError, DataError, InvalidError, UnavailableError
+from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import Fence, pack_fence
+from millpond.statestore.row import Fence
 from millpond.statestore.types import (
     CommitNumber,
     EventTimeMicros,
     Sequencer,
     Superstep,
     TableVersion,
-    WallTimeMicros,
 )
-
-ALL, LEFT, RIGHT = Interval("counter"), Interval("counter", "", "m"), Interval("counter", "m")
-DEFINITION = PipelineDefinition(
-    name="zeitgeist",
-    computations=(
-        ComputationDefinition(name="counter", code_hash="a1", options={"exactly_once": True}),
-        ComputationDefinition(name="spikes", code_hash="b1", codec="msgpack"),
-    ),
-    streams=(
-        StreamDefinition(name="counts", producers=("counter",)),
-        StreamDefinition(name="queries", producers=("queries",)),
-    ),
-    subscriptions=(
-        SubscriptionDefinition(consumer="counter", stream="queries", key_extractor="query"),
-        SubscriptionDefinition(consumer="spikes", stream="counts", key_extractor="key"),
-    ),
+from millpond.testing.commit_history import (
+    ALL,
+    DEFINITION,
+    LEFT,
+    RIGHT,
+    CommitHistory,
+    HandClock,
+    busy_history,
+    everything,
+    packed_fence,
 )
-
-
-class HandClock:
-    """
-    Time that the test moves.
-    """
-
-    def __init__(self) -> None:
-        self.us = 1_000_000
-
-    def now_us(self) -> WallTimeMicros:
-        return WallTimeMicros(self.us)
-
-    def monotonic_us(self) -> int:
-        return self.us
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        self.us += int(duration_ms * 1_000)
-
-
-@dataclass
-class FakeLog:
-    """
-    Commits as a log keeps them: the facts of each, and the newest ``txn`` of every app id.
-    """
-
-    commits: list[CommitFacts] = field(default_factory=list)
-    txns: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def version(self) -> TableVersion:
-        return TableVersion(len(self.commits) - 1)
-
-    def commit(self, txns: dict[str, int], **metadata: object) -> CommitFacts:
-        facts = CommitFacts(
-            version=TableVersion(len(self.commits)),
-            wall_us=WallTimeMicros(5_000_000 + 1_000 * len(self.commits)),
-            txns=txns,
-            metadata=metadata,
-        )
-        self.commits.append(facts)
-        self.txns.update(txns)
-        return facts
-
-    def superstep(self, number: int, fences: dict[Interval, tuple[int, int]]) -> CommitFacts:
-        txns = {interval.app_id: fence(*numbers) for interval, numbers in fences.items()}
-        txns[superstep_app_id("zeitgeist")] = number
-        txns[input_app_id("zeitgeist", "queries", "q-1")] = number - 1
-        marks = {interval.app_id: 1_000 * number for interval in fences}
-        return self.commit(txns, kind="superstep", records=10 * number, late=1, watermarks=marks)
-
-
-def fence(sequencer: int, commit_number: int) -> int:
-    return pack_fence(Sequencer(sequencer), CommitNumber(commit_number))
-
-
-def busy_log() -> FakeLog:
-    log = FakeLog()
-    log.commit({}, kind="create")
-    log.commit({ALL.app_id: fence(1, 0)}, kind="fence", definition=definition_to_metadata(DEFINITION))
-    log.superstep(1, {ALL: (1, 1)})
-    log.superstep(2, {ALL: (1, 2)})
-    log.commit({LEFT.app_id: fence(2, 0), RIGHT.app_id: fence(2, 0)}, kind="fence")
-    log.superstep(3, {LEFT: (2, 1)})
-    log.commit({RIGHT.app_id: fence(3, 0)}, kind="fence")
-    log.superstep(4, {LEFT: (2, 2), RIGHT: (3, 1)})
-    return log
-
-
-def everything(catalog: Catalog) -> tuple[object, ...]:
-    return (
-        catalog.computations(),
-        catalog.streams("zeitgeist"),
-        catalog.subscriptions("zeitgeist"),
-        catalog.intervals(closed=True),
-        [catalog.leases(interval) for interval in (ALL, LEFT, RIGHT)],
-        catalog.input_positions(),
-        catalog.supersteps(),
-        catalog.watermarks("zeitgeist"),
-        [(each.name, each.version, each.released_us) for each in catalog.savepoints(released=True)],
-    )
 
 
 @pytest.fixture
@@ -201,7 +105,7 @@ class TestOpening:
         """A read-only catalog reads while another process records, and refuses to record."""
         url = default_catalog_url(str(tmp_path))
         with Catalog.open(url) as writer, Catalog.open(url, read_only=True) as reader:
-            writer.record_commits(busy_log().commits)
+            writer.record_commits(busy_history().commits)
 
             assert everything(writer) == everything(reader)
             with pytest.raises(UnavailableError):
@@ -240,6 +144,16 @@ class TestTopology:
         (entry,) = catalog.computations()
         assert (entry.code_version, entry.recorded_us) == (3, 1_004_000)
 
+    def test_code_versions_are_bounded(self, clock: HandClock) -> None:
+        """Of ever new code the last versions stay, and the numbers go on."""
+        with Catalog.open("sqlite://", clock, limits=CatalogLimits(code_versions_max=2)) as catalog:
+            for number in range(5):
+                counter = replace(DEFINITION.computations[0], code_hash=f"a{number}")
+                catalog.record_pipeline(PipelineDefinition(name="zeitgeist", computations=(counter,)))
+
+            assert catalog.computations()[0].code_version == 5
+            assert [each.code_hash for each in catalog.code_versions("counter")] == ["a3", "a4"]
+
     def test_what_is_no_longer_declared_is_retired(self, catalog: Catalog) -> None:
         """A computation that left the pipeline is retired and comes back when declared again."""
         catalog.record_pipeline(DEFINITION)
@@ -268,10 +182,10 @@ class TestTopology:
 class TestCommits:
     def test_an_owner_is_followed(self, catalog: Catalog) -> None:
         """An interval shows its owner's last commit, and its owners their versions."""
-        log = FakeLog()
-        log.commit({ALL.app_id: fence(4, 0)})
+        log = CommitHistory()
+        log.commit({ALL.app_id: packed_fence(4, 0)})
         log.superstep(1, {ALL: (4, 1)})
-        log.commit({ALL.app_id: fence(7, 0)})
+        log.commit({ALL.app_id: packed_fence(7, 0)})
         for facts in log.commits:
             catalog.record_superstep(facts)
 
@@ -284,17 +198,17 @@ class TestCommits:
 
     def test_a_split_closes_what_it_replaced(self, catalog: Catalog) -> None:
         """Intervals with shared keys and higher sequencers close the older ones, and a merge reopens."""
-        catalog.record_commits(busy_log().commits)
+        catalog.record_commits(busy_history().commits)
         assert [each.interval for each in catalog.intervals("counter")] == [LEFT, RIGHT]
         assert [each.closed_version for each in catalog.intervals(closed=True)] == [None, 4, None]
 
-        log = busy_log()
-        catalog.record_superstep(log.commit({ALL.app_id: fence(9, 0)}))
+        log = busy_history()
+        catalog.record_superstep(log.commit({ALL.app_id: packed_fence(9, 0)}))
         assert [each.interval for each in catalog.intervals("counter")] == [ALL]
 
     def test_a_late_commit_sets_nothing_back(self, catalog: Catalog) -> None:
         """A commit that is recorded after its successor changes no present state."""
-        log = busy_log()
+        log = busy_history()
         catalog.record_commits(log.commits)
         before = everything(catalog)
         catalog.record_superstep(log.commits[3])
@@ -304,7 +218,7 @@ class TestCommits:
 
     def test_supersteps_are_journaled(self, catalog: Catalog) -> None:
         """The journals say of each superstep what its commit said."""
-        catalog.record_superstep(replace(busy_log().commits[-1], commit_ms=2.5))
+        catalog.record_superstep(replace(busy_history().commits[-1], commit_ms=2.5))
 
         (entry,) = catalog.supersteps("zeitgeist")
         assert (entry.superstep, entry.version, entry.records, entry.late) == (4, 7, 40, 1)
@@ -317,7 +231,7 @@ class TestCommits:
         """Marks that ride as positions are journaled: a computation's as input, an injector's as output."""
         computation, injector = "millpond/watermark/p/computation/c", "millpond/watermark/p/injector/i"
         txns = {superstep_app_id("p"): 1, computation: 5, injector: 9}
-        catalog.record_superstep(FakeLog().commit(txns))
+        catalog.record_superstep(CommitHistory().commit(txns))
 
         marks = {mark.subject: (mark.input_us, mark.output_us) for mark in catalog.watermarks("p")}
         assert marks == {computation: (5, None), injector: (None, 9)}
@@ -325,7 +239,7 @@ class TestCommits:
 
     def test_counts_may_be_in_a_block(self, catalog: Catalog) -> None:
         """Counters are found under ``counts`` as well."""
-        facts = FakeLog().commit({superstep_app_id("p"): 1}, counts={"records": 3, "dead_letters": 2})
+        facts = CommitHistory().commit({superstep_app_id("p"): 1}, counts={"records": 3, "dead_letters": 2})
         catalog.record_superstep(facts)
 
         (entry,) = catalog.supersteps()
@@ -334,14 +248,14 @@ class TestCommits:
     def test_malformed_inputs_are_data_errors(self, catalog: Catalog) -> None:
         """An input app id or a definition that cannot be read is refused."""
         with pytest.raises(DataError, match="malformed input"):
-            catalog.record_superstep(FakeLog().commit({"millpond/input/only": 1}))
+            catalog.record_superstep(CommitHistory().commit({"millpond/input/only": 1}))
         with pytest.raises(DataError, match="definition"):
-            catalog.record_superstep(FakeLog().commit({}, definition={"name": "p"}))
+            catalog.record_superstep(CommitHistory().commit({}, definition={"name": "p"}))
 
     def test_the_journals_are_bounded(self, clock: HandClock) -> None:
         """Only the last supersteps, owners and code versions stay, whatever the number of commits."""
         limits = CatalogLimits(supersteps_max=16, leases_per_interval_max=3, code_versions_max=2)
-        log = FakeLog()
+        log = CommitHistory()
         with Catalog.open("sqlite://", clock, limits=limits) as catalog:
             for number in range(1, 101):
                 catalog.record_superstep(log.superstep(number, {ALL: (number, 0)}))
@@ -353,7 +267,7 @@ class TestCommits:
     def test_wide_supersteps_are_bounded_by_rows(self, clock: HandClock) -> None:
         """The watermark journal is cut by rows when supersteps touch many intervals."""
         intervals = [Interval("wide", f"{n:03}", f"{n + 1:03}") for n in range(50)]
-        log = FakeLog()
+        log = CommitHistory()
         with Catalog.open("sqlite://", clock, limits=CatalogLimits(watermark_rows_max=120)) as catalog:
             for number in range(1, 11):
                 fences = dict.fromkeys(intervals, (1, number))
@@ -362,138 +276,6 @@ class TestCommits:
             kept = {mark.superstep for mark in catalog.watermarks("zeitgeist")}
             assert kept == {8, 9, 10}
             assert len(catalog.intervals()) == 50
-
-
-class TestPins:
-    def test_savepoints_are_kept_until_released(self, catalog: Catalog) -> None:
-        """A savepoint is open until it is released, and its name stays taken."""
-        catalog.add_savepoint("before upgrade", TableVersion(5), "by hand")
-        assert [(each.name, each.version, each.note) for each in catalog.savepoints()] == [
-            ("before upgrade", 5, "by hand")
-        ]
-
-        catalog.release_savepoint("before upgrade")
-        assert catalog.savepoints() == ()
-        assert len(catalog.savepoints(released=True)) == 1
-        with pytest.raises(InvalidError, match="existed"):
-            catalog.add_savepoint("before upgrade", TableVersion(6))
-        with pytest.raises(InvalidError, match="no open savepoint"):
-            catalog.release_savepoint("before upgrade")
-
-    def test_a_collector_respects_readers_and_savepoints(self, catalog: Catalog) -> None:
-        """A collector cannot publish above what a reader or a savepoint needs."""
-        catalog.publish_horizon("reader", TableVersion(7))
-        catalog.add_savepoint("kept", TableVersion(5))
-        assert catalog.oldest_needed() == 5
-        with pytest.raises(ConflictError, match="still needed"):
-            catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
-
-        catalog.release_savepoint("kept")
-        catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
-        assert {(each.holder, each.version) for each in catalog.horizons()} == {("gc", 7), ("reader", 7)}
-
-    def test_a_reader_respects_collectors(self, catalog: Catalog) -> None:
-        """Nobody can begin to need what is being collected, and what is collected stays so."""
-        catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
-        with pytest.raises(ConflictError, match="being collected"):
-            catalog.publish_horizon("reader", TableVersion(6))
-        with pytest.raises(ConflictError, match="being collected"):
-            catalog.add_savepoint("late", TableVersion(6))
-        with pytest.raises(ConflictError, match="cannot fall"):
-            catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
-
-        catalog.withdraw_horizon("gc")
-        assert len(catalog.horizons()) == 1
-
-    def test_a_silent_reader_expires(self, catalog: Catalog, clock: HandClock) -> None:
-        """A reader that stops renewing holds nothing up after its lifetime."""
-        catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=1_000)
-        clock.sleep_ms(999)
-        assert catalog.oldest_needed() == 3
-
-        clock.sleep_ms(1)
-        assert catalog.oldest_needed() is None
-        catalog.publish_horizon("gc", TableVersion(9), HorizonKind.COLLECTOR)
-
-    def test_a_reader_withdraws(self, catalog: Catalog) -> None:
-        """A reader that is done holds nothing up."""
-        catalog.publish_horizon("reader", TableVersion(3))
-        catalog.withdraw_horizon("reader")
-
-        assert catalog.horizons() == ()
-
-    def test_a_collector_cannot_expire(self, catalog: Catalog) -> None:
-        """What a collector took stays taken, so its horizon has no lifetime."""
-        with pytest.raises(InvalidError):
-            catalog.publish_horizon("gc", TableVersion(1), HorizonKind.COLLECTOR, lifetime_ms=5)
-
-
-class TestRebuilding:
-    def test_losing_the_catalog_loses_nothing(self, catalog: Catalog, clock: HandClock) -> None:
-        """A catalog rebuilt from the log equals the one that was kept all the time."""
-        log = busy_log()
-        log.commit({savepoint_app_id("a"): 3, savepoint_app_id("b"): 4})
-        log.commit({savepoint_app_id("b"): SAVEPOINT_RELEASED})
-        for facts in log.commits:
-            catalog.record_superstep(facts)
-
-        with Catalog.open("sqlite://", clock) as rebuilt:
-            rebuilt.rebuild(log, reversed(log.commits))
-
-            assert everything(rebuilt) == everything(catalog)
-
-    def test_rebuilding_a_whole_catalog_changes_nothing(self, catalog: Catalog) -> None:
-        """Rebuilding twice, or without a loss, is the same as once."""
-        log = busy_log()
-        catalog.record_pipeline(DEFINITION)
-        catalog.record_commits(log.commits)
-        before = everything(catalog)
-        catalog.rebuild(log, log.commits)
-        catalog.rebuild(log, log.commits)
-
-        assert everything(catalog) == before
-
-    def test_the_snapshot_speaks_for_commits_that_are_gone(self, catalog: Catalog, clock: HandClock) -> None:
-        """After log cleanup positions, owners and open intervals are all still there."""
-        log = busy_log()
-        catalog.record_commits(log.commits)
-        with Catalog.open("sqlite://", clock) as rebuilt:
-            rebuilt.rebuild(log, log.commits[-1:])
-
-            fences = [(each.interval, each.fence) for each in catalog.intervals()]
-            assert [(each.interval, each.fence) for each in rebuilt.intervals()] == fences
-            assert rebuilt.input_positions() == catalog.input_positions()
-            assert rebuilt.supersteps() == catalog.supersteps(limit=1)
-            assert len(rebuilt.intervals(closed=True)) == 3
-
-    def test_an_empty_log_tail_is_enough(self, catalog: Catalog) -> None:
-        """The snapshot alone gives the present state, and no journal."""
-        log = busy_log()
-        catalog.rebuild(log, ())
-
-        assert [each.interval for each in catalog.intervals()] == [LEFT, RIGHT]
-        assert [each.opened_version for each in catalog.intervals()] == [None, None]
-        assert catalog.supersteps() == ()
-
-    def test_what_the_log_never_had_goes(self, catalog: Catalog) -> None:
-        """Journal entries above the log's newest version are dropped (the store was rolled back)."""
-        log = busy_log()
-        catalog.record_commits(log.commits)
-        shorter = FakeLog(log.commits[:4], {ALL.app_id: fence(1, 2)})
-        catalog.rebuild(shorter, log.commits)
-
-        assert [each.superstep for each in catalog.supersteps()] == [2, 1]
-        assert [each.interval for each in catalog.intervals()] == [ALL]
-
-    def test_a_newer_definition_stays(self, catalog: Catalog, clock: HandClock) -> None:
-        """A definition in an old commit does not replace one that was declared since."""
-        clock.us = 9_000_000
-        newer = replace(DEFINITION.computations[0], code_hash="a2")
-        catalog.record_pipeline(replace(DEFINITION, computations=(newer,)))
-        log = busy_log()
-        catalog.rebuild(log, log.commits)
-
-        assert [each.code_hash for each in catalog.computations()] == ["a2"]
 
 
 def test_many_processes_open_at_once(tmp_path: Path) -> None:
@@ -523,7 +305,7 @@ def test_many_processes_open_at_once(tmp_path: Path) -> None:
 
 def test_extreme_times_fit() -> None:
     """The ends of time are stored as they are."""
-    log = FakeLog()
+    log = CommitHistory()
     facts = log.superstep(1, {ALL: (1, 1)})
     ends = replace(
         facts, metadata={"watermarks": {ALL.app_id: -(2**63)}, "output_watermarks": {"s": 2**63 - 1}}
