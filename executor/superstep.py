@@ -16,7 +16,7 @@ A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from millpond.executor.delivery import (
     summarise_productions,
 )
 from millpond.executor.injector import InjectorLogic
+from millpond.executor.journal import Journal
 from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.position import (
     admit_batch,
@@ -47,6 +48,7 @@ from millpond.executor.sink_delivery import SinkDelivery
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.executor.watermark import WatermarkAuthority
+from millpond.statestore.action import JsonValue
 from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import OnHeld
@@ -87,6 +89,12 @@ class Totals:
     timers: int = 0
     dead_letters: int = 0
     productions: int = 0
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        """
+        Name and value of each counter.
+        """
+        return ((name, getattr(self, name)) for name in self.__slots__)
 
     def plus(self, other: Totals) -> Totals:
         """
@@ -158,6 +166,7 @@ class Coordinator:
         self._authority = WatermarkAuthority(topology)
         self._injectors: dict[str, InjectorLogic] = {}
         self._sinks = SinkDelivery(store, topology)
+        self._journal = Journal(store, topology, clock)
         self._pending = _Pending()
         self._superstep = Superstep(0)
         self._totals = Totals()
@@ -191,13 +200,17 @@ class Coordinator:
         for owned in self._ownership.all():
             self._observe(owned)
         self._sinks.open(self._superstep, self._pending.sources)
+        self._journal.open()
 
     def close(self) -> None:
         """
         Wait for the sinks, give the leases back. What was committed stays; nothing else was promised.
         """
-        self._sinks.close()
-        self._ownership.close()
+        try:
+            self._sinks.close()
+        finally:
+            self._journal.close()
+            self._ownership.close()
 
     def _restore_watermarks(self, positions: Mapping[str, int]) -> None:
         pipeline = self.topology.name
@@ -429,12 +442,13 @@ class Coordinator:
             kind="superstep",
             writes=tuple(writes),
             positions=self._positions(plan, position, totals),
-            metadata=self._metadata(plan, position),
+            metadata=self._metadata(counts, position),
         )
         self._sinks.wait()
         committing_us = self._clock.monotonic_us()
         committed = self._ownership.commit(request)
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
+        self._journal.record(request, committed, commit_ms)
         self._totals = totals
         self._superstep = plan.superstep
         self._apply(ordered, control_file, control_productions)
@@ -558,8 +572,8 @@ class Coordinator:
             wanted[watermark_app_id(pipeline, "injector", name)] = logic.watermark
         for name in self.topology.computations:
             wanted[watermark_app_id(pipeline, "computation", name)] = self._authority.input_watermark(name)
-        for name in Totals.__slots__:
-            wanted[total_app_id(pipeline, name)] = getattr(totals, name)
+        for name, total in totals.items():
+            wanted[total_app_id(pipeline, name)] = total
         stored = self._store.committer.snapshot.txns
         return {
             app_id: version
@@ -567,11 +581,11 @@ class Coordinator:
             if stored.get(app_id) != version and version != TIME_MIN_US
         }
 
-    def _metadata(
-        self, plan: SuperstepPlan, position: InputPosition | None
-    ) -> dict[str, str | int | float | bool | None]:
-        consumed = {} if position is None else {"input": position.stream, "batch": position.batch}
-        return {"pipeline": self.topology.name, "superstep": plan.superstep, **consumed}
+    def _metadata(self, counts: Totals, position: InputPosition | None) -> dict[str, JsonValue]:
+        consumed: dict[str, JsonValue] = (
+            {} if position is None else {"input": position.stream, "batch": position.batch}
+        )
+        return {"pipeline": self.topology.name, "counts": dict(counts.items()), **consumed}
 
     def _report(
         self,

@@ -276,7 +276,8 @@ def _check_place(local: Path | None, path: str | Path, *, create: bool) -> None:
         raise InvalidError("a store is a folder, and there is a file at its path", path=path)
     if (local / _ROWS / "_delta_log").is_dir():
         return
-    if local.is_dir() and any(local.iterdir()):
+    # An empty `rows` is what a process leaves that was killed while it made the store.
+    if local.is_dir() and any(entry.name != _ROWS or any(entry.iterdir()) for entry in local.iterdir()):
         raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
     if not create:
         raise InvalidError("there is no store at this path", path=path)

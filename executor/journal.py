@@ -1,0 +1,141 @@
+"""
+What a pipeline tells the catalog: its topology once, and what every commit said.
+
+Nothing waits for the catalog and nothing rests on it: it is rebuilt from the log when lost.
+So a catalog that fails is reported in the log of the process, and the pipeline goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+
+import cloudpickle
+
+from millpond.executor.topology import Topology
+from millpond.statestore.catalog_entries import (
+    ComputationDefinition,
+    PipelineDefinition,
+    StreamDefinition,
+    SubscriptionDefinition,
+)
+from millpond.statestore.catalog_facts import CommitFacts
+from millpond.statestore.catalog_journal import CatalogJournal
+from millpond.statestore.commit import Committed, CommitRequest
+from millpond.statestore.errors import MillpondError
+from millpond.statestore.row import pack_fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock
+
+__all__ = ["Journal", "definition_of"]
+
+_LOG = logging.getLogger("millpond")
+
+
+class Journal:
+    """
+    Writes to a store's catalog, beside the commits and never before them.
+    """
+
+    def __init__(self, store: Store, topology: Topology, clock: Clock) -> None:
+        self._store = store
+        self._topology = topology
+        self._clock = clock
+        self._writer: CatalogJournal | None = None
+
+    def open(self) -> None:
+        """
+        Record the topology and start the background writer; a store without a catalog needs neither.
+        """
+        self._attempt(self._start)
+
+    def record(self, request: CommitRequest, committed: Committed, commit_ms: float) -> None:
+        """
+        Note what a commit said.
+        """
+        writer = self._writer
+        if writer is None:
+            return
+        fences = {
+            write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
+            for write in request.writes
+        }
+        marks = {w.interval.app_id: int(w.watermark) for w in request.writes if w.watermark is not None}
+        facts = CommitFacts(
+            version=committed.version,
+            wall_us=self._clock.now_us(),
+            txns=fences | dict(request.positions),
+            metadata={**request.metadata, "kind": request.kind, "watermarks": marks},
+            commit_ms=commit_ms,
+        )
+        self._attempt(lambda: writer.submit(facts))
+
+    def close(self) -> None:
+        """
+        Write what is waiting and stop.
+        """
+        if self._writer is not None:
+            self._attempt(self._writer.close)
+            self._writer = None
+
+    def _start(self) -> None:
+        catalog = self._store.catalog
+        if catalog is not None:
+            catalog.record_pipeline(definition_of(self._topology))
+            self._writer = CatalogJournal(catalog)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except MillpondError as error:
+            _LOG.warning("the catalog is behind; it can be rebuilt from the log: %s", error)
+
+
+def definition_of(topology: Topology) -> PipelineDefinition:
+    """
+    A topology as the catalog keeps it; the code's version is a hash of the pickled computation.
+    """
+    computations = tuple(
+        ComputationDefinition(
+            name=node.name,
+            code_hash=hashlib.sha256(cloudpickle.dumps(node.computation)).hexdigest(),
+            codec=node.computation.codec.name,
+            options={
+                "exactly_once": node.exactly_once,
+                "on_error": node.on_error,
+                "retries": node.retries,
+                "intervals": node.intervals,
+            },
+        )
+        for node in topology.computations.values()
+    )
+    subscriptions = tuple(
+        SubscriptionDefinition(consumer=node.name, stream=one.stream, key_extractor=_text(one.key))
+        for node in topology.computations.values()
+        for one in node.subscriptions
+    )
+    names = {one.stream for one in subscriptions} | {sink.stream for sink in topology.sinks.values()}
+    names |= {stream for node in topology.computations.values() for stream in node.produces}
+    streams = tuple(
+        StreamDefinition(
+            name=name,
+            producers=(
+                ("injector",)
+                if name in topology.injectors
+                else tuple(node.name for node in topology.producers_of(name))
+            ),
+        )
+        for name in sorted(names)
+    )
+    return PipelineDefinition(
+        name=topology.name, computations=computations, streams=streams, subscriptions=subscriptions
+    )
+
+
+def _text(extractor: object) -> str:
+    if extractor is None:
+        return "the record's own key"
+    if isinstance(extractor, str):
+        return extractor
+    return getattr(extractor, "__qualname__", repr(extractor))
