@@ -4,18 +4,37 @@ Sinks: streams on their way out of Millpond, exactly once (MillWheel §6.1, arch
 A runner hands a sink each committed superstep's productions, in order, and after a crash the
 last superstep again. The sink stores the superstep's number in the same commit as the data, so
 what it already has it skips. Nothing that has not been committed ever reaches a sink.
+
+`DeltaSink` is the one that comes with Millpond; another is a class with ``identity`` and
+``open`` whose writer remembers the superstep as safely as it keeps the records.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 from urllib.parse import quote
 
+import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from millpond.statestore.types import Superstep
+from millpond.executor.sink_columns import SINK_SCHEMA, sink_table
+from millpond.statestore.action import Add
+from millpond.statestore.append import append
+from millpond.statestore.delta_schema import delta_schema
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.log import Log
+from millpond.statestore.log_writer import LogWriter
+from millpond.statestore.objects import open_objects
+from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.table import create_table
+from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
-__all__ = ["Sink", "SinkWriter", "sink_app_id"]
+__all__ = ["DeltaSink", "DeltaSinkWriter", "Sink", "SinkWriter", "sink_app_id"]
 
 
 class SinkWriter(Protocol):
@@ -41,6 +60,7 @@ class SinkWriter(Protocol):
         Raises:
             InvalidError: the records do not fit the sink.
             UnavailableError: the sink is away; the same call may be made again.
+            OutcomeUnknownError: the records may have arrived; the same call may be made again.
         """
         ...
 
@@ -58,9 +78,22 @@ class Sink(Protocol):
         """
         ...
 
-    def open(self, store_id: str, pipeline: str, name: str) -> SinkWriter:
+    def open(
+        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> SinkWriter:
         """
         Make the running side for one sink of one pipeline of one store.
+
+        Args:
+            store_id: the store whose supersteps are counted.
+            pipeline: the pipeline.
+            name: the sink's name in it.
+            clock: for timestamps and waiting; the machine's unless given.
+            rng: for file names; the machine's unless given.
+
+        Raises:
+            InvalidError: the place holds something else.
+            UnavailableError: the place does not answer.
         """
         ...
 
@@ -73,4 +106,174 @@ def sink_app_id(store_id: str, pipeline: str, name: str) -> str:
         >>> sink_app_id("51d0", "zeitgeist", "spikes")
         'millpond/sink/51d0/zeitgeist/spikes'
     """
-    return f"millpond/sink/{quote(store_id, safe='')}/{quote(pipeline, safe='')}/{quote(name, safe='')}"
+    return "/".join(["millpond", "sink", *(quote(part, safe="") for part in (store_id, pipeline, name))])
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """
+    A Delta table that a stream is appended to; made when it is not there.
+
+    Args:
+        path: the table's folder or URL.
+        schema: its columns; ``key`` and ``at`` are the record's own, the others are fields of
+            its value. Without one the columns are ``key``, ``at`` and ``value`` as JSON text.
+            A value that does not fit stops the run: nothing is dropped in silence.
+        storage_options: what ``obstore`` needs to open the URL.
+
+    Example:
+        >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
+        'out/spikes'
+    """
+
+    path: str
+    schema: pa.Schema | None = None
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """
+        Refuse what can never be a table while the caller is still near.
+        """
+        if not isinstance(self.path, str) or not self.path:
+            raise InvalidError("a Delta sink needs a path", path=self.path)
+        if self.schema is not None:
+            delta_schema(self.schema)
+
+    @property
+    def identity(self) -> str:
+        """
+        The table's URL, or its absolute path on this machine.
+        """
+        return _absolute(self.path)
+
+    def open(
+        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> DeltaSinkWriter:
+        """
+        Open the table, or make it.
+
+        Raises:
+            InvalidError: there is a table with other columns, or a partitioned one.
+            UnavailableError: the folder or bucket cannot be opened.
+        """
+        return DeltaSinkWriter(
+            open_objects(self.path, self.storage_options),
+            clock or SystemClock(),
+            rng or SystemRng(),
+            name=name,
+            app_id=sink_app_id(store_id, pipeline, name),
+            schema=self.schema,
+        )
+
+
+class DeltaSinkWriter:
+    """
+    Appends supersteps to one Delta table: one file and one commit each.
+
+    Args:
+        objects: the table's root.
+        clock: for timestamps and waiting.
+        rng: for file names and the table's identity.
+        name: the sink's name.
+        app_id: what the last superstep is remembered under.
+        schema: the columns; ``None`` means `SINK_SCHEMA`.
+    """
+
+    def __init__(
+        self, objects: Objects, clock: Clock, rng: Rng, *, name: str, app_id: str, schema: pa.Schema | None
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._rng = rng
+        self._name = name
+        self._app_id = app_id
+        self._schema = schema
+        self._writer = _open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
+
+    @property
+    def delivered(self) -> Superstep:
+        """
+        The last superstep that the table has; 0 when it has none.
+        """
+        return Superstep(self._writer.snapshot.txns.get(self._app_id, 0))
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        """
+        Append a superstep's productions, unless the table has them already.
+
+        Raises:
+            InvalidError: a value does not fit its column; the error names sink, column and key.
+            OutcomeUnknownError: the commit may have landed; the same call again decides.
+            UnavailableError: the table is away; nothing was written.
+        """
+        if superstep <= self.delivered or not productions.num_rows:
+            return
+        table = sink_table(productions, self._schema, self._name)
+        add = self._put(superstep, table)
+        append(
+            self._writer,
+            (add,),
+            txns={self._app_id: superstep},
+            metadata={"sink": self._name, "superstep": superstep},
+            rows=table.num_rows,
+        )
+
+    def _put(self, superstep: Superstep, table: pa.Table) -> Add:
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
+        data = buffer.getvalue().to_pybytes()
+        path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
+        self._objects.put_if_absent(path, data)
+        return Add(
+            path=path,
+            size_bytes=len(data),
+            partition_values={},
+            modification_time_ms=self._clock.now_us() // 1_000,
+            stats=orjson.dumps({"numRecords": table.num_rows}).decode(),
+        )
+
+
+def _open_table(objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema) -> LogWriter:
+    log = Log(objects)
+    if log.latest_version() is None:
+        try:
+            return create_table(log, clock, rng, schema=schema, name=name)
+        except ConflictError:
+            # Another process has made it since; whether it fits is looked at below.
+            pass
+    snapshot = load(log)
+    _check_fits(snapshot, schema, name, objects.url)
+    return LogWriter(log, snapshot, clock, rng)
+
+
+_FIELDS: Final = "fields"
+
+
+def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
+    metadata = snapshot.metadata
+    if metadata is None:
+        raise InvalidError("the sink's table has no metadata", sink=name, path=url)
+    if metadata.partition_columns:
+        raise InvalidError(
+            "a Delta sink cannot append to a partitioned table",
+            sink=name,
+            path=url,
+            partition_columns=list(metadata.partition_columns),
+        )
+    there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
+    for column in orjson.loads(delta_schema(schema))[_FIELDS]:
+        found = there.get(column["name"])
+        if found != column["type"]:
+            raise InvalidError(
+                "the sink's table has other columns",
+                sink=name,
+                path=url,
+                column=column["name"],
+                wanted=column["type"],
+                found=found,
+            )
+
+
+def _absolute(path: str) -> str:
+    local = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in local else str(Path(local).absolute())

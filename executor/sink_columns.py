@@ -10,6 +10,8 @@ the schema does not name is left out; a column that the value does not have is n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
 from typing import Any, Final
 
 import orjson
@@ -28,6 +30,7 @@ SINK_SCHEMA: Final = pa.schema(
 
 _OWN: Final = ("key", "at")
 _VALUE: Final = "value"
+_MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
 
 def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa.Table:
@@ -72,7 +75,7 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
     cells = [_cell(value, field.name) for value in values]
     try:
         return _array(cells, field)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError, InvalidError) as cause:
+    except _MISFITS as cause:
         row = next(row for row, cell in enumerate(cells) if not _fits(cell, field))
         error = InvalidError(
             "a value does not fit its column of the sink",
@@ -92,19 +95,26 @@ def _cell(value: Any, name: str) -> Any:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    if pa.types.is_timestamp(field.type):
-        micros = [None if cell is None else parse_instant_us(cell) for cell in cells]
-        made = pa.array(micros, TIMESTAMP).cast(field.type)
-    else:
-        made = pa.array(cells, field.type)
+    made = pa.array([None if cell is None else _converted(cell, field.type) for cell in cells], field.type)
     if made.null_count and not field.nullable:
         raise InvalidError("the column does not take nulls", column=field.name)
     return made
 
 
+def _converted(cell: Any, kind: pa.DataType) -> Any:
+    """
+    What JSON cannot say is read from text: times, dates, decimal numbers.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)
+    if pa.types.is_date(kind):
+        return date.fromisoformat(cell)
+    return Decimal(str(cell)) if pa.types.is_decimal(kind) else cell
+
+
 def _fits(cell: Any, field: pa.Field) -> bool:
     try:
         _array([cell], field)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError, InvalidError):
+    except _MISFITS:
         return False
     return True
