@@ -117,9 +117,7 @@ class Context:
         """
         self._timers.delete(tag, self._domain(domain))
 
-    def produce(
-        self, stream: str, value: Any, key: str | None = None, at: Moment | None = None
-    ) -> None:
+    def produce(self, stream: str, value: Any, key: str | None = None, at: Moment | None = None) -> None:
         """
         Send a record to all consumers of ``stream``, once this bundle is durable.
 
@@ -139,9 +137,7 @@ class Context:
                 stream=stream,
             )
         input_time = self._input
-        moment = (
-            input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
-        )
+        moment = input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
         own_key = self.key if key is None else _text(key, "production key")
         self._productions.append(stream, own_key, value, moment)
 
@@ -155,7 +151,10 @@ class Context:
         if moment >= floor:
             return moment
         raise InvalidError(
-            "a time may not be below that of the input", computation=self._name, input_at=floor, **{name: moment}
+            "a time may not be below that of the input",
+            computation=self._name,
+            input_at=floor,
+            **{name: moment},
         )
 
 

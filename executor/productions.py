@@ -50,4 +50,4 @@ class Productions:
         Take back all but the first ``count``.
         """
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
-            del column[count:]  # type: ignore[attr-defined]
+            del column[count:]

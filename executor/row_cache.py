@@ -84,6 +84,13 @@ class RowCache:
         """
         return self._existing is None
 
+    @property
+    def is_over_budget(self) -> bool:
+        """
+        Whether rows should go.
+        """
+        return self.used_bytes > self._budget_bytes
+
     def absent(self, keys: Sequence[str]) -> list[str]:
         """
         The keys that are not here and may have a row.
@@ -159,7 +166,7 @@ class RowCache:
         Args:
             waits: how long each key with timers waits for the next one.
         """
-        if self.used_bytes <= self._budget_bytes:
+        if not self.is_over_budget:
             return 0
         keys = list(self._states)
         if self._existing is None:
@@ -197,9 +204,7 @@ class RowCache:
 
     def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
         timers = self._timers
-        gone = [
-            key for key, state in zip(keys, states, strict=True) if state is None and key not in timers
-        ]
+        gone = [key for key, state in zip(keys, states, strict=True) if state is None and key not in timers]
         self._take_out(gone)
 
     def _remember(self, keys: Sequence[str]) -> None:

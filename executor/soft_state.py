@@ -40,8 +40,8 @@ __all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
 BUDGET_BYTES: Final = 256 * 2**20
 """Default budget of an interval's row cache."""
 
-_TENTATIVE_MAX: Final = 8
-"""So many adopted bundles can be taken back one by one; more, and everything is read again."""
+_TENTATIVE_MAX: Final = 64
+"""So many bundles may be adopted between two calls of `SoftState.synchronise`."""
 
 _LOAD_ROWS: Final = 131_072
 """Rows are taken into the cache in slices, so that a small budget is never far exceeded."""
@@ -162,27 +162,26 @@ class SoftState:
     def _take_back(self, bundle: _Tentative) -> None:
         self._cache.undo(bundle.undo)
         for key, timers in bundle.undo.timers.items():
-            self._timers.set(key, timers)
+            self._timers.put(key, timers)
         if bundle.path is not None:
             self._files.pop(bundle.path, None)
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
-        unknown = [file for file in files if file.path not in self._files]
-        fresh = [file for file in unknown if not _is_rewrite(file, self._superstep)]
-        known = any(file.path in self._files for file in files)
-        if not self._files or (fresh and not known) or not all(map(self._is_news, fresh)):
+        added = [file for file in files if file.path not in self._files]
+        rewrites = [file for file in added if _is_rewrite(file, self._superstep)]
+        news = [file for file in added if _is_news(file, self._superstep)]
+        # Files that went without a trace, or that hold old and new rows alike, prove nothing.
+        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
+        if not self._files or has_lost_files or len(rewrites) + len(news) < len(added):
             self._rebuild(files)
             return
-        self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
-        if fresh:
-            self._catch_up(fresh)
-
-    def _is_news(self, file: LiveFile) -> bool:
-        return file.min_superstep is not None and file.min_superstep > self._superstep
+        self._files = _keys_by_path(files)
+        if news:
+            self._catch_up(news)
 
     def _rebuild(self, files: Sequence[LiveFile]) -> None:
         self.reset()
-        self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
+        self._files = _keys_by_path(files)
         if not files:
             return
         paths = [file.path for file in files]
@@ -191,7 +190,7 @@ class SoftState:
             rows = load_rows(merged.slice(start, _LOAD_ROWS))
             self._cache.load(rows)
             self._timers.fill(rows.timers)
-            self._evict(None)
+            self._evict((0, 0))
         self._advance(files)
 
     def _catch_up(self, fresh: Sequence[LiveFile]) -> None:
@@ -209,19 +208,18 @@ class SoftState:
             same = changes.same_state
             states = [was if key in same else now for key, was, now in zip(keys, old, states, strict=True)]
         for key, found in timers.items():
-            self._timers.set(key, found)
+            self._timers.put(key, found)
         if not self._cache.is_complete:
             self._cache.remember(keys)
             here = [place for place, key in enumerate(keys) if key in self._cache]
             keys, states = [keys[place] for place in here], [states[place] for place in here]
             timers = {key: timers[key] for key in keys if key in timers}
         self._cache.put(keys, states, timers)
-        self._evict(None)
+        self._evict((0, 0))
 
     def _advance(self, files: Sequence[LiveFile]) -> None:
-        newest = max(files, key=lambda file: (_newest_superstep(file) or 0, file.added_version))
-        self._position = newest.path
-        self._superstep = max(self._superstep, _newest_superstep(newest) or 0)
+        self._position = files[-1].path
+        self._superstep = max(self._superstep, *(_newest_superstep(file) or 0 for file in files))
 
     # ------------------------------------------------------------- serving a bundle
 
@@ -275,7 +273,7 @@ class SoftState:
         """
         undo = self._cache.put(keys, states, timers)
         for key, found in timers.items():
-            self._timers.set(key, found)
+            self._timers.put(key, found)
         if prints is not None:
             self._ids.add(prints)
         self._tentative.append(_Tentative(undo, updates))
@@ -301,9 +299,9 @@ class SoftState:
         self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
 
-    def _evict(self, clocks: tuple[int, int] | None) -> None:
+    def _evict(self, clocks: tuple[int, int]) -> None:
         if self._cache.is_over_budget:
-            self._cache.evict(self._timers.waits(clocks))
+            self._cache.evict(self._timers.waits(*clocks))
 
 
 def _newest_superstep(file: LiveFile) -> int | None:
@@ -316,8 +314,19 @@ def _newest_superstep(file: LiveFile) -> int | None:
 
 def _is_rewrite(file: LiveFile, superstep: int) -> bool:
     """
-    Whether a file can only hold what was committed, and applied, up to ``superstep``.
+    Whether a file can only repeat what was committed, and applied, up to ``superstep``.
     """
     written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
     newest = _newest_superstep(file)
     return not written_by_a_superstep and newest is not None and newest <= superstep
+
+
+def _is_news(file: LiveFile, superstep: int) -> bool:
+    """
+    Whether everything in a file was committed after ``superstep``.
+    """
+    return file.min_superstep is not None and file.min_superstep > superstep
+
+
+def _keys_by_path(files: Sequence[LiveFile]) -> dict[str, FileKeys]:
+    return {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}

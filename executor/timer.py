@@ -18,6 +18,7 @@ from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 __all__ = ["EarliestByKey", "Timer", "TimerQueue", "Timers", "firing_order", "hold_of"]
 
+_NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
 """Below so many entries a heap is not worth cleaning."""
 
@@ -76,13 +77,13 @@ class EarliestByKey:
     def __len__(self) -> int:
         return len(self._at)
 
-    def get(self, key: str) -> int | None:
+    def items(self) -> Iterable[tuple[str, int]]:
         """
-        The key's time, if it has one.
+        Every key that has a time, with it.
         """
-        return self._at.get(key)
+        return self._at.items()
 
-    def set(self, key: str, at: int | None) -> None:
+    def put(self, key: str, at: int | None) -> None:
         """
         Give the key a time, or none.
         """
@@ -150,13 +151,13 @@ class TimerQueue:
     def __len__(self) -> int:
         return len(self._hold)
 
-    def set(self, key: str, timers: Timers) -> None:
+    def put(self, key: str, timers: Timers) -> None:
         """
         Replace what is known of the key; ``timers`` are in firing order.
         """
-        self._event.set(key, _first(timers, TimeDomain.EVENT))
-        self._wall.set(key, _first(timers, TimeDomain.WALL))
-        self._hold.set(key, hold_of(timers))
+        self._event.put(key, _first(timers, TimeDomain.EVENT))
+        self._wall.put(key, _first(timers, TimeDomain.WALL))
+        self._hold.put(key, hold_of(timers))
 
     def fill(self, timers_by_key: Mapping[str, Timers]) -> None:
         """
@@ -165,7 +166,9 @@ class TimerQueue:
         for queue, domain in ((self._event, TimeDomain.EVENT), (self._wall, TimeDomain.WALL)):
             first = ((key, _first(timers, domain)) for key, timers in timers_by_key.items())
             queue.fill({key: at for key, at in first if at is not None})
-        self._hold.fill({key: min(map(_OUTPUT_AT, timers)) for key, timers in timers_by_key.items() if timers})
+        self._hold.fill(
+            {key: min(map(_OUTPUT_AT, timers)) for key, timers in timers_by_key.items() if timers}
+        )
 
     def due_keys(self, event_us: EventTimeMicros, wall_us: WallTimeMicros) -> set[str]:
         """
@@ -185,11 +188,14 @@ class TimerQueue:
         """
         return self._hold.earliest()
 
-    def next_of(self, key: str, domain: TimeDomain) -> int | None:
+    def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
         """
-        The key's earliest firing time in a domain.
+        How long each key with timers waits for its next one, on whichever clock is nearer.
         """
-        return (self._event if domain is TimeDomain.EVENT else self._wall).get(key)
+        waits = {key: float(at - event_us) for key, at in self._event.items()}
+        for key, at in self._wall.items():
+            waits[key] = min(waits.get(key, _NEVER), float(at - wall_us))
+        return waits
 
 
 def _first(timers: Timers, domain: TimeDomain) -> int | None:

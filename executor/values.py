@@ -25,7 +25,7 @@ __all__ = ["ArrowValues", "ConcatenatedValues", "JsonValues", "PythonValues"]
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})
 
-_Positions = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 
 
 class ArrowValues:
@@ -62,11 +62,11 @@ class ArrowValues:
             return None
         return {name: read(index) for name, read in readers}
 
-    def take(self, positions: _Positions) -> ArrowValues:
+    def take(self, indices: _Indices) -> ArrowValues:
         """
-        The values at ``positions``, in that order.
+        The values at ``indices``, in that order.
         """
-        return ArrowValues(self._columns.take(pa.array(positions)))
+        return ArrowValues(self._columns.take(pa.array(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """
@@ -89,7 +89,8 @@ def _reader(column: pa.Array) -> Callable[[int], Any]:
     if pa.types.is_nested(column.type):
         # Nested values are mutable: each reader needs a copy of its own.
         return lambda index: column[index].as_py()
-    return column.to_pylist().__getitem__
+    objects: list[Any] = column.to_pylist()
+    return objects.__getitem__
 
 
 class JsonValues:
@@ -129,11 +130,11 @@ class JsonValues:
         except orjson.JSONDecodeError as error:
             raise DataError("a record's value is not JSON", reason=error) from error
 
-    def take(self, positions: _Positions) -> JsonValues:
+    def take(self, indices: _Indices) -> JsonValues:
         """
-        The values at ``positions``, in that order.
+        The values at ``indices``, in that order.
         """
-        chosen = pa.array(positions)
+        chosen = pa.array(indices)
         return JsonValues(self._texts.take(chosen), None if self._blobs is None else self._blobs.take(chosen))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,12 +172,12 @@ class PythonValues:
             return value.copy()
         return deepcopy(value)
 
-    def take(self, positions: _Positions) -> PythonValues:
+    def take(self, indices: _Indices) -> PythonValues:
         """
-        The values at ``positions``, in that order.
+        The values at ``indices``, in that order.
         """
         objects = self._objects
-        return PythonValues([objects[position] for position in positions.tolist()])
+        return PythonValues([objects[index] for index in indices.tolist()])
 
 
 class ConcatenatedValues:
@@ -205,8 +206,8 @@ class ConcatenatedValues:
         part = bisect_right(self._starts, index) - 1
         return self._parts[part].value(index - self._starts[part])
 
-    def take(self, positions: _Positions) -> PythonValues:
+    def take(self, indices: _Indices) -> PythonValues:
         """
-        The values at ``positions``, in that order, decoded.
+        The values at ``indices``, in that order, decoded.
         """
-        return PythonValues([self.value(position) for position in positions.tolist()])
+        return PythonValues([self.value(index) for index in indices.tolist()])

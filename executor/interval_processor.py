@@ -1,0 +1,161 @@
+"""
+The interval processor: a bundle in, row updates and productions out (MillWheel §6.1.1).
+
+It is pure: no clock, no file, no thread, so the same code runs in a Spark task, in the
+local runner and in the simulator. What costs per record is done in whole columns; Python
+runs per key, and per record only where user code wants to see single records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millpond.executor.arrivals import Arrivals
+from millpond.executor.bundle import Bundle, BundleResult, BundleStatistics
+from millpond.executor.deduplication import Admission, admit
+from millpond.executor.grouping import Grouping, encode_keys, group
+from millpond.executor.key_turn import KeyTurns
+from millpond.executor.record import RecordColumns
+from millpond.executor.row_update import Outcome, row_updates, summarise
+from millpond.executor.state import Encoded
+from millpond.executor.timer import Timers
+from millpond.statestore.check import check
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.soft_state import SoftState
+    from millpond.executor.topology import ComputationNode
+    from millpond.statestore.interval import Interval
+
+__all__ = ["IntervalProcessor"]
+
+
+class IntervalProcessor:
+    """
+    Runs a computation's code for the keys of one interval.
+
+    Args:
+        node: the computation in its place.
+        interval: whose keys.
+        soft_state: what is known of their rows; it must have been synchronised.
+    """
+
+    def __init__(self, node: ComputationNode, interval: Interval, soft_state: SoftState) -> None:
+        self._node = node
+        self._interval = interval
+        self._soft_state = soft_state
+
+    def process(self, bundle: Bundle) -> BundleResult:
+        """
+        Handle a bundle; soft state takes the outcome in, but only tentatively.
+
+        Due timers and records run key by key in key order. If this raises, soft state is as
+        it was before.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline, or timers never end.
+            DataError: a committed file is missing or its bytes are wrong.
+        """
+        soft_state = self._soft_state
+        soft_state.begin()
+        arrivals = Arrivals.of(bundle.deliveries, with_ids=self._node.exactly_once)
+        codes = encode_keys(arrivals.keys)
+        admission = admit(arrivals, codes, soft_state)
+        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time)
+        grouping = group(codes, arrivals.at, admission.kept, due)
+        self._check_keys(grouping)
+        at = arrivals.at[grouping.sources]
+        columns = RecordColumns(
+            at,
+            arrivals.streams_of(grouping.sources),
+            grouping.sources,
+            arrivals.values,
+            arrivals.ids,
+            bundle.watermark,
+        )
+        turns = KeyTurns(self._node, bundle, columns)
+        outcome = _run(turns, grouping, soft_state)
+        statistics = BundleStatistics(
+            records=len(at),
+            late=int((at < bundle.watermark).sum()),
+            duplicates=admission.duplicates,
+            timers=turns.fired,
+            keys=len(grouping.keys),
+        )
+        return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
+
+    def _conclude(
+        self,
+        bundle: Bundle,
+        arrivals: Arrivals,
+        admission: Admission,
+        grouping: Grouping,
+        turns: KeyTurns,
+        outcome: Outcome,
+        statistics: BundleStatistics,
+    ) -> BundleResult:
+        soft_state = self._soft_state
+        updates = row_updates(bundle, arrivals, grouping, outcome)
+        if updates is not None:
+            soft_state.apply(
+                updates,
+                grouping.keys,
+                outcome.states,
+                {grouping.keys[place]: timers for place, timers in outcome.timers.items()},
+                admission.prints,
+                (bundle.watermark, bundle.wall_time),
+            )
+        queue = soft_state.timers
+        next_event, next_wall, hold = (
+            queue.next_at(TimeDomain.EVENT),
+            queue.next_at(TimeDomain.WALL),
+            queue.hold(),
+        )
+        return BundleResult(
+            updates=updates,
+            statistics=statistics,
+            next_event_timer=None if next_event is None else EventTimeMicros(next_event),
+            next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
+            hold=None if hold is None else EventTimeMicros(hold),
+            productions=summarise(outcome.productions),
+            dead_letters=tuple(turns.dead_letters),
+        )
+
+    def _check_keys(self, grouping: Grouping) -> None:
+        keys, interval = grouping.keys, self._interval
+        check(
+            not keys or (interval.contains(keys[0]) and interval.contains(keys[-1])),
+            "every key of a bundle lies in the interval",
+            interval=interval.app_id,
+        )
+
+
+def _run(turns: KeyTurns, grouping: Grouping, soft_state: SoftState) -> Outcome:
+    before = soft_state.load(grouping.keys)
+    states: list[Encoded | None] = []
+    timers: dict[int, Timers] = {}
+    kept_timers: dict[int, Timers] = {}
+    counts: list[int] = []
+    run, timers_of, productions, key_timers = turns.run, soft_state.timers_of, turns.productions, turns.timers
+    bounds = grouping.bounds.tolist()
+    produced = 0
+    for place, key in enumerate(grouping.keys):
+        old = timers_of(key)
+        states.append(run(key, before[place], old, bounds[place], bounds[place + 1]))
+        new = key_timers.changed()
+        if new is not None:
+            timers[place] = new
+        elif old:
+            kept_timers[place] = old
+        count = len(productions)
+        counts.append(count - produced)
+        produced = count
+    return Outcome(
+        before=before,
+        states=states,
+        timers=timers,
+        kept_timers=kept_timers,
+        productions=productions,
+        production_counts=counts,
+    )

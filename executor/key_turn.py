@@ -1,0 +1,244 @@
+"""
+A key's turn in a bundle: its due timers, its records, and the timers that these made due.
+
+User code runs at full speed first. If it raises, the whole turn is undone and run again
+carefully, one record or timer at a time with a savepoint before each, so that only the
+failing one's effects are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from millpond.executor.bundle import DeadLetter
+from millpond.executor.context import Context
+from millpond.executor.key_timers import KeyTimers, TimersSavepoint
+from millpond.executor.productions import Productions
+from millpond.executor.record import InputTime, RecordColumns, Records
+from millpond.executor.state import Encoded, KeyState
+from millpond.executor.timer import Timer, Timers
+from millpond.statestore.codec import JsonCodec
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from millpond.executor.bundle import Bundle
+    from millpond.executor.topology import ComputationNode
+
+__all__ = ["FIRINGS_MAX", "KeyTurns"]
+
+FIRINGS_MAX: Final = 100_000
+"""So many timers that were set in the bundle itself may fire for one key."""
+
+_ERROR_MAX: Final = 1_000
+_DIAGNOSTICS_MAX: Final = 8_000
+_VALUE_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Savepoint:
+    state: Encoded | None
+    timers: TimersSavepoint
+    productions: int
+
+
+class KeyTurns:
+    """
+    Runs one key after the other, with one context for all of them.
+
+    Args:
+        node: whose code runs, and what becomes of failures.
+        bundle: the clocks.
+        columns: the records.
+
+    Attributes:
+        state: the state of the key that had the last turn.
+        timers: its timers.
+        productions: what all keys have produced.
+        dead_letters: what failed.
+        fired: how many timers have fired.
+    """
+
+    def __init__(self, node: ComputationNode, bundle: Bundle, columns: RecordColumns) -> None:
+        self.state = KeyState(node.computation.codec)
+        self.timers = KeyTimers(bundle.watermark, bundle.wall_time)
+        self.productions = Productions()
+        self.dead_letters: list[DeadLetter] = []
+        self.fired = 0
+        self._node = node
+        self._columns = columns
+        self._input = InputTime()
+        self._records = Records(columns, self._input, self.state)
+        self._context = Context(
+            node,
+            self.state,
+            self.timers,
+            self.productions,
+            self._input,
+            bundle.watermark,
+            bundle.wall_time,
+        )
+        self._firings_left = 0
+
+    def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
+        """
+        Give a key its turn; its new state is returned.
+
+        Args:
+            key: the key.
+            encoded: its state.
+            timers: its pending timers.
+            start: its first record.
+            stop: one past its last record.
+
+        Raises:
+            InvalidError: the code failed and failures stop the pipeline, or timers never end.
+        """
+        produced, fired = len(self.productions), self.fired
+        self._begin(key, encoded, timers, stop - start)
+        try:
+            return self._run_at_once(key, start, stop)
+        except Exception:  # noqa: BLE001 - whatever it was, the careful run meets it again
+            self.productions.truncate(produced)
+            self.fired = fired
+        self._begin(key, encoded, timers, stop - start)
+        return self._run_carefully(key, start, stop)
+
+    def _begin(self, key: str, encoded: Encoded | None, timers: Timers, records: int) -> None:
+        self._context.key = key
+        self.state.bind(encoded)
+        self.timers.bind(timers)
+        self._firings_left = FIRINGS_MAX + len(timers) + records
+
+    # ------------------------------------------------------------- at full speed
+
+    def _run_at_once(self, key: str, start: int, stop: int) -> Encoded | None:
+        if self.timers.due:
+            self._fire_due()
+        if stop > start:
+            self._records.bind(key, start, stop)
+            self._node.computation.process_records(self._context, self._records)
+            if self.timers.due:
+                self._fire_due()
+        return self.state.settle()
+
+    def _fire_due(self) -> None:
+        self.state.end_hook()
+        while (timer := self.timers.pop_due()) is not None:
+            self._count_firing()
+            self._process_timer(timer)
+            self.state.end_hook()
+
+    def _process_timer(self, timer: Timer) -> None:
+        self._input.of_one(timer.output_at)
+        self._node.computation.process_timer(self._context, timer)
+
+    def _count_firing(self) -> None:
+        self.fired += 1
+        self._firings_left -= 1
+        if self._firings_left < 0:
+            raise InvalidError(
+                "timers of a key keep setting timers that are due already",
+                computation=self._node.name,
+                key=self._context.key,
+                firings=FIRINGS_MAX,
+            )
+
+    # ------------------------------------------------------------- one at a time
+
+    def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
+        self._fire_due_carefully()
+        for index in range(start, stop):
+            self._records.bind(key, index, index + 1)
+            self._try_record(index)
+        self._fire_due_carefully()
+        return self.state.settle()
+
+    def _try_record(self, index: int) -> None:
+        process_records, records = self._node.computation.process_records, self._records
+        error = self._attempt(lambda: process_records(self._context, records))
+        if error is not None:
+            columns = self._columns
+            self._fail(columns.streams[index], lambda: columns.value(index), columns.at[index], error)
+
+    def _fire_due_carefully(self) -> None:
+        while (timer := self.timers.pop_due()) is not None:
+            self._count_firing()
+            self._try_timer(timer)
+
+    def _try_timer(self, timer: Timer) -> None:
+        error = self._attempt(lambda: self._process_timer(timer))
+        if error is not None:
+            self._fail("", timer._asdict, timer.output_at, error)
+
+    def _attempt(self, hook: Callable[[], None]) -> Exception | None:
+        """
+        Run a hook until it succeeds or its tries are used up; then its last exception.
+        """
+        savepoint = _Savepoint(self.state.settle(), self.timers.savepoint(), len(self.productions))
+        error: Exception | None = None
+        for _ in range(1 + self._node.retries):
+            try:
+                hook()
+                self.state.settle()
+            except Exception as raised:  # noqa: BLE001 - user code may raise anything
+                error = raised
+                self._go_back(savepoint)
+            else:
+                self.state.end_hook()
+                return None
+        return error
+
+    def _go_back(self, savepoint: _Savepoint) -> None:
+        self.state.bind(savepoint.state)
+        self.timers.restore(savepoint.timers)
+        self.productions.truncate(savepoint.productions)
+
+    def _fail(self, stream: str, value: Callable[[], Any], at: int, error: Exception) -> None:
+        if self._node.on_error == "stop":
+            self._stop(stream, error)
+        self.dead_letters.append(
+            DeadLetter(
+                computation=self._node.name,
+                stream=stream,
+                key=self._context.key,
+                value=_described(value),
+                at=at,
+                error=_one_line(error),
+                diagnostics=_diagnostics(error),
+            )
+        )
+
+    def _stop(self, stream: str, error: Exception) -> NoReturn:
+        raise InvalidError(
+            "user code failed, and on_error says to stop",
+            computation=self._node.name,
+            key=self._context.key,
+            stream=stream,
+            error=_one_line(error),
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
+
+
+def _diagnostics(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-_DIAGNOSTICS_MAX:]
+
+
+def _described(value: Callable[[], Any]) -> str:
+    """
+    A value as JSON text if it can be, else as Python writes it, else why not.
+    """
+    try:
+        found = value()
+    except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
+        return f"<unreadable: {_one_line(error)}>"
+    try:
+        return JsonCodec().encode(found)
+    except InvalidError:
+        return repr(found)[:_VALUE_MAX]
