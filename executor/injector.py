@@ -64,7 +64,7 @@ class WatermarkPolicy(Protocol):
     How an injected stream's low watermark follows from its records: configuration without state.
     """
 
-    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
+    def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
         Make the running side; it goes on from a journaled watermark, if there is one.
         """
@@ -81,7 +81,7 @@ class BoundedDisorder:
             bound makes fewer records late, and every window and timer wait longer.
 
     Example:
-        >>> logic = BoundedDisorder("10us").logic()
+        >>> logic = BoundedDisorder("10us").start()
         >>> logic.observe(EventTimeMicros(100))
         >>> logic.watermark
         90
@@ -106,7 +106,7 @@ class BoundedDisorder:
         """
         return duration_us(self.bound)
 
-    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
+    def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
         Make the running side; it goes on from a journaled watermark, if there is one.
         """
@@ -119,7 +119,7 @@ class ManualWatermark:
     The watermark stands still until the source moves it: for sources that know, and for scripts.
     """
 
-    def logic(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
+    def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
         Make the running side; it goes on from a journaled watermark, if there is one.
         """

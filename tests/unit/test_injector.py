@@ -17,14 +17,14 @@ def test_nothing_is_known_before_the_first_record():
     """
     A new injector's watermark is before all time.
     """
-    assert BoundedDisorder("30s").logic().watermark == TIME_MIN_US
+    assert BoundedDisorder("30s").start().watermark == TIME_MIN_US
 
 
 def test_it_follows_the_newest_record_at_the_bound():
     """
     The watermark is the newest time less the bound.
     """
-    logic = BoundedDisorder("30s").logic()
+    logic = BoundedDisorder("30s").start()
 
     logic.observe(100_000_000)
 
@@ -35,7 +35,7 @@ def test_it_never_falls():
     """
     Older records and older promises change nothing.
     """
-    logic = BoundedDisorder(0).logic()
+    logic = BoundedDisorder(0).start()
     logic.observe(100)
 
     logic.observe(50)
@@ -48,7 +48,7 @@ def test_the_source_may_promise_more():
     """
     A promise moves the watermark past the records.
     """
-    logic = BoundedDisorder("1s").logic()
+    logic = BoundedDisorder("1s").start()
     logic.observe(100)
 
     logic.advance(500)
@@ -60,7 +60,7 @@ def test_it_goes_on_from_a_saved_watermark():
     """
     After a restart the watermark stands where it was journaled.
     """
-    logic = BoundedDisorder(10).logic(1_000)
+    logic = BoundedDisorder(10).start(1_000)
 
     logic.observe(1_005)
     assert logic.watermark == 1_000
@@ -72,7 +72,7 @@ def test_a_finished_input_is_after_all_time():
     """
     The end of the input is the greatest watermark, and stays.
     """
-    logic = BoundedDisorder(0).logic()
+    logic = BoundedDisorder(0).start()
 
     logic.finish()
     logic.observe(5)
@@ -84,7 +84,7 @@ def test_a_very_old_record_does_not_underflow():
     """
     A bound that reaches back before all time leaves the watermark there.
     """
-    logic = BoundedDisorder(2**63 - 1).logic()
+    logic = BoundedDisorder(2**63 - 1).start()
 
     logic.observe(-(2**55))
 
@@ -95,7 +95,7 @@ def test_a_manual_watermark_moves_only_by_promise():
     """
     Records leave it where it is.
     """
-    logic = ManualWatermark().logic()
+    logic = ManualWatermark().start()
 
     logic.observe(100)
     assert logic.watermark == TIME_MIN_US
