@@ -42,7 +42,7 @@ def fetch() -> str:
     conf = SparkConf(loadDefaults=False).set(_PACKAGES, packages)
     with tempfile.TemporaryFile() as report:
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": report, "stderr": report})
+            gateway = launch_gateway(conf, {"stdout": report, "stderr": report})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             unavailable = UnavailableError("cannot fetch delta's jars", packages=packages)
             unavailable.add_note(_last_lines(report))
