@@ -30,7 +30,6 @@ __all__ = [
     "LEFT",
     "RIGHT",
     "CommitHistory",
-    "HandClock",
     "busy_history",
     "everything",
     "packed_fence",
@@ -61,33 +60,6 @@ DEFINITION: Final = PipelineDefinition(
     ),
 )
 """A pipeline of two computations."""
-
-
-class HandClock:
-    """
-    Time that the test moves.
-    """
-
-    def __init__(self) -> None:
-        self.us = 1_000_000
-
-    def now_us(self) -> WallTimeMicros:
-        """
-        Where the test put it.
-        """
-        return WallTimeMicros(self.us)
-
-    def monotonic_us(self) -> int:
-        """
-        The same.
-        """
-        return self.us
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        """
-        Move on at once.
-        """
-        self.us += int(duration_ms * 1_000)
 
 
 @dataclass

@@ -37,20 +37,22 @@ from millpond.testing.commit_history import (
     LEFT,
     RIGHT,
     CommitHistory,
-    HandClock,
     busy_history,
     everything,
     packed_fence,
 )
+from millpond.testing.determinism import ManualClock
+
+START_US = 1_000_000
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock(START_US)
 
 
 @pytest.fixture
-def catalog(clock: HandClock) -> Iterator[Catalog]:
+def catalog(clock: ManualClock) -> Iterator[Catalog]:
     with Catalog.open("sqlite://", clock) as opened:
         yield opened
 
@@ -111,9 +113,9 @@ class TestOpening:
             with pytest.raises(UnavailableError):
                 reader.record_pipeline(DEFINITION)
 
-    def test_the_age_is_known(self, catalog: Catalog, clock: HandClock) -> None:
+    def test_the_age_is_known(self, catalog: Catalog, clock: ManualClock) -> None:
         """The catalog knows since when it is kept."""
-        clock.sleep_ms(10)
+        clock.advance_ms(10)
 
         assert catalog.created_us == 1_000_000
 
@@ -134,17 +136,17 @@ class TestTopology:
         assert catalog.streams("zeitgeist") == DEFINITION.streams
         assert catalog.subscriptions("zeitgeist") == DEFINITION.subscriptions
 
-    def test_new_code_is_a_new_version(self, catalog: Catalog, clock: HandClock) -> None:
+    def test_new_code_is_a_new_version(self, catalog: Catalog, clock: ManualClock) -> None:
         """The code version rises exactly when the code's hash changes."""
         for code_hash in ("a1", "a1", "a2", "a1"):
-            clock.sleep_ms(1)
+            clock.advance_ms(1)
             counter = replace(DEFINITION.computations[0], code_hash=code_hash)
             catalog.record_pipeline(PipelineDefinition(name="zeitgeist", computations=(counter,)))
 
         (entry,) = catalog.computations()
         assert (entry.code_version, entry.recorded_us) == (3, 1_004_000)
 
-    def test_code_versions_are_bounded(self, clock: HandClock) -> None:
+    def test_code_versions_are_bounded(self, clock: ManualClock) -> None:
         """Of ever new code the last versions stay, and the numbers go on."""
         with Catalog.open("sqlite://", clock, limits=CatalogLimits(code_versions_max=2)) as catalog:
             for number in range(5):
@@ -252,7 +254,7 @@ class TestCommits:
         with pytest.raises(DataError, match="definition"):
             catalog.record_superstep(CommitHistory().commit({}, definition={"name": "p"}))
 
-    def test_the_journals_are_bounded(self, clock: HandClock) -> None:
+    def test_the_journals_are_bounded(self, clock: ManualClock) -> None:
         """Only the last supersteps, owners and code versions stay, whatever the number of commits."""
         limits = CatalogLimits(supersteps_max=16, leases_per_interval_max=3, code_versions_max=2)
         log = CommitHistory()
@@ -264,7 +266,7 @@ class TestCommits:
             assert len(catalog.watermarks("zeitgeist")) <= 18
             assert [each.sequencer for each in catalog.leases(ALL)] == [98, 99, 100]
 
-    def test_wide_supersteps_are_bounded_by_rows(self, clock: HandClock) -> None:
+    def test_wide_supersteps_are_bounded_by_rows(self, clock: ManualClock) -> None:
         """The watermark journal is cut by rows when supersteps touch many intervals."""
         intervals = [Interval("wide", f"{n:03}", f"{n + 1:03}") for n in range(50)]
         log = CommitHistory()

@@ -14,21 +14,21 @@ import pytest
 from millpond.statestore.catalog_engine import connect, default_catalog_url, replace_rows, writing
 from millpond.statestore.catalog_tables import METADATA, SAVEPOINTS
 from millpond.statestore.errors import InternalError, UnavailableError
-from millpond.testing.commit_history import HandClock
+from millpond.testing.determinism import ManualClock
 
 
-class ReleasingClock(HandClock):
+class ReleasingClock(ManualClock):
     """
     A clock that lets the other writer finish while it is waited on.
     """
 
     def __init__(self, other: sqlite3.Connection) -> None:
-        super().__init__()
+        super().__init__(0)
         self.other = other
 
     def sleep_ms(self, duration_ms: float) -> None:
         super().sleep_ms(duration_ms)
-        if self.us > 1_050_000 and self.other.in_transaction:
+        if self.now_us() > 50_000 and self.other.in_transaction:
             self.other.execute("ROLLBACK")
 
 
@@ -45,24 +45,24 @@ def test_opening_waits_for_another_writer(tmp_path: Path, other: sqlite3.Connect
     clock = ReleasingClock(other)
     connect(default_catalog_url(str(tmp_path)), clock, create=True).dispose()
 
-    assert clock.us == 1_060_000
+    assert clock.now_us() == 60_000
     with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as fresh:
         assert fresh.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
 def test_opening_does_not_wait_for_ever(tmp_path: Path, other: sqlite3.Connection) -> None:
     """A file that stays locked is unavailable after a bounded time."""
-    clock = HandClock()
+    clock = ManualClock(0)
     with pytest.raises(UnavailableError, match="busy"):
         connect(default_catalog_url(str(tmp_path)), clock, create=True)
 
-    assert clock.us < 10_000_000
+    assert clock.now_us() < 10_000_000
     assert other.in_transaction
 
 
 def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
     """A row that breaks the schema raises InternalError and leaves nothing behind."""
-    engine = connect(default_catalog_url(str(tmp_path)), HandClock(), create=True)
+    engine = connect(default_catalog_url(str(tmp_path)), ManualClock(0), create=True)
     with writing(engine) as connection:
         METADATA.create_all(connection)
     with pytest.raises(InternalError, match="refused"), writing(engine) as connection:

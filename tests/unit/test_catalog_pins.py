@@ -12,18 +12,18 @@ from millpond.statestore.catalog import Catalog
 from millpond.statestore.catalog_entries import HorizonKind
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion
-from millpond.testing.commit_history import (
-    HandClock,
-)
+from millpond.testing.determinism import ManualClock
+
+START_US = 1_000_000
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock(START_US)
 
 
 @pytest.fixture
-def catalog(clock: HandClock) -> Iterator[Catalog]:
+def catalog(clock: ManualClock) -> Iterator[Catalog]:
     with Catalog.open("sqlite://", clock) as opened:
         yield opened
 
@@ -71,13 +71,13 @@ def test_a_reader_respects_collectors(catalog: Catalog) -> None:
     assert len(catalog.horizons()) == 1
 
 
-def test_a_silent_reader_expires(catalog: Catalog, clock: HandClock) -> None:
+def test_a_silent_reader_expires(catalog: Catalog, clock: ManualClock) -> None:
     """A reader that stops renewing holds nothing up after its lifetime."""
     catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=1_000)
-    clock.sleep_ms(999)
+    clock.advance_ms(999)
     assert catalog.oldest_needed() == 3
 
-    clock.sleep_ms(1)
+    clock.advance_ms(1)
     assert catalog.oldest_needed() is None
     catalog.publish_horizon("gc", TableVersion(9), HorizonKind.COLLECTOR)
 

@@ -23,25 +23,27 @@ from millpond.testing.commit_history import (
     LEFT,
     RIGHT,
     CommitHistory,
-    HandClock,
     busy_history,
     everything,
     packed_fence,
 )
+from millpond.testing.determinism import ManualClock
+
+START_US = 1_000_000
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock(START_US)
 
 
 @pytest.fixture
-def catalog(clock: HandClock) -> Iterator[Catalog]:
+def catalog(clock: ManualClock) -> Iterator[Catalog]:
     with Catalog.open("sqlite://", clock) as opened:
         yield opened
 
 
-def test_losing_the_catalog_loses_nothing(catalog: Catalog, clock: HandClock) -> None:
+def test_losing_the_catalog_loses_nothing(catalog: Catalog, clock: ManualClock) -> None:
     """A catalog rebuilt from the log equals the one that was kept all the time."""
     log = busy_history()
     log.commit({savepoint_app_id("a"): 3, savepoint_app_id("b"): 4})
@@ -67,7 +69,7 @@ def test_rebuilding_a_whole_catalog_changes_nothing(catalog: Catalog) -> None:
     assert everything(catalog) == before
 
 
-def test_the_snapshot_speaks_for_commits_that_are_gone(catalog: Catalog, clock: HandClock) -> None:
+def test_the_snapshot_speaks_for_commits_that_are_gone(catalog: Catalog, clock: ManualClock) -> None:
     """After log cleanup positions, owners and open intervals are all still there."""
     log = busy_history()
     catalog.record_commits(log.commits)
@@ -102,9 +104,9 @@ def test_what_the_log_never_had_goes(catalog: Catalog) -> None:
     assert [each.interval for each in catalog.intervals()] == [ALL]
 
 
-def test_a_newer_definition_stays(catalog: Catalog, clock: HandClock) -> None:
+def test_a_newer_definition_stays(catalog: Catalog, clock: ManualClock) -> None:
     """A definition in an old commit does not replace one that was declared since."""
-    clock.us = 9_000_000
+    clock.advance_ms(8_000)
     newer = replace(DEFINITION.computations[0], code_hash="a2")
     catalog.record_pipeline(replace(DEFINITION, computations=(newer,)))
     log = busy_history()
