@@ -92,6 +92,7 @@ class LiveFile:
         """
         stats = _parse(add.stats)
         low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
+        added = _number_tag(add.tags, "version")
         return LiveFile(
             path=add.path,
             size_bytes=add.size_bytes,
@@ -100,10 +101,10 @@ class LiveFile:
             min_key=low.get("key"),
             max_key=high.get("key"),
             min_superstep=low.get("superstep"),
-            max_superstep=high.get("superstep"),
+            max_superstep=high.get("superstep", _number_tag(add.tags, "superstep")),
             num_records=stats.get("numRecords"),
             tags=add.tags,
-            added_version=_version_tag(add.tags) or version,
+            added_version=version if added is None else TableVersion(added),
         )
 
 
@@ -143,10 +144,10 @@ def row_file_to_add(
     )
 
 
-def _version_tag(tags: Mapping[str, str]) -> TableVersion | None:
+def _number_tag(tags: Mapping[str, str], name: str) -> int | None:
     # Only beside our own tag: another engine may mean something else by the word.
-    text = tags.get("version", "") if "interval" in tags else ""
-    return TableVersion(int(text)) if text.isdecimal() else None
+    text = tags.get(name, "") if "interval" in tags else ""
+    return int(text) if text.isdecimal() else None
 
 
 def _statistics(file: RowFile, *, rewrite: bool) -> str:

@@ -235,11 +235,18 @@ def _load_once(log: Log, version: TableVersion | None) -> Snapshot:
 
 
 def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
-    whole = bisect_right(inventory.versions, target) == target + 1
-    if not whole:
-        for checkpoint in reversed(inventory.checkpoints):
-            if checkpoint.version <= target:
+    if bisect_right(inventory.versions, target) == target + 1:
+        return Snapshot()
+    failure: DataError | None = None
+    for checkpoint in reversed(inventory.checkpoints):
+        if checkpoint.version <= target:
+            try:
                 return _from_checkpoint(log, checkpoint)
+            except DataError as error:
+                # An older checkpoint and the commits after it say the same, if they are there.
+                failure = failure or error
+    if failure is not None:
+        raise failure
     return Snapshot()
 
 
