@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.commit import Committer
@@ -32,9 +32,12 @@ from millpond.statestore.snapshot import Snapshot, load
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
-from millpond.statestore.view import RowsView
+from millpond.statestore.view import RowsView, connect
 from millpond.statestore.zookeeper_lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
 from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["Store"]
 
@@ -242,7 +245,17 @@ class Store:
         """
         Exactly one row per key of a computation, now or at an older table version.
         """
-        return RowsView(self.objects, self.snapshot(version), computation, storage_options=self.storage_options)
+        return RowsView.of(self.snapshot(version), self.objects, computation)
+
+    def sql(self, version: int | None = None) -> duckdb.DuckDBPyConnection:
+        """
+        A DuckDB connection with one view per computation, named like it, at one table version.
+
+        Example::
+
+            store.sql().sql("select key, state ->> 'count' from window_counter")
+        """
+        return connect(self.snapshot(version), self.objects)
 
     def close(self) -> None:
         """
