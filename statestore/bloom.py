@@ -68,8 +68,8 @@ class RecordIdFilter:
     ) -> None:
         if not 1e-6 <= error_rate <= 1e-2:
             raise InvalidError("the error rate must lie between 1e-6 and 1e-2", error_rate=error_rate)
-        if not 0 < capacity <= capacity_max:
-            raise InvalidError("the capacity must be positive and at most its bound", capacity=capacity)
+        if capacity <= 0 or capacity_max <= 0:
+            raise InvalidError("the capacity must be positive", capacity=capacity, capacity_max=capacity_max)
         self._first_capacity = capacity
         self._capacity_max = capacity_max
         self._error_rate = error_rate

@@ -120,8 +120,16 @@ class TestBounds:
         assert (seen.capacity, seen.size_bytes) == (2_000, size_bytes)
         assert seen.might_contain(distinct(0, 53_000)).all()
 
+    def test_a_wish_above_the_bound(self) -> None:
+        """A first capacity above the bound is cut to it."""
+        seen = RecordIdFilter(capacity=10_000, capacity_max=1_000)
+        seen.add(distinct(0, 5_000))
+
+        assert (seen.capacity, seen.count) == (1_000, 5_000)
+        assert seen.might_contain(distinct(0, 5_000)).all()
+
     @pytest.mark.parametrize(
-        ("capacity", "error_rate"), [(0, 1e-6), (1, 0.0), (1, 1e-7), (1, 0.1), (2**30, 1e-6)]
+        ("capacity", "error_rate"), [(0, 1e-6), (1, 0.0), (1, 1e-7), (1, 0.1), (-1, 1e-6)]
     )
     def test_refused(self, capacity: int, error_rate: float) -> None:
         """Sizes and rates that cannot be kept are refused."""

@@ -1,0 +1,181 @@
+"""
+Views of rows: exactly one row per key, at the newest or any older version.
+
+The reader's rule is stated in `millpond.statestore.row`. Arrow and DuckDB read
+through `merge_updates`, with every checksum verified, from any object store;
+Spark reads the files itself and applies the same rule as SQL (`rows_query`).
+
+A view is of one table version for ever. It reads when it is asked, so the files
+of that version must still be there: a vacuum that drops them ends it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.live_file import LiveFile
+from millpond.statestore.log import Log
+from millpond.statestore.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
+from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA
+from millpond.statestore.rowfile import MERGE_COLUMNS, merge_updates, read_row_files
+from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.types import Objects, TableVersion
+
+if TYPE_CHECKING:
+    import duckdb
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ROWS_VIEW_COLUMNS", "ROWS_VIEW_SCHEMA", "RowsView", "connect", "rows_view"]
+
+ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
+"""Schema of a view: the row without what only the engine needs."""
+
+
+def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
+    """
+    The rows of a computation, read from the log; use `RowsView.of` where a snapshot is at hand.
+
+    Args:
+        log: the table's.
+        computation: whose rows; one that has none yet has an empty view.
+        version: an older table version; the newest by default.
+
+    Raises:
+        ObjectMissingError: there is no such version, or no longer.
+    """
+    return RowsView.of(load(log, version), log.objects, computation)
+
+
+def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
+    """
+    An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
+
+    Nothing is read before a query asks for it. Times are shown in UTC.
+
+    Example:
+        ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
+    """
+    connection = _fresh_duckdb()
+    for computation in snapshot.computations:
+        RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
+    return connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsView:
+    """
+    The rows of one computation at one table version.
+
+    Args:
+        objects: the table's root.
+        computation: whose rows.
+        version: the table version.
+        files: the computation's live files at that version.
+    """
+
+    objects: Objects
+    computation: str
+    version: TableVersion
+    files: tuple[LiveFile, ...]
+
+    @staticmethod
+    def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
+        """
+        The rows at the snapshot's present version; later commits do not change the view.
+        """
+        return RowsView(
+            objects=objects,
+            computation=computation,
+            version=snapshot.version,
+            files=snapshot.files_in(computation),
+        )
+
+    def to_arrow(self, keys: Iterable[str] | None = None) -> pa.Table:
+        """
+        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`.
+
+        Args:
+            keys: only these keys' rows; files and parts of files without them are not read.
+
+        Raises:
+            DataError: a file is missing or damaged; it is named.
+        """
+        wanted = None if keys is None else sorted(set(keys))
+        paths = [file.path for file in self.files if wanted is None or _may_hold(file, wanted)]
+        updates = read_row_files(self.objects, paths, MERGE_COLUMNS, keys=wanted)
+        return merge_updates(updates).select(ROWS_VIEW_COLUMNS)
+
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None, name: str | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """
+        The rows as a DuckDB relation, read at the first query and kept with the connection.
+
+        Args:
+            connection: where; a new in-memory database that shows times in UTC by default.
+            name: what SQL calls it; ``computation@version`` by default.
+        """
+        where = _fresh_duckdb() if connection is None else connection
+        known_as = f"{self.computation}@{self.version}" if name is None else name
+        where.register(known_as, _RowsAtFirstUse(self))
+        return where.sql(f"from {_quote(known_as)}")
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """
+        The rows as a DataFrame, read by Delta's own reader at the view's version.
+
+        It verifies no page checksums; what has to be right or an error comes from `to_arrow`.
+        For a store on an object store the session must know the way there (Hadoop's options).
+
+        Raises:
+            InvalidError: the store lies in memory, where Spark cannot read it.
+        """
+        url = self.objects.url
+        if url.startswith("memory:"):
+            raise InvalidError("Spark cannot read a store in memory", store=url)
+        table = spark.read.format("delta").option("versionAsOf", str(self.version)).load(url)
+        updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS)
+        return spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
+
+
+class _RowsAtFirstUse:
+    """
+    Arrow data that is read when somebody wants it (the Arrow PyCapsule protocol).
+    """
+
+    def __init__(self, view: RowsView) -> None:
+        self._view = view
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        return self._view.to_arrow()
+
+    def __arrow_c_schema__(self) -> Any:
+        return ROWS_VIEW_SCHEMA.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._rows.to_reader().__arrow_c_stream__(requested_schema)
+
+
+def _fresh_duckdb() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute("set TimeZone = 'UTC'")
+    return connection
+
+
+def _may_hold(file: LiveFile, keys: Sequence[str]) -> bool:
+    at = 0 if file.min_key is None else bisect_left(keys, file.min_key)
+    return at < len(keys) and (file.max_key is None or keys[at] <= file.max_key)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
