@@ -145,8 +145,12 @@ class RowCache:
 
     def undo(self, undo: CacheUndo) -> None:
         """
-        Bring back what `put` overwrote.
+        Bring back what `put` overwrote, or forget it where files can tell.
         """
+        if self._existing is not None:
+            # Some of these rows may have been evicted since: only files know them whole.
+            self._forget(undo.keys)
+            return
         self._take_out(undo.keys)
         known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
         self._states.update(known)

@@ -1,0 +1,288 @@
+"""
+The interval processor against the model: any bundles, any failures, any fate of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.bundle import BundleResult, Deliveries
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.record import Record, Records
+from millpond.executor.row_reader import load_rows
+from millpond.executor.timer import Timer, firing_order
+from millpond.executor.topology import ComputationNode
+from millpond.executor.values import JsonValues
+from millpond.statestore.codec import MsgpackCodec
+from millpond.statestore.interval import Interval
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.rowfile import IpcRowFormat
+from millpond.testing.interval_run import Attempt, IntervalRun
+from millpond.testing.model import ModelBundle, ModelInterval, ModelRecord
+
+KEYS = ["", "a", "b", "é", "\U0001f986"]
+STREAMS = ["left", "right"]
+TAGS = ["", "echo", "again", "fail"]
+
+
+class Script(Computation):
+    """
+    Does what its records and timer tags say, and logs all it does in its state.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Log the record, then carry out its operations.
+        """
+        self._log(context, ["record", record.stream, record.at, record.late])
+        for operation in record.value:
+            self._carry_out(context, record.at, *operation)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Log the timer, then do what its tag says.
+        """
+        self._log(context, ["timer", timer.tag, timer.domain.value, timer.at, timer.output_at])
+        if timer.tag == "echo":
+            context.produce("out", context.state.get(), at=timer.output_at + 1)
+        if timer.tag == "again" and timer.at < context.watermark + 3:
+            context.set_timer(timer.at + 2, "again", timer.domain)
+            context.delete_timer("echo")
+        if timer.tag == "fail":
+            context.produce("out", "never")
+            raise ValueError(timer.tag)
+
+    def _log(self, context: Context, entry: list[Any]) -> None:
+        context.state.set([*context.state.get([]), entry])
+
+    def _carry_out(self, context: Context, at: int, name: str, *arguments: Any) -> None:
+        if name == "timer":
+            delay, tag, domain, output_delay = arguments
+            output_at = None if output_delay is None else at + output_delay
+            context.set_timer(at + delay, tag, domain, output_at)
+        elif name == "delete_timer":
+            context.delete_timer(*arguments)
+        elif name == "produce":
+            delay, value = arguments
+            context.produce("out", value, at=None if delay is None else at + delay)
+        elif name == "delete":
+            context.state.delete()
+        elif name == "refused":
+            context.state.set(object())
+        elif name == "fail":
+            raise KeyError(at)
+
+
+class BatchScript(Script):
+    """
+    The same, but it takes a key's records together.
+    """
+
+    codec = MsgpackCodec()
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """
+        Carry out all records, then say how many they were.
+        """
+        for record in records:
+            self.process_record(context, record)
+        context.produce("out", [len(records), records[-1].at])
+
+
+times = st.integers(0, 12)
+domains = st.sampled_from(["event", "wall"])
+operations = st.one_of(
+    st.tuples(
+        st.just("timer"),
+        st.integers(-3, 6),
+        st.sampled_from(TAGS),
+        domains,
+        st.none() | st.integers(-1, 4),
+    ),
+    st.tuples(st.just("delete_timer"), st.sampled_from(TAGS), domains),
+    st.tuples(st.just("produce"), st.none() | st.integers(-1, 3), st.sampled_from([1, "x", None])),
+    st.just(("delete",)),
+    st.just(("refused",)),
+    st.just(("fail",)),
+)
+records = st.builds(
+    lambda stream, key, value, at, id_: ModelRecord(stream=stream, key=key, value=value, at=at, id=id_),
+    st.sampled_from(STREAMS),
+    st.sampled_from(KEYS),
+    st.lists(operations, max_size=3),
+    times,
+    st.none() | st.sampled_from([b"", b"1", b"2", b"3", b"4"]),
+)
+# How the bundle's task fares, and who runs the next one.
+fates = st.sampled_from(
+    ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "folded"]
+)
+bundles = st.tuples(st.lists(records, max_size=8), st.integers(0, 4), st.integers(0, 4), fates)
+
+
+def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
+    """
+    Consecutive records of one stream as one delivery.
+    """
+    runs: list[list[ModelRecord]] = []
+    for record in arrived:
+        if not runs or runs[-1][0].stream != record.stream:
+            runs.append([])
+        runs[-1].append(record)
+    return [
+        Deliveries(
+            stream=run[0].stream,
+            keys=pa.array([record.key for record in run]),
+            at=np.array([record.at for record in run], np.int64),
+            values=JsonValues(pa.array([orjson.dumps(record.value).decode() for record in run])),
+            ids=pa.array([record.id for record in run], pa.binary()),
+        )
+        for run in runs
+    ]
+
+
+def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tuple[Attempt, int]:
+    """
+    Process and commit a bundle; returns what was committed and who runs the next one.
+    """
+    other = 1 - worker
+    if fate == "unadopted":
+        run.soft_state(worker).synchronise(run.files)
+        run.process_only(bundle, worker)
+    if fate == "retried":
+        run.attempt(bundle, worker)
+    if fate == "speculated":
+        run.attempt(bundle, other)
+    attempt = run.attempt(bundle, worker)
+    run.commit(attempt)
+    if fate == "optimised":
+        run.optimise()
+    if fate == "folded":
+        run.optimise(0, len(run.files) // 2)
+    return attempt, other if fate in ("moved", "speculated") else worker
+
+
+def decoded(codec: Any, encoded: Any) -> Any:
+    """
+    A state that may be missing.
+    """
+    return None if encoded is None else codec.decode(encoded)
+
+
+def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
+    """
+    What the updates carry, in the order of keys and of emission.
+    """
+    if result.updates is None:
+        return []
+    return [
+        (
+            found["stream"],
+            found["key"],
+            found["value_bytes"] if found["value"] is None else orjson.loads(found["value"]),
+            found["at"].timestamp() * 1_000_000,
+        )
+        for row in result.updates.column("productions").to_pylist()
+        for found in row or []
+    ]
+
+
+def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: ModelInterval) -> None:
+    """
+    The results say the same of the bundle, and of what is pending.
+    """
+    statistics = result.statistics
+    assert [(p.stream, p.key, p.value, p.at) for p in expected.productions] == productions_of(result)
+    assert [(d.stream, d.key, d.at) for d in expected.dead_letters] == [
+        (d.stream, d.key, d.at) for d in result.dead_letters
+    ]
+    assert (
+        expected.records,
+        expected.late,
+        expected.duplicates,
+        expected.timers,
+        expected.keys,
+    ) == (statistics.records, statistics.late, statistics.duplicates, statistics.timers, statistics.keys)
+    assert (model.next_at(TimeDomain.EVENT), model.next_at(TimeDomain.WALL), model.hold()) == (
+        result.next_event_timer,
+        result.next_wall_timer,
+        result.hold,
+    )
+
+
+def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
+    """
+    The committed files hold the model's rows and ids.
+    """
+    merged = run.rows()
+    loaded = load_rows(merged)
+    expected = model.rows()
+    assert sorted(expected) == loaded.keys
+    assert [expected[key].state for key in loaded.keys] == loaded.states
+    assert {k: firing_order(r.timers.values()) for k, r in expected.items() if r.timers} == loaded.timers
+    holds = [min((t.output_at for t in expected[key].timers.values()), default=None) for key in loaded.keys]
+    assert holds == merged.column("hold").cast(pa.int64()).to_pylist()
+    ids = {
+        (row["key"], found["id"])
+        for row in run.updates().select(["key", "record_ids"]).to_pylist()
+        for found in row["record_ids"] or []
+    }
+    assert model.consumed_ids() == ids
+
+
+def check_against_model(
+    computation: Computation, script: Iterable[tuple[list[ModelRecord], int, int, str]], budget_bytes: int
+) -> None:
+    """
+    Run the bundles on two workers and on the model.
+    """
+    node = ComputationNode(
+        name="script", computation=computation, subscriptions=(), produces=("out",), retries=1
+    )
+    run = IntervalRun(
+        node, Interval("script"), workers=2, budget_bytes=budget_bytes, row_format=IpcRowFormat()
+    )
+    model = ModelInterval(node)
+    watermark = wall_time = worker = 0
+    for arrived, event_step, wall_step, fate in script:
+        watermark, wall_time = watermark + event_step, wall_time + wall_step
+        bundle = run.bundle(deliveries_of(arrived), watermark, wall_time)
+        attempt, worker = run_with_fate(run, bundle, worker, fate)
+        expected = model.process(arrived, watermark, wall_time)
+        assert_same_bundle(attempt.result, expected, model)
+        assert_same_rows(run, model)
+
+
+@settings(max_examples=150, deadline=None)
+@given(script=st.lists(bundles, max_size=6))
+def test_bundles_mean_what_the_model_says(script: list[Any]) -> None:
+    """
+    Order, timers, failures, duplicates and every fate of a task come out as in the model.
+    """
+    check_against_model(Script(), script, budget_bytes=1 << 20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(script=st.lists(bundles, max_size=6))
+def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
+    """
+    A computation that overrides process_records, with another codec, agrees with the model.
+    """
+    check_against_model(BatchScript(), script, budget_bytes=1 << 20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(script=st.lists(bundles, max_size=6), budget_bytes=st.sampled_from([0, 600, 1_500]))
+def test_a_small_cache_changes_nothing(script: list[Any], budget_bytes: int) -> None:
+    """
+    Rows that were evicted are read back, and the results are the same.
+    """
+    check_against_model(Script(), script, budget_bytes)
