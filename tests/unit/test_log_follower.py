@@ -1,0 +1,127 @@
+"""
+Following a log that is cleaned up while the follower sleeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from millpond.statestore.commit import Committer
+from millpond.statestore.errors import ConflictError, DataError, FencedError
+from millpond.statestore.high_water import MemoryHighWater
+from millpond.statestore.interval import Interval
+from millpond.statestore.log import Log, commit_path
+from millpond.statestore.objects import open_objects
+from millpond.statestore.snapshot import load
+from millpond.statestore.table import create_rows_table
+from millpond.testing.commit_requests import Bench, fence_request, superstep_request
+from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.faulty_objects import FaultyObjects
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")
+
+
+class Cabin:
+    """
+    A table on disk with a sleeper and a wakeful writer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = ManualClock()
+        self.objects = FaultyObjects(open_objects(str(folder)))
+        create_rows_table(Log(self.objects), self.clock, SeededRng())
+        self.sleeper = self._committer("sleeper", Log(self.objects))
+        self.awake = self._committer("awake", Log(open_objects(str(folder))))
+        self.sleeper.commit(fence_request(1, LOW))
+        self.awake.commit(fence_request(1, HIGH))
+        self.sleeper.commit(superstep_request(1, 1, LOW))
+
+    def _committer(self, name: str, log: Log) -> Committer:
+        return Committer(log, self.clock, SeededRng(name), MemoryHighWater())
+
+    def sleep_and_clean_up(self) -> None:
+        """
+        The other writer goes on, a checkpoint is made, and the older commits are deleted.
+        """
+        for number in range(1, 4):
+            self.awake.commit(superstep_request(1, number, HIGH))
+        DeltaTable(str(self.folder)).create_checkpoint()
+        for version in range(self.awake.snapshot.version):
+            (self.folder / commit_path(version)).unlink()
+        self.clock.advance_ms(60_000)
+
+
+@pytest.fixture
+def cabin(tmp_path: Path) -> Cabin:
+    return Cabin(tmp_path)
+
+
+class TestSleepers:
+    def test_a_sleeper_finds_its_way_back(self, cabin: Cabin) -> None:
+        """A log that was cleaned up past the snapshot is opened anew, not taken for unchanged."""
+        cabin.sleep_and_clean_up()
+
+        assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
+        assert cabin.sleeper.snapshot.files == load(Log(open_objects(str(cabin.folder)))).files
+
+    def test_a_sleeper_that_still_owns_its_interval_commits(self, cabin: Cabin) -> None:
+        """After finding its way back the sleeper's commit lands at the table's end."""
+        cabin.sleep_and_clean_up()
+
+        committed = cabin.sleeper.commit(superstep_request(1, 2, LOW))
+
+        assert committed.version == cabin.awake.refresh().version
+
+    def test_a_sleeper_that_was_taken_over_is_fenced(self, cabin: Cabin) -> None:
+        """A takeover that only the checkpoint tells of fences the sleeper."""
+        cabin.awake.commit(fence_request(2, LOW))
+        cabin.sleep_and_clean_up()
+
+        with pytest.raises(FencedError):
+            cabin.sleeper.commit(superstep_request(1, 2, LOW))
+
+    def test_a_put_into_a_cleaned_up_part_is_no_commit(self, cabin: Cabin) -> None:
+        """Who falls asleep between looking and putting, and puts where nobody reads, is told so."""
+
+        def fall_asleep(operation: str, _path: str) -> None:
+            if operation == "put_if_absent":
+                cabin.objects.before = None
+                cabin.sleep_and_clean_up()
+
+        cabin.objects.before = fall_asleep
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(ConflictError, match="cleaned up"):
+            cabin.sleeper.commit(request)
+
+        assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
+        assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_a_vanished_version_without_checkpoint_is_damage(self) -> None:
+        """A sleeper whose own version is gone, with nothing in its place, names the file."""
+        bench = Bench().create()
+        sleeper = bench.committer()
+        sleeper.commit(fence_request(1, LOW))
+        bench.memory.delete([commit_path(1)])
+        bench.clock.advance_ms(60_000)
+
+        with pytest.raises(DataError, match=commit_path(1)):
+            sleeper.refresh()
+        with pytest.raises(DataError, match=commit_path(1)):
+            sleeper.commit(superstep_request(1, 1, LOW))
+
+    def test_an_idle_committer_looks_once_more_and_goes_on(self) -> None:
+        """After a long pause a commit costs one more look and lands as usual."""
+        bench = Bench().create()
+        committer, objects = bench.faulty()
+        bench.clock.advance_ms(60_000)
+
+        committer.commit(fence_request(1, LOW))
+
+        assert objects.calls == {"get": 2, "put_if_absent": 1}
