@@ -16,15 +16,16 @@ import pyarrow.compute as pc
 
 from millpond.executor.delivery import ProductionSource
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import TimeDomain
-from millpond.statestore.rowfile import merge_updates, read_row_files
+from millpond.statestore.row import ROW_SCHEMA, TimeDomain
+from millpond.statestore.rowfile import MERGE_COLUMNS, combine_updates, read_row_files
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
 
 __all__ = ["IntervalSummary", "scan_interval", "undelivered_sources"]
 
-_SCAN_COLUMNS = ("key", "sequencer", "commit_number", "superstep", "state", "timers", "hold", "deleted")
+_STATE_COLUMNS = ("state", "state_bytes")
+_SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,10 @@ def scan_interval(objects: Objects, interval: Interval, files: Sequence[LiveFile
     updates = read_row_files(
         objects, [file.path for file in files], columns=list(_SCAN_COLUMNS), interval=interval
     )
-    rows = merge_updates(updates)
+    # State is the bulk of a row and has no say in timers and holds: it is not read.
+    for name in _STATE_COLUMNS:
+        updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
+    rows = combine_updates(updates)
     timers = rows.column("timers").combine_chunks()
     flat = pc.list_flatten(timers)
     hold = pc.min(rows.column("hold").cast(pa.int64())).as_py()
