@@ -84,7 +84,11 @@ class ZooKeeperLeases:
         self._closed = False
         self._session = ZooKeeperSession(hosts, session_timeout_ms, self._on_change)
         self._session.start(self._deadline())
-        self._session.ensure_path(self._paths.leases, self._deadline())
+        try:
+            self._session.ensure_path(self._paths.leases, self._deadline())
+        except UnavailableError:
+            self._session.close()
+            raise
         self._high_water = ZooKeeperHighWater(self._session, self._paths.store, clock, session_timeout_ms)
         self._thread = threading.Thread(target=self._run, name="millpond-leases", daemon=True)
         self._thread.start()
@@ -136,8 +140,13 @@ class ZooKeeperLeases:
         Give the lease up; while ZooKeeper is away, its node goes after the reconnection.
         """
         self._end(lease, LeaseState.RELEASED)
-        if self._session.connection.connected:
-            self._review([lease.interval])
+        try:
+            if self._session.connection.connected:
+                self._give_up([lease.interval])
+                return
+        except UnavailableError:
+            pass  # The review sees to it.
+        self._look_at([lease.interval])
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
         """
@@ -306,37 +315,48 @@ class ZooKeeperLeases:
     # Review: a thread of ours compares leases with their owner nodes.
 
     def _run(self) -> None:
-        while intervals := self._next_for_review():
-            if not self._review(intervals):
+        while not self._closed:
+            intervals = self._next_for_review()
+            try:
+                self._review(intervals)
+                if not (self._closed or self._session.connection.connected):
+                    self._session.renew_if_refused()
+            except UnavailableError:
+                # Whatever was to be looked at is remembered for the next round.
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, timeout=_REVIEW_RETRY_S)
 
     def _next_for_review(self) -> list[Interval]:
+        """
+        Intervals to look at; none if there were none for half a session, or no connection.
+        """
+
         def ready() -> bool:
             return self._closed or bool(self._to_review and self._session.connection.connected)
 
         with self._changed:
-            self._changed.wait_for(ready)
-            if self._closed:
+            self._changed.wait_for(ready, timeout=self._timeout_ms / 2_000)
+            if self._closed or not self._session.connection.connected:
                 return []
             intervals = list(islice(self._to_review, _REVIEW_INTERVALS))
             self._to_review.difference_update(intervals)
             return intervals
 
-    def _review(self, intervals: Sequence[Interval]) -> bool:
+    def _review(self, intervals: Sequence[Interval]) -> None:
         """
         Bring leases up to date, and give up owner nodes that no lease stands for.
         """
+        if not intervals:
+            return
         with self._changed:
             leases = [self._leases[i] for i in intervals if i in self._leases]
-        others = [i for i in intervals if i not in {lease.interval for lease in leases}]
+        held = {lease.interval for lease in leases}
         try:
             self._review_leases(leases)
-            self._give_up(others)
+            self._give_up([interval for interval in intervals if interval not in held])
         except UnavailableError:
             self._look_at(intervals)
-            return False
-        return True
+            raise
 
     def _review_leases(self, leases: Sequence[Lease]) -> None:
         deadline = self._deadline()

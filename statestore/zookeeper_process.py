@@ -54,6 +54,7 @@ _JAVA_OPTIONS: Final = (
 )
 _SETTINGS: Final = {
     "tickTime": "500",
+    "maxSessionTimeout": "120000",
     "initLimit": "20",
     "syncLimit": "10",
     "clientPortAddress": HOST,

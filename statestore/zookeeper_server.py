@@ -110,7 +110,7 @@ class EmbeddedZooKeeper:
         with self._locked():
             if _lock_alone(self._use):
                 self._stop()
-            os.close(self._use)
+            _unlock(self._use)
         self._use = None
         atexit.unregister(self.close)
 
@@ -182,7 +182,7 @@ class EmbeddedZooKeeper:
                 self._clock.sleep_ms(_LOCK_POLL_MS * (0.5 + self._rng.random()))
             yield
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
 
 def _lock_alone(descriptor: int) -> bool:
@@ -191,3 +191,9 @@ def _lock_alone(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    # Closing alone would leave the lock with children that were forked meanwhile.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

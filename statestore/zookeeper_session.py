@@ -5,9 +5,12 @@ Nothing above this module sees kazoo, its exceptions or its untyped values. Ever
 takes a `Deadline`; a call that raises `UnavailableError` may have had its effect, and
 the caller finds out by reading back.
 
-kazoo reconnects by itself for as long as the session is open, at most one attempt a
+kazoo reconnects by itself for as long as the session is open, at most two attempts a
 second: to give up would turn an outage of ZooKeeper into one of the pipeline. Calls
-are not queued meanwhile but wait, bounded, for the connection.
+are not queued meanwhile but wait, bounded, for the connection. A ZooKeeper that came
+back with less than our session has seen (it was wiped, or restored) refuses the
+session for ever without saying that it expired; `ZooKeeperSession.renew_if_refused`
+finds that out.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 from typing import Any, Final
 
 from kazoo.client import KazooClient
@@ -43,6 +47,10 @@ __all__ = [
 # kazoo wakes its connection thread with one byte a request through a blocking socket
 # pair; some 270 unread bytes fill it. Windows stay well below that.
 _WINDOW: Final = 64
+_PROBE_S: Final = 2.0
+_HANDSHAKE_S_MAX: Final = 2.0
+# A handshake that is stuck, a pause, and one that is not.
+_ADMISSION_S: Final = 2 * _HANDSHAKE_S_MAX + 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -155,13 +163,8 @@ class ZooKeeperSession:
         self._changed = threading.Condition()
         self._connection = Connection(connected=False, session_id=None)
         self._watches: dict[Watcher, Callable[[Any], None]] = {}
-        self._client: Any = KazooClient(
-            hosts=hosts,
-            timeout=session_timeout_ms / 1_000,
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
-            command_retry=KazooRetry(max_tries=1),
-            logger=_log,
-        )
+        self._session_timeout_ms = session_timeout_ms
+        self._client = self._new_client()
         self._client.add_listener(self._heard)
 
     @property
@@ -178,10 +181,7 @@ class ZooKeeperSession:
         Raises:
             UnavailableError: no server answered in time.
         """
-        try:
-            self._client.start(timeout=max(deadline.left_s, 0.001))
-        except (KazooException, KazooTimeoutError, OSError) as error:
-            raise UnavailableError("zookeeper does not answer", hosts=self._hosts) from error
+        self._start(self._client, max(deadline.left_s, 0.001))
 
     def close(self) -> None:
         """
@@ -242,6 +242,38 @@ class ZooKeeperSession:
         self.wait_connected(deadline)
         self._result(self._client.ensure_path_async(path), deadline)
 
+    def renew_if_refused(self) -> None:
+        """
+        Give the session up if the servers admit a new one but, given the time, not ours.
+        """
+        probe = self._new_client()
+        try:
+            self._start(probe, _PROBE_S)
+        except UnavailableError:
+            return  # Nobody answers; ours will be admitted as soon as somebody does.
+        probe.stop()
+        probe.close()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._connection.connected, timeout=_ADMISSION_S):
+                return
+        self._client.stop()
+        self._start(self._client, _PROBE_S)
+
+    def _new_client(self) -> Any:
+        return KazooClient(
+            hosts=_repeated(self._hosts, self._session_timeout_ms),
+            timeout=self._session_timeout_ms / 1_000,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
+            command_retry=KazooRetry(max_tries=1),
+            logger=_log,
+        )
+
+    def _start(self, client: Any, timeout_s: float) -> None:
+        try:
+            client.start(timeout=timeout_s)
+        except (KazooException, KazooTimeoutError, OSError) as error:
+            raise UnavailableError("zookeeper does not answer", hosts=self._hosts) from error
+
     def _heard(self, state: str) -> None:
         # On kazoo's connection thread: note, tell, and return.
         connected = state == "CONNECTED"
@@ -295,3 +327,16 @@ def _windows(paths: Sequence[str]) -> Iterator[list[str]]:
     remaining = iter(paths)
     while window := list(islice(remaining, _WINDOW)):
         yield window
+
+
+def _repeated(hosts: str, session_timeout_ms: int) -> str:
+    """
+    The hosts, so often that kazoo waits at most `_HANDSHAKE_S_MAX` for a server's handshake.
+
+    A server that is starting may accept a connection and never answer on it. kazoo
+    waits for the session's time-out divided by the number of hosts, then goes on to the
+    next; one host and ten seconds would make every restart an outage of ten seconds.
+    """
+    names, slash, root = hosts.partition("/")
+    times = ceil(session_timeout_ms / 1_000 / _HANDSHAKE_S_MAX / len(names.split(",")))
+    return ",".join([names] * max(1, times)) + slash + root

@@ -2,7 +2,7 @@
 A proxy on the loopback interface that stands for a bad network between a client and a server.
 
 Point the client at `TcpProxy.address`. `TcpProxy.cut` closes every connection and
-refuses new ones; `TcpProxy.swallow_replies` lets requests through and loses the
+refuses new ones; `TcpProxy.lose_replies` lets requests through and loses the
 answers, so that the client cannot know what became of them; `TcpProxy.mend` makes
 the network whole again. Bytes that are under way at a change may still arrive.
 """
@@ -35,6 +35,8 @@ class TcpProxy:
     def __init__(self, port: int) -> None:
         self._server = (_LOOPBACK, port)
         self._network = _Network.WHOLE
+        self._lose_replies_to: bytes | None = None
+        self._replies_lost = 0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_LOOPBACK, 0))
@@ -56,19 +58,28 @@ class TcpProxy:
         self._network = _Network.CUT
         self._close_connections()
 
-    def swallow_replies(self) -> None:
+    def lose_replies(self, to: bytes = b"") -> None:
         """
-        Go on forwarding to the server, and lose what it answers.
+        Lose what the server answers, from the next request on that contains ``to``.
         """
-        self._network = _Network.DEAF
+        self._lose_replies_to = to
+
+    @property
+    def replies_lost(self) -> int:
+        """
+        How many pieces of answers were lost so far.
+        """
+        return self._replies_lost
 
     def mend(self) -> None:
         """
         Forward both ways again; what was lost stays lost, so connections that were deaf are closed.
         """
-        if self._network is _Network.DEAF:
-            self._close_connections()
+        was_deaf = self._network is _Network.DEAF
+        self._lose_replies_to = None
         self._network = _Network.WHOLE
+        if was_deaf:
+            self._close_connections()
 
     def close(self) -> None:
         """
@@ -104,14 +115,25 @@ class TcpProxy:
         return True
 
     def _pump(self, source: socket.socket, target: socket.socket, is_reply: bool) -> None:
+        forward = self._reply if is_reply else self._request
         try:
             while chunk := source.recv(_CHUNK_BYTES):
-                if not (is_reply and self._network is _Network.DEAF):
-                    target.sendall(chunk)
+                forward(target, chunk)
         except OSError:
             pass  # One side has gone; the other is closed below.
         finally:
             self._close_pair(source, target)
+
+    def _request(self, server: socket.socket, chunk: bytes) -> None:
+        if self._lose_replies_to is not None and self._lose_replies_to in chunk:
+            self._network = _Network.DEAF
+        server.sendall(chunk)
+
+    def _reply(self, client: socket.socket, chunk: bytes) -> None:
+        if self._network is _Network.DEAF:
+            self._replies_lost += 1
+        else:
+            client.sendall(chunk)
 
     def _close_pair(self, *pair: socket.socket) -> None:
         with self._lock:
