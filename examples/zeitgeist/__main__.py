@@ -6,8 +6,11 @@ Kill it whenever you like and start it again: it goes on where it was, and the a
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -27,6 +30,7 @@ from examples.zeitgeist.questions import ask_all, late_flights
 from examples.zeitgeist.report import print_alerts, print_summary
 from examples.zeitgeist.results import Results, read_results
 from examples.zeitgeist.summary import Summary
+from millpond.executor.spark_session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +155,7 @@ def _run(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str, int]]:
     resumed = (demo.store / "rows").is_dir()
     console.print("Going on with the run that is in the store." if resumed else "Starting a run.")
     console.print("Kill it whenever you like and start it again: the answer will be the same.\n")
-    with console.status("Starting Spark"):
+    with console.status("Starting Spark"), _stderr_into(demo.output / "spark.log"):
         spark = _spark(demo.master)
     try:
         flights = spark.readStream.schema(INPUT_COLUMNS).option("maxFilesPerTrigger", demo.files_per_trigger)
@@ -164,7 +168,23 @@ def _run(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str, int]]:
 
 def _spark(master: str) -> SparkSession:
     options = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-    return mp.spark_session("zeitgeist", master=master, options=options)
+    return spark_session("zeitgeist", master=master, options=options)
+
+
+@contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """
+    Let what is started meanwhile write its errors into a file: Spark has much to say, and little to us.
+    """
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
 
 
 def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:

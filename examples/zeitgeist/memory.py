@@ -32,7 +32,7 @@ def peak_memory_mib() -> dict[str, int]:
     for process in _family(status, os.getpid()):
         fields = status[process]
         peaks[fields.get("Name", "?")] += int(fields.get("VmHWM", "0 kB").split()[0]) >> 10
-    return dict(peaks)
+    return {name: peak for name, peak in peaks.items() if peak > 0}
 
 
 def _status(process: Path) -> dict[str, str]:

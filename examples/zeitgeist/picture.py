@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import matplotlib as mpl
 import pandas as pd
-from matplotlib import dates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -54,7 +53,7 @@ def draw(results: Results, path: Path) -> None:
         figure.savefig(path)
 
 
-_STYLE: Final[dict[str, Any]] = {
+_STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "text.color": _INK,
@@ -120,8 +119,8 @@ def _name_day(axes: Axes, daily: pd.Series, day: pd.Timestamp, rank: int) -> Non
 
 def _month_axis(axes: Axes, days: pd.DatetimeIndex) -> None:
     axes.set_xlim(days.min() - pd.Timedelta(days=2), days.max() + pd.Timedelta(days=2))
-    axes.xaxis.set_major_locator(dates.MonthLocator())
-    axes.xaxis.set_major_formatter(dates.DateFormatter("%b"))
+    months = pd.date_range(days.min(), days.max(), freq="MS")
+    axes.set_xticks(months.to_pydatetime(), months.strftime("%b"))
 
 
 def _draw_airport(axes: Axes, results: Results, origin: str, *, with_legend: bool) -> None:
@@ -168,10 +167,8 @@ def _field(expected: pd.DataFrame, name: str) -> pd.Series:
 
 def _day_axis(axes: Axes) -> None:
     axes.set_xlim(*_WEEKS)
-    axes.set_xticks(pd.date_range(*_WEEKS, inclusive="left").to_pydatetime())
+    days = pd.date_range(*_WEEKS, inclusive="left")
+    axes.set_xticks(days.to_pydatetime(), days.strftime("%a %d %b"), ha="left")
     axes.set_ylim(0, 52)
     axes.set_yticks([0, 10, 20, 30, 40])
-    axes.xaxis.set_major_formatter(dates.DateFormatter("%a %d %b"))
     axes.grid(visible=True, axis="x")
-    for label in axes.get_xticklabels():
-        label.set_horizontalalignment("left")

@@ -12,7 +12,7 @@ import duckdb
 from rich.console import Console
 
 import millpond as mp
-from examples.zeitgeist.report import print_question
+from examples.zeitgeist.report import print_answer, print_question
 
 __all__ = ["ask_all", "late_flights"]
 
@@ -56,7 +56,7 @@ order by key
 )
 
 _FIVE_O_CLOCK: Final = Question(
-    text="What was normal at JFK at five in the afternoon",
+    text="What was normal at JFK at five in the afternoon, before the blizzard and at the end?",
     computation="hour_model",
     sql="""
 select key,
@@ -71,20 +71,14 @@ where key = 'JFK 17'
 
 def ask_all(console: Console, store: mp.Store) -> None:
     """
-    Ask the questions and print the answers; the third one is asked of two versions.
+    Ask the questions and print the answers; the last one is asked of two versions of the store.
     """
-    _ask(console, store, _DELAYS, _DELAYS.text)
-    _ask(console, store, _LATE, _LATE.text)
-    before = _last_version_before(store, _BLIZZARD_DAY)
-    if before is not None:
-        _ask(
-            console,
-            store,
-            _FIVE_O_CLOCK,
-            f"{_FIVE_O_CLOCK.text} before the blizzard (version {before})?",
-            before,
-        )
-    _ask(console, store, _FIVE_O_CLOCK, f"{_FIVE_O_CLOCK.text} at the end?")
+    newest = store.snapshot().version
+    for question in (_DELAYS, _LATE, _FIVE_O_CLOCK):
+        print_question(console, question.text, question.sql)
+        if question is _FIVE_O_CLOCK:
+            _answer(console, store, question, _last_version_before(store, newest, _BLIZZARD_DAY))
+        _answer(console, store, question, newest)
 
 
 def late_flights(store: mp.Store) -> int:
@@ -92,35 +86,31 @@ def late_flights(store: mp.Store) -> int:
     Flights that were too late, over all airports.
     """
     relation = _relation(store, "window_counter", "select sum((state ->> '$.late')::int) from window_counter")
-    (late,) = relation.fetchone() or (0,)
+    [(late,)] = relation.fetchall()
     return int(late or 0)
 
 
-def _ask(
-    console: Console, store: mp.Store, question: Question, text: str, version: int | None = None
-) -> None:
+def _answer(console: Console, store: mp.Store, question: Question, version: int) -> None:
     answer = _relation(store, question.computation, question.sql, version)
-    print_question(console, text, question.sql, answer.columns, answer.fetchall())
+    print_answer(console, answer.columns, answer.fetchall(), f"version {version} of the store")
 
 
 def _relation(
     store: mp.Store, computation: str, sql: str, version: int | None = None
 ) -> duckdb.DuckDBPyRelation:
     connection = duckdb.connect()
-    store.rows_view(computation, version).to_duckdb(connection).create_view(computation)
+    store.rows_view(computation, version).to_duckdb(connection, computation)
     return connection.sql(sql)
 
 
-def _last_version_before(store: mp.Store, day: int) -> int | None:
+def _last_version_before(store: mp.Store, newest: int, day: int) -> int:
     """
     The last version at which the model had not learned from this day of the year.
     """
     sql = "select coalesce(max((state ->> '$.days')::int), 0) from hour_model where key = 'JFK 17'"
 
     def days_learned(version: int) -> int:
-        (days,) = _relation(store, "hour_model", sql, version).fetchone() or (0,)
+        [(days,)] = _relation(store, "hour_model", sql, version).fetchall()
         return int(days)
 
-    versions = range(store.snapshot.version + 1)
-    found = bisect_right(versions, day - 1, key=days_learned)
-    return versions[found - 1] if found else None
+    return bisect_right(range(newest + 1), day - 1, key=days_learned) - 1

@@ -15,30 +15,39 @@ from rich.table import Table
 from examples.zeitgeist.results import Results, days_of
 from examples.zeitgeist.summary import Summary
 
-__all__ = ["print_alerts", "print_question", "print_summary"]
+__all__ = ["print_alerts", "print_answer", "print_question", "print_summary"]
 
 _DAYS_SHOWN: Final = 12
 _ALERTS_SHOWN: Final = 12
-_UNITS: Final = {"cancelled": "cancelled", "delay": "minutes of delay", "departed": "departed"}
+_UNITS: Final = {"cancelled": "cancelled", "delay": "delay (min)", "departed": "departed"}
 
 
 def print_alerts(console: Console, results: Results) -> None:
     """
     Print the strongest days and the strongest single alerts.
     """
-    console.print(_days_table(results))
+    days = days_of(results)
+    console.print(f"[bold]The strongest of {len(days)} days with alerts[/bold]")
+    console.print(_days_table(days))
+    console.print(f"\n[bold]The strongest of {len(results.final_alerts)} alerts[/bold]")
     console.print(_alerts_table(results))
+    console.print("[dim]at once: the total at which a spike was reported, before its hour was over[/dim]")
 
 
-def print_question(
-    console: Console, question: str, sql: str, columns: Sequence[str], rows: Sequence[Any]
-) -> None:
+def print_question(console: Console, question: str, sql: str) -> None:
     """
-    Print a question, the SQL that asks it, and the answer.
+    Print a question and the SQL that asks it.
     """
     console.print(f"\n[bold]{question}[/bold]")
     console.print(Syntax(sql.strip(), "sql", background_color="default", word_wrap=True))
-    table = _table(None)
+
+
+def print_answer(console: Console, columns: Sequence[str], rows: Sequence[Any], title: str | None) -> None:
+    """
+    Print the rows that came back, under a line that says from where.
+    """
+    console.print(f"[dim]{title}[/dim]")
+    table = _table()
     for position, column in enumerate(columns):
         numeric = bool(rows) and isinstance(rows[0][position], int | float)
         table.add_column(column, justify="right" if numeric else "left")
@@ -49,19 +58,17 @@ def print_question(
 
 def print_summary(console: Console, summary: Summary) -> None:
     """
-    Print the run in one line.
+    Print the run in numbers.
     """
     console.print(
-        f"\n{summary.records:,} flights in {summary.supersteps} supersteps, "
-        f"{summary.records_per_second:,.0f} a second in the last run; "
-        f"{summary.late_records:,} late; {summary.alerts} alerts; "
-        f"at most {summary.peak_memory_mib:,} MiB of memory."
+        f"\n{summary.records:,} flights in {summary.supersteps} supersteps, {summary.late_records:,} late, "
+        f"{summary.alerts} alerts. The last run took {summary.elapsed_seconds:.0f} s "
+        f"({summary.records_per_second:,.0f} flights a second) and {summary.peak_memory_mib:,} MiB at most."
     )
 
 
-def _days_table(results: Results) -> Table:
-    days = days_of(results)
-    table = _table(f"The strongest of {len(days)} days with alerts")
+def _days_table(days: pd.DataFrame) -> Table:
+    table = _table()
     table.add_column("day")
     for heading in ("strength", "spikes", "dips", "flights", "cancelled"):
         table.add_column(heading, justify="right")
@@ -76,28 +83,24 @@ def _alerts_table(results: Results) -> Table:
     alerts = results.final_alerts
     at_once = results.alerts[results.alerts["stage"] == "at once"]
     first = at_once.set_index(["origin", "hour", "measure"])["value"].to_dict()
-    table = _table(f"The strongest of {len(alerts)} alerts")
-    table.add_column("hour in New York")
-    table.add_column("airport")
+    table = _table()
+    table.add_column("when (New York)", no_wrap=True)
+    table.add_column("from")
     table.add_column("kind")
-    for heading in ("expected", "found", "reported at"):
+    for heading in ("expected", "found", "at once"):
         table.add_column(heading, justify="right")
-    table.add_column("of what")
+    table.add_column("of what", no_wrap=True)
     table.add_column("strength", justify="right")
     for alert in alerts.head(_ALERTS_SHOWN).itertuples():
-        reported = first.get((alert.origin, alert.hour, alert.measure), "the end")
+        reported = first.get((alert.origin, alert.hour, alert.measure), "")
         numbers = (f"{alert.expected:.1f}", str(alert.value), str(reported))
-        when = f"{_day(alert.time)} {alert.time:%H:%M}"
-        table.add_row(
-            when, alert.origin, alert.kind, *numbers, _UNITS[alert.measure], f"{alert.strength:.1f}"
-        )
+        unit = _UNITS[alert.measure]
+        table.add_row(alert.local_time, alert.origin, alert.kind, *numbers, unit, f"{alert.strength:.1f}")
     return table
 
 
-def _table(title: str | None) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False
-    )
+def _table() -> Table:
+    return Table(header_style="dim", box=None, pad_edge=False)
 
 
 def _day(day: pd.Timestamp) -> str:
