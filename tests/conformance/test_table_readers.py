@@ -1,0 +1,331 @@
+"""
+Every version of a busy table reads alike in Millpond, delta-rs, DuckDB and delta-spark.
+
+The table is committed to by Millpond (fences, supersteps, a fold), by delta-rs (append,
+checkpoint) and by delta-spark (append with ``txnAppId``, OPTIMIZE), in turns. DuckDB's own
+Delta extension has to be downloaded, so DuckDB reads in two other ways: through the
+Arrow data set of delta-rs, and straight from the Parquet files that a `Snapshot` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from millpond.statestore.commit import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.high_water import MemoryHighWater
+from millpond.statestore.interval import Interval
+from millpond.statestore.log import Log, commit_path
+from millpond.statestore.objects import open_objects
+from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
+from millpond.statestore.rowfile import read_row_files, write_row_file
+from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.system import SystemClock
+from millpond.statestore.table import create_rows_table
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
+from millpond.testing.commit_requests import fence_request
+from millpond.testing.determinism import SeededRng
+from millpond.testing.row_updates import row_updates
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from millpond.statestore.live_file import LiveFile
+
+Row: TypeAlias = dict[str, Any]
+Reader: TypeAlias = Callable[[int], pa.Table]
+
+COUNTER, ODD = "window counter", "a/b%ü:c"
+INTERVALS = (Interval(COUNTER, "", "m"), Interval(COUNTER, "m"), Interval(ODD))
+SCHEMA = pa.schema([pa.field(PARTITION_COLUMN, pa.string()), *ROW_SCHEMA])
+SPARK_APP, RS_APP = "spark sink/ü", "delta-rs sink"
+
+
+def _updates(keys: str, number: int) -> list[Row]:
+    return [
+        {
+            "key": f"{key}{number:02d}",
+            "sequencer": 1,
+            "commit_number": number,
+            "superstep": number,
+            "state": f'{{"count":{number}}}',
+            "state_bytes": b"\x00\xff",
+            "timers": [{"tag": "t", "domain": "event", "at": number, "output_at": number}],
+            "record_ids": [{"id": bytes([number]), "at": 5}],
+            "productions": [{"stream": "s", "key": key, "value": "1", "value_bytes": None, "at": 7}],
+            "hold": number,
+        }
+        for key in sorted(keys)
+    ]
+
+
+class BusyTable:
+    """
+    A table, and what it must hold at each of its versions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects = open_objects(str(folder))
+        self.log = Log(self.objects)
+        self.rng = SeededRng()
+        create_rows_table(self.log, SystemClock(), self.rng, store_id="s" * 32)
+        self.committer = Committer(self.log, SystemClock(), self.rng, MemoryHighWater())
+        self.rows: list[Row] = []
+        self.history: list[list[Row]] = [[]]
+        self.number = 0
+
+    def note(self, computation: str = "", added: pa.Table | None = None) -> None:
+        """
+        The table has a new version; ``added`` is what it holds more than the one before.
+        """
+        if added is not None:
+            self.rows = [
+                *self.rows,
+                *({PARTITION_COLUMN: computation, **row} for row in added.to_pylist()),
+            ]
+        self.history.append(self.rows)
+
+    def fence(self) -> None:
+        """
+        Take all intervals over.
+        """
+        self.committer.commit(fence_request(1, *INTERVALS))
+        self.note()
+
+    def superstep(self) -> None:
+        """
+        Two updates in each interval.
+        """
+        self.number += 1
+        fence = Fence(Sequencer(1), CommitNumber(self.number))
+        writes = []
+        added = []
+        for interval, keys in zip(INTERVALS, ("ab", "xy", "éz"), strict=True):
+            table = row_updates(_updates(keys, self.number))
+            file = write_row_file(
+                self.objects,
+                interval,
+                table,
+                superstep=Superstep(self.number),
+                fence=fence,
+                token=self.rng.token(),
+            )
+            added.append((interval.computation, table))
+            writes.append(
+                IntervalWrite(interval=interval, fence=fence, added=(file,), watermark=EventTimeMicros(9))
+            )
+        request = CommitRequest(
+            kind="superstep",
+            writes=tuple(writes),
+            positions={"millpond/superstep/p": self.number, "millpond/input/p/clicks/local": self.number},
+            metadata={"records": 6},
+        )
+        self.committer.commit(request)
+        for computation, table in added:
+            self.rows = [*self.rows, *({PARTITION_COLUMN: computation, **row} for row in table.to_pylist())]
+        self.note()
+
+    def fold(self) -> None:
+        """
+        Rewrite the files of one interval as one.
+        """
+        self.number += 1
+        interval = INTERVALS[0]
+        fence = Fence(Sequencer(1), CommitNumber(self.number))
+        old = [
+            file
+            for file in self.committer.refresh().files_of(interval)
+            if file.interval_id == interval.app_id
+        ]
+        paths = tuple(file.path for file in old)
+        table = read_row_files(self.objects, paths).sort_by("key").combine_chunks()
+        file = write_row_file(
+            self.objects,
+            interval,
+            table,
+            superstep=Superstep(self.number),
+            fence=fence,
+            token=self.rng.token(),
+        )
+        write = IntervalWrite(interval=interval, fence=fence, added=(file,), removed=paths)
+        others = tuple(IntervalWrite(interval=other, fence=fence) for other in INTERVALS[1:])
+        self.committer.commit(CommitRequest(kind="fold", writes=(write, *others)))
+        self.note()
+
+    def foreign_rows(self, keys: str) -> pa.Table:
+        """
+        Rows for another engine to append, in the table's whole schema.
+        """
+        table = row_updates(_updates(keys, 40))
+        return table.add_column(0, SCHEMA.field(0), pa.array([COUNTER] * table.num_rows))
+
+    def append_with_delta_rs(self) -> None:
+        """
+        An append with an application transaction, by delta-rs.
+        """
+        table = self.foreign_rows("jk")
+        properties = CommitProperties(app_transactions=[Transaction(RS_APP, 3)])
+        write_deltalake(str(self.folder), table, mode="append", commit_properties=properties)
+        self.note(COUNTER, table.drop_columns([PARTITION_COLUMN]))
+
+
+def _canonical(table: pa.Table) -> list[Row]:
+    rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()
+    return sorted(rows, key=lambda row: (row[PARTITION_COLUMN], row["key"]))
+
+
+def _by_millpond(busy: BusyTable) -> Reader:
+    def read(version: int) -> pa.Table:
+        snapshot = load(busy.log, TableVersion(version))
+        tables = [SCHEMA.empty_table()]
+        for computation in snapshot.computations:
+            rows = read_row_files(busy.objects, [file.path for file in snapshot.files_in(computation)])
+            tables.append(
+                rows.add_column(0, SCHEMA.field(0), pa.array([computation] * rows.num_rows, pa.string()))
+            )
+        return pa.concat_tables(tables)
+
+    return read
+
+
+def _by_delta_rs(busy: BusyTable) -> Reader:
+    return lambda version: DeltaTable(str(busy.folder), version=version).to_pyarrow_table()
+
+
+def _by_duckdb_data_set(busy: BusyTable) -> Reader:
+    def read(version: int) -> pa.Table:
+        rows = DeltaTable(str(busy.folder), version=version).to_pyarrow_dataset()
+        with duckdb.connect() as connection:
+            connection.execute("set timezone = 'UTC'")
+            connection.register("rows", rows)
+            return connection.sql("select * from rows").to_arrow_table()
+
+    return read
+
+
+def _by_duckdb_files(busy: BusyTable) -> Reader:
+    def one(connection: duckdb.DuckDBPyConnection, file: LiveFile) -> pa.Table:
+        columns = ", ".join(ROW_SCHEMA.names)
+        query = f"select ? as computation, {columns} from read_parquet(?, hive_partitioning=false)"
+        path = str(busy.folder / file.path)
+        return connection.sql(query, params=[file.computation, path]).to_arrow_table().cast(SCHEMA)
+
+    def read(version: int) -> pa.Table:
+        with duckdb.connect() as connection:
+            connection.execute("set timezone = 'UTC'")
+            files = load(busy.log, TableVersion(version)).files
+            return pa.concat_tables([SCHEMA.empty_table(), *(one(connection, file) for file in files)])
+
+    return read
+
+
+def _check_all_versions(busy: BusyTable, readers: dict[str, Reader]) -> None:
+    assert busy.committer.refresh().version == len(busy.history) - 1
+    for version, rows in enumerate(busy.history):
+        wanted = _canonical(pa.Table.from_pylist(rows, schema=SCHEMA))
+        for name, read in readers.items():
+            assert _canonical(read(version)) == wanted, f"{name} reads version {version} differently"
+
+
+def _check_newest(busy: BusyTable) -> Snapshot:
+    snapshot = busy.committer.refresh()
+    table = DeltaTable(str(busy.folder))
+    assert table.version() == snapshot.version
+    assert len(table.file_uris()) == snapshot.file_count
+    for app_id, version in snapshot.txns.items():
+        assert table.transaction_version(app_id) == version
+    return snapshot
+
+
+def _ageless(snapshot: Snapshot) -> list[LiveFile]:
+    # A checkpoint does not tell when another engine's file came.
+    files = [replace(file, added_version=TableVersion(0)) for file in snapshot.files]
+    return sorted(files, key=lambda file: file.path)
+
+
+def _readers(busy: BusyTable) -> dict[str, Reader]:
+    return {
+        "millpond": _by_millpond(busy),
+        "delta-rs": _by_delta_rs(busy),
+        "duckdb on delta-rs": _by_duckdb_data_set(busy),
+        "duckdb on files": _by_duckdb_files(busy),
+    }
+
+
+def test_without_spark(tmp_path: Path) -> None:
+    """Millpond's commits, delta-rs's append and its checkpoint read alike at every version."""
+    busy = BusyTable(tmp_path)
+    busy.fence()
+    busy.superstep()
+    busy.append_with_delta_rs()
+    busy.superstep()
+    DeltaTable(str(tmp_path)).create_checkpoint()
+    busy.superstep()
+    busy.fold()
+    busy.superstep()
+
+    _check_all_versions(busy, _readers(busy))
+    snapshot = _check_newest(busy)
+
+    for version in range(5):
+        (tmp_path / commit_path(version)).unlink()
+    cold = load(busy.log)
+    assert _ageless(cold) == _ageless(snapshot)
+    assert (cold.txns, cold.digest) == (snapshot.txns, snapshot.digest)
+
+
+def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
+    """The history that another engine shows names operation, superstep and metrics."""
+    busy = BusyTable(tmp_path)
+    busy.fence()
+    busy.superstep()
+
+    newest, fence, create = DeltaTable(str(tmp_path)).history()
+
+    assert (newest["operation"], newest["operationParameters"]["superstep"]) == ("MILLPOND SUPERSTEP", "1")
+    assert newest["operationMetrics"]["numOutputRows"] == "6"
+    assert (fence["operation"], create["operation"]) == ("MILLPOND FENCE", "CREATE TABLE")
+
+
+@pytest.mark.spark
+def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """With delta-spark's append and OPTIMIZE between our commits, all four read alike at every version."""
+    busy = BusyTable(tmp_path / "rows")
+    path = str(busy.folder)
+
+    def append_with_spark() -> None:
+        frame = spark.createDataFrame(busy.foreign_rows("pq"))
+        writer = frame.write.format("delta").mode("append")
+        writer.option("txnAppId", SPARK_APP).option("txnVersion", 5).save(path)
+
+    def by_spark(version: int) -> pa.Table:
+        return spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+
+    busy.fence()
+    busy.superstep()
+    append_with_spark()
+    busy.note(COUNTER, busy.foreign_rows("pq").drop_columns([PARTITION_COLUMN]))
+    busy.superstep()
+    append_with_spark()  # Spark skips a version that the table has reached.
+    busy.append_with_delta_rs()
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    busy.note()
+    busy.superstep()
+    DeltaTable(path).create_checkpoint()
+    busy.superstep()
+
+    _check_all_versions(busy, {**_readers(busy), "delta-spark": by_spark})
+    snapshot = _check_newest(busy)
+    assert snapshot.txns[SPARK_APP] == 5
+    operations = [row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()]
+    assert operations[-2:] == ["MILLPOND FENCE", "CREATE TABLE"]
+    assert operations.count("MILLPOND SUPERSTEP") == 4
