@@ -98,6 +98,13 @@ class SparkRun:
         """
         self.consume(frame, InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0))
 
+    def advance(self) -> SuperstepReport | None:
+        """
+        One superstep without outside input: delivers productions, fires due timers.
+        """
+        with self._guarded():
+            return self._reported(self._engine.advance())
+
     def finish_inputs(self) -> None:
         """
         Say that no input will come any more, and run until nothing is left to do.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.commit import Committer
@@ -39,9 +39,12 @@ from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Store"]
+__all__ = ["LeaseFactory", "Store"]
 
 _ROWS: Final = "rows"
+
+LeaseFactory: TypeAlias = Callable[[str, str], Leases]
+"""Makes the leases of one writer, given the store's id and the writer's id."""
 
 
 class Store:
@@ -68,7 +71,7 @@ class Store:
         storage_options: Mapping[str, str],
         clock: Clock,
         rng: Rng,
-        leases: Callable[[str, str], Leases] | None,
+        leases: LeaseFactory | None,
         catalog_url: str | None,
         resources: ExitStack,
     ) -> None:
@@ -105,6 +108,7 @@ class Store:
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         create: bool = True,
         read_only: bool = False,
+        leases: LeaseFactory | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> Self:
@@ -120,6 +124,7 @@ class Store:
             session_timeout_ms: how long ZooKeeper waits for this process when it falls silent.
             create: whether to make a store where there is none.
             read_only: only read; needs no ZooKeeper and no lease.
+            leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
 
@@ -142,8 +147,7 @@ class Store:
         if Log(objects).latest_version() is None:
             _create(objects, root, clock, rng, create=create and not read_only)
         with ExitStack() as resources:
-            leases = None
-            if not read_only:
+            if not read_only and leases is None:
                 hosts = zookeeper or _embedded(local, root, clock, rng, resources)
                 leases = _zookeeper_leases(hosts, clock, session_timeout_ms)
             store = cls(
@@ -152,7 +156,7 @@ class Store:
                 storage_options=options,
                 clock=clock,
                 rng=rng,
-                leases=leases,
+                leases=None if read_only else leases,
                 catalog_url=catalog or _catalog_url(local),
                 resources=resources,
             )
@@ -319,7 +323,7 @@ def _embedded(local: Path | None, root: str, clock: Clock, rng: Rng, resources: 
     return hosts
 
 
-def _zookeeper_leases(hosts: str, clock: Clock, session_timeout_ms: int) -> Callable[[str, str], Leases]:
+def _zookeeper_leases(hosts: str, clock: Clock, session_timeout_ms: int) -> LeaseFactory:
     def connect(store_id: str, writer_id: str) -> Leases:
         return ZooKeeperLeases(hosts, store_id, writer_id, clock, session_timeout_ms=session_timeout_ms)
 
