@@ -248,7 +248,8 @@ class Leases(Protocol):
         """
         Take the leases of all ``intervals`` (each with its ``above``), in few round trips.
 
-        On an error none of them is kept, not even those that this writer had before.
+        On an error no new lease is kept; leases that this writer had before are untouched
+        unless a new one had replaced them by then.
         """
         ...
 

@@ -19,20 +19,18 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
 from millpond.statestore.high_water import HighWater
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld
+from millpond.statestore.lease_book import LeaseBook
 from millpond.statestore.types import Clock, Sequencer
 from millpond.statestore.zookeeper_high_water import ZooKeeperHighWater
 from millpond.statestore.zookeeper_nodes import IntervalNodes, StorePaths, batches, giving_up, taking
-from millpond.statestore.zookeeper_session import Connection, Deadline, Operation, Watcher, ZooKeeperSession
+from millpond.statestore.zookeeper_session import Deadline, Operation, Watcher, ZooKeeperSession
 
 __all__ = ["SESSION_TIMEOUT_MS", "ZooKeeperLeases"]
 
@@ -42,7 +40,6 @@ SESSION_TIMEOUT_MS: Final = 10_000
 _ATTEMPTS_MAX: Final = 100
 _RETRY_MS: Final = 20
 _STANDBY_POLL_S: Final = 1.0
-_REVIEW_INTERVALS: Final = 256
 _REVIEW_RETRY_S: Final = 1.0
 
 
@@ -74,15 +71,8 @@ class ZooKeeperLeases:
         self._clock = clock
         self._timeout_ms = session_timeout_ms
         self._holder = Holder(writer_id=writer_id, host=socket.gethostname(), process_id=os.getpid())
-        # Guards all of the following, and orders state changes with registration. Nobody
-        # waits for ZooKeeper while holding it, for kazoo's own thread takes it too.
-        self._changed = threading.Condition(threading.RLock())
-        self._leases: dict[Interval, Lease] = {}
-        self._being_taken: Counter[Interval] = Counter()
-        self._to_review: set[Interval] = set()
-        self._news = 0
-        self._closed = False
-        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._on_change)
+        self._book = LeaseBook()
+        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed)
         self._session.start(self._deadline())
         try:
             self._session.ensure_path(self._paths.leases, self._deadline())
@@ -125,13 +115,12 @@ class ZooKeeperLeases:
         """
         deadline = Deadline.after(self._clock, timeout_ms)
         taken: list[Lease] = []
-        with self._marked_as_being_taken(intervals):
+        with self._book.being_taken(intervals.keys()):
             try:
                 for batch in batches(intervals):
                     taken += self._take_batch(batch, on_held, deadline)
             except MillpondError:
-                for interval in intervals:
-                    self._end(self._leases.get(interval), LeaseState.RELEASED)
+                self._book.end(taken, LeaseState.RELEASED)
                 raise
         return tuple(taken)
 
@@ -139,37 +128,30 @@ class ZooKeeperLeases:
         """
         Give the lease up; while ZooKeeper is away, its node goes after the reconnection.
         """
-        self._end(lease, LeaseState.RELEASED)
+        self._book.end([lease], LeaseState.RELEASED)
         try:
             if self._session.connection.connected:
                 self._give_up([lease.interval])
                 return
         except UnavailableError:
             pass  # The review sees to it.
-        self._look_at([lease.interval])
+        self._book.look_at([lease.interval])
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
         """
         Wait until no lease is suspended.
         """
-        with self._changed:
-            return self._changed.wait_for(self._settled, timeout=timeout_ms / 1_000)
+        return self._book.wait_until_settled(timeout_ms / 1_000)
 
     def close(self) -> None:
         """
         End the session, which frees every lease; a mark that is due is written first.
         """
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._high_water.close()
-        with self._changed:
-            for lease in list(self._leases.values()):
-                self._end(lease, LeaseState.RELEASED)
-        self._session.close()
+        if self._book.close():
+            self._thread.join()
+            self._high_water.close()
+            self._book.release_all()
+            self._session.close()
 
     # Taking.
 
@@ -186,7 +168,7 @@ class ZooKeeperLeases:
             if leases is not None:
                 return leases
             self._clock.sleep_ms(_RETRY_MS)
-        raise ConflictError("too many writers take the lease at once", interval=next(iter(batch)).app_id)
+        raise ConflictError("taking the lease kept failing", interval=next(iter(batch)).app_id)
 
     def _try_take(
         self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
@@ -206,7 +188,7 @@ class ZooKeeperLeases:
             sequencers[nodes.interval] = sequencer
             operations += own
         if self._session.transact(operations, deadline):
-            return self._register(sequencers, session_id)
+            return self._book.enter(sequencers, session_id)
         # The folder itself is missing after ZooKeeper was wiped.
         self._session.ensure_path(self._paths.leases, deadline)
         return None
@@ -219,7 +201,7 @@ class ZooKeeperLeases:
         """
         watcher = self._on_watch if on_held == "wait" else None
         while True:
-            news = self._news
+            news = self._book.news
             found = self._find(intervals, self._deadline() if watcher else deadline, watcher)
             held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
             if held is None or on_held == "take":
@@ -228,50 +210,7 @@ class ZooKeeperLeases:
                 raise ConflictError(
                     "another writer holds the lease", interval=held.interval.app_id, holder=held.holder()
                 )
-            self._wait_for_news(news, min(deadline.left_s, _STANDBY_POLL_S))
-
-    def _wait_for_news(self, seen: int, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._news != seen or self._closed, timeout=timeout_s)
-
-    def _register(
-        self, sequencers: Mapping[Interval, Sequencer], session_id: int
-    ) -> tuple[Lease, ...] | None:
-        with self._changed:
-            if self._session.connection.session_id != session_id:
-                return None
-            leases = tuple(self._replace(Lease(*pair)) for pair in sequencers.items())
-            self._look_at(sequencers)
-            return leases
-
-    def _replace(self, lease: Lease) -> Lease:
-        old = self._leases.get(lease.interval)
-        if old is not None and old.sequencer > lease.sequencer:
-            lease.move(LeaseState.LOST, "taken again by this writer")
-            return lease
-        self._end(old, LeaseState.LOST, "taken again by this writer")
-        self._leases[lease.interval] = lease
-        if not self._session.connection.connected:
-            lease.move(LeaseState.SUSPENDED)
-        return lease
-
-    @contextmanager
-    def _marked_as_being_taken(self, intervals: Mapping[Interval, Sequencer]) -> Iterator[None]:
-        """
-        Keep the review from giving up an owner node whose lease is about to be registered.
-
-        Afterwards it looks at all of them: a transaction whose answer was not waited
-        for may land yet, and an owner node that no lease here stands for must go.
-        """
-        with self._changed:
-            self._being_taken.update(intervals.keys())
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._being_taken.subtract(intervals.keys())
-                self._being_taken += Counter()
-                self._look_at(intervals)
+            self._book.wait_for_news(news, min(deadline.left_s, _STANDBY_POLL_S))
 
     def _find(
         self, intervals: Sequence[Interval], deadline: Deadline, watcher: Watcher | None = None
@@ -286,118 +225,50 @@ class ZooKeeperLeases:
             )
         ]
 
-    # News: from kazoo's threads, which must not be blocked.
-
-    def _on_change(self, connection: Connection) -> None:
-        with self._changed:
-            if connection.connected:
-                self._look_at(self._leases)
-            elif connection.session_id is None:
-                for lease in list(self._leases.values()):
-                    self._end(lease, LeaseState.LOST, "the zookeeper session has expired")
-                self._to_review.clear()
-            else:
-                for lease in self._leases.values():
-                    lease.move(LeaseState.SUSPENDED)
-            self._changed.notify_all()
-
-    def _on_watch(self, owner_path: str) -> None:
-        interval = self._paths.interval_of(owner_path)
-        with self._changed:
-            self._news += 1
-            self._look_at([] if interval is None else [interval])
-
-    def _look_at(self, intervals: Iterable[Interval]) -> None:
-        with self._changed:
-            self._to_review.update(intervals)
-            self._changed.notify_all()
+    def _on_watch(self, path: str) -> None:
+        self._book.owner_changed(self._paths.interval_of(path))
 
     # Review: a thread of ours compares leases with their owner nodes.
 
     def _run(self) -> None:
-        while not self._closed:
-            intervals = self._next_for_review()
+        while not self._book.closed:
+            # Without anything to look at, twice a session: a connection that is away that
+            # long may be one that the servers refuse.
+            intervals = self._book.next_for_review(self._timeout_ms / 2_000)
             try:
                 self._review(intervals)
-                if not (self._closed or self._session.connection.connected):
+                if not (self._book.closed or self._session.connection.connected):
                     self._session.renew_if_refused()
             except UnavailableError:
-                # Whatever was to be looked at is remembered for the next round.
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, timeout=_REVIEW_RETRY_S)
-
-    def _next_for_review(self) -> list[Interval]:
-        """
-        Intervals to look at; none if there were none for half a session, or no connection.
-        """
-
-        def ready() -> bool:
-            return self._closed or bool(self._to_review and self._session.connection.connected)
-
-        with self._changed:
-            self._changed.wait_for(ready, timeout=self._timeout_ms / 2_000)
-            if self._closed or not self._session.connection.connected:
-                return []
-            intervals = list(islice(self._to_review, _REVIEW_INTERVALS))
-            self._to_review.difference_update(intervals)
-            return intervals
+                self._book.look_at(intervals)
+                self._book.pause(_REVIEW_RETRY_S)
 
     def _review(self, intervals: Sequence[Interval]) -> None:
         """
         Bring leases up to date, and give up owner nodes that no lease stands for.
         """
-        if not intervals:
-            return
-        with self._changed:
-            leases = [self._leases[i] for i in intervals if i in self._leases]
-        held = {lease.interval for lease in leases}
-        try:
-            self._review_leases(leases)
-            self._give_up([interval for interval in intervals if interval not in held])
-        except UnavailableError:
-            self._look_at(intervals)
-            raise
+        leases = self._book.leases_of(intervals)
+        self._review_leases(leases)
+        self._give_up([interval for interval in intervals if interval not in leases])
 
-    def _review_leases(self, leases: Sequence[Lease]) -> None:
+    def _review_leases(self, leases: Mapping[Interval, Lease]) -> None:
+        if not leases:
+            return
         deadline = self._deadline()
         session_id = self._session.wait_connected(deadline)
-        paths = [self._paths.owner(lease.interval) for lease in leases]
-        owners = self._session.read(paths, deadline, self._on_watch)
-        with self._changed:
-            if self._session.connection != Connection(connected=True, session_id=session_id):
-                return
-            for lease, owner in zip(leases, owners, strict=True):
-                if owner is not None and owner.owner_session == session_id:
-                    lease.move(LeaseState.HELD)
-                else:
-                    taker = "nobody" if owner is None else Holder.decode(owner.data)
-                    self._end(lease, LeaseState.LOST, f"held now by {taker}")
-            self._changed.notify_all()
+        found = self._find(tuple(leases), deadline, self._on_watch)
+        self._book.owners_seen(session_id, zip(leases.values(), found, strict=True))
 
     def _give_up(self, intervals: Sequence[Interval]) -> None:
+        if not intervals:
+            return
         deadline = self._deadline()
         session_id = self._session.wait_connected(deadline)
         for nodes in self._find(intervals, deadline):
             operations = giving_up(nodes, session_id, self._paths)
             # Asked after the reading: a taking that starts later changes the node's version.
-            if operations and not self._in_use(nodes.interval):
+            if operations and not self._book.is_in_use(nodes.interval):
                 self._session.transact(operations, deadline)
-
-    def _in_use(self, interval: Interval) -> bool:
-        with self._changed:
-            return interval in self._leases or interval in self._being_taken
-
-    def _end(self, lease: Lease | None, state: LeaseState, reason: str = "") -> None:
-        if lease is None:
-            return
-        with self._changed:
-            lease.move(state, reason)
-            if self._leases.get(lease.interval) is lease:
-                del self._leases[lease.interval]
-            self._changed.notify_all()
-
-    def _settled(self) -> bool:
-        return all(lease.state is not LeaseState.SUSPENDED for lease in self._leases.values())
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._timeout_ms)

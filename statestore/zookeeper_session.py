@@ -282,8 +282,9 @@ class ZooKeeperSession:
         connection = Connection(connected, None if state == "LOST" else session_id)
         with self._changed:
             self._connection = connection
+            # Told before anybody who waits for the connection goes on.
+            self._on_change(connection)
             self._changed.notify_all()
-        self._on_change(connection)
 
     def _watch_of(self, watcher: Watcher) -> Callable[[Any], None]:
         # kazoo keeps one watch per callable and path, so that a repeated read adds none.

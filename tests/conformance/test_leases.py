@@ -290,14 +290,17 @@ def test_all_are_taken_in_order(world: World) -> None:
 
 def test_all_or_none_are_taken(world: World) -> None:
     """
-    If one of several is refused, its holder keeps it and the others stay free.
+    If one of several is refused, its holder keeps it, the others stay free, and own ones stay held.
     """
     first, second = world.open("w1"), world.open("w2")
     lease = second.take(OTHER, above=NOTHING)
+    third = Interval("counter", "", "a")
+    own = first.take(third, above=NOTHING)
 
     with pytest.raises(ConflictError):
-        first.take_all({INTERVAL: NOTHING, OTHER: NOTHING}, on_held="refuse")
+        first.take_all({INTERVAL: NOTHING, third: NOTHING, OTHER: NOTHING}, on_held="refuse")
     lease.check()
+    own.check()
     second.take(INTERVAL, above=NOTHING, on_held="refuse").check()
 
 
