@@ -13,26 +13,30 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.row import ROW_SCHEMA
+from millpond.statestore.row_shape import check_names
 
 __all__ = ["ROWS_PER_GROUP", "IpcRowFormat", "MayHold", "ParquetRowFormat", "RowFormat", "decode_rows"]
 
 ROWS_PER_GROUP: Final = 16_384
 """Rows in a Parquet row group: the least that a point read has to decode."""
 
-MayHold = Callable[[str | None, str | None], bool]
-"""Whether a run of rows with this least and greatest key (``None``: unknown) may hold wanted keys."""
+MayHold: TypeAlias = Callable[[str, str], bool]
+"""Whether a run of rows with this least and greatest key may hold wanted keys."""
 
 _SEAL: Final = b"MPSEAL01"
 _SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
+_KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
 class RowFormat(Protocol):
@@ -46,14 +50,14 @@ class RowFormat(Protocol):
         """
         ...
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold, *, sealed: bool) -> pa.Table:
+    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
         """
         Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
 
         Args:
             data: the file.
             columns: names of row columns.
-            may_hold: lets the format skip runs of rows.
+            may_hold: lets the format skip runs of rows; ``None``: all rows are wanted.
             sealed: the file must carry a seal; other writers' files do not.
 
         Raises:
@@ -62,7 +66,7 @@ class RowFormat(Protocol):
         ...
 
 
-def decode_rows(data: bytes, columns: list[str], may_hold: MayHold, *, sealed: bool) -> pa.Table:
+def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
     """
     Decode a file in the format that its first bytes name; see `RowFormat.decode`.
     """
@@ -95,18 +99,22 @@ class ParquetRowFormat:
         )
         return _seal_parquet(memoryview(sink.getvalue()))
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold, *, sealed: bool) -> pa.Table:
+    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
         """
         Read the row groups that may hold wanted keys, checking seal and pages.
         """
-        view = memoryview(data)
-        if not _parquet_seal_holds(view) and sealed:
+        if sealed and not _parquet_seal_holds(memoryview(data)):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
+        check_names(file.schema_arrow)
         names = [name for name in columns if name in file.schema_arrow.names]
-        groups = [group for group in range(file.num_row_groups) if may_hold(*_key_bounds(file, group))]
+        groups = list(range(file.num_row_groups))
+        if may_hold is not None:
+            # Nothing vouches for the statistics of a file without a seal, so its keys are looked at.
+            bounds = _key_bounds_of_statistics if sealed else _key_bounds_of_rows
+            groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
         return file.read_row_groups(groups, columns=names, use_threads=False)
 
 
@@ -125,7 +133,7 @@ class IpcRowFormat:
         body: bytes = _IPC + sink.getvalue().to_pybytes()
         return body + _seal(zlib.crc32(body))
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold, *, sealed: bool) -> pa.Table:
+    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
         """
         Read all rows; ``may_hold`` saves nothing here, and a seal is always demanded.
         """
@@ -165,23 +173,22 @@ def _parquet_seal_holds(view: memoryview) -> bool:
     return bytes(view[pages_end:start]) == _seal(zlib.crc32(view[start:], zlib.crc32(view[:pages_end])))
 
 
-def _key_bounds(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
+def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
+    low, high = bounds
+    return low is None or high is None or may_hold(low, high)
+
+
+def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
     """
-    Least and greatest key of a row group, where its statistics tell.
+    Least and greatest key of a row group of our own; without statistics if the keys are too long.
     """
-    metadata = file.metadata.row_group(group)
-    index = file.schema_arrow.get_field_index("key")
-    statistics = None if index < 0 else metadata.column(_leaf_index(file, "key")).statistics
+    statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
     if statistics is None or not statistics.has_min_max:
         return None, None
-    try:
-        low, high = statistics.min, statistics.max
-    except UnicodeDecodeError:
-        # Other writers cut long bounds in the middle of a character.
-        return None, None
-    return (low, high) if isinstance(low, str) and isinstance(high, str) else (None, None)
+    return statistics.min, statistics.max
 
 
-def _leaf_index(file: pq.ParquetFile, path: str) -> int:
-    schema = file.schema
-    return next(index for index in range(len(schema)) if schema.column(index).path == path)
+def _key_bounds_of_rows(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
+    keys = file.read_row_group(group, columns=["key"], use_threads=False).column("key")
+    bounds = pc.min_max(pc.cast(keys, pa.string()))
+    return bounds["min"].as_py(), bounds["max"].as_py()

@@ -4,20 +4,35 @@ Bring what another writer's Parquet says about rows into our schema.
 Spark's OPTIMIZE and delta-rs rewrite row files at any time. What they mean stays
 the same, what they look like does not: timestamps without a time zone or as
 INT96, narrower integers, large strings, nested fields in another order or
-under other list names, columns left out. `conform` maps all that by name.
+under other list names, columns left out. `conform` maps all that by name; a name
+that rows do not have is an error, since a damaged name must not read as a column
+left out.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.row import ROW_SCHEMA
+from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA
 
-__all__ = ["conform"]
+__all__ = ["check_names", "conform", "with_values"]
 
 _NEVER_NULL = ("key", "sequencer", "commit_number")
+
+
+def check_names(schema: pa.Schema) -> None:
+    """
+    Refuse a file with columns that rows do not have.
+
+    Raises:
+        DataError: it has; they are named.
+    """
+    unknown = sorted(set(schema.names) - {PARTITION_COLUMN, *ROW_SCHEMA.names})
+    if unknown:
+        raise DataError("the file has columns that rows do not have", columns=unknown)
 
 
 def conform(table: pa.Table, columns: list[str]) -> pa.Table:
@@ -35,6 +50,23 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def with_values(
+    lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
+) -> pa.ListArray:
+    """
+    Lists as long as ``lists`` over other values.
+
+    Args:
+        lists: lists of any layout; null ones count as empty.
+        values: what is in the lists, one after the other.
+        target: the type of the result.
+        nulls: which lists of the result are null.
+    """
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values, type=target, mask=nulls)
+
+
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if field.name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
@@ -47,7 +79,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type.equals(target):
         return array
-    if pa.types.is_list(target):
+    if pa.types.is_list(target) and _is_any_list(array.type):
         return _convert_list(array, target)
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
         return _convert_struct(array, target)
@@ -57,20 +89,20 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     return pc.cast(array, target)
 
 
+def _is_any_list(type_: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(type_) for is_kind in kinds)
+
+
 def _convert_list(array: pa.Array, target: pa.ListType) -> pa.Array:
-    if not pa.types.is_list(array.type):
-        array = pc.cast(array, pa.list_(array.type.value_type))
-    values = _convert(array.values, target.value_type)
-    mask = array.is_null() if array.null_count else None
-    if mask is not None and array.offset:
-        # from_arrays refuses a mask together with sliced offsets.
-        array = pa.concat_arrays([array, array.slice(0, 0)])
-        return _convert_list(array, target)
-    return pa.ListArray.from_arrays(array.offsets, values, type=target, mask=mask)
+    return with_values(array, _convert(array.flatten(), target.value_type), target, array.is_null())
 
 
 def _convert_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
-    names = {array.type.field(i).name for i in range(array.type.num_fields)}
+    names = {field.name for field in array.type}
+    unknown = sorted(names - {field.name for field in target})
+    if unknown:
+        raise DataError("the file has nested fields that rows do not have", fields=unknown)
     parts = [
         _convert(pc.struct_field(array, field.name), field.type)
         if field.name in names

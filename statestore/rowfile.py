@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.check import check
-from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
@@ -176,6 +176,7 @@ def read_row_files(
         DataError: a file is missing, damaged or not made of rows; it is named.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
+    check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     selection = _Selection(keys, interval)
     tables = [_read_row_file(objects, path, names, selection) for path in paths]
     empty = pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
@@ -186,10 +187,9 @@ def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Se
     data = objects.get(path)
     needed = names if "key" in names else ["key", *names]
     try:
-        table = decode_rows(data, needed, selection.may_hold, sealed=_OWN_NAME.search(path) is not None)
+        may_hold = None if selection.is_all else selection.may_hold
+        table = decode_rows(data, needed, may_hold, sealed=_OWN_NAME.search(path) is not None)
         return selection.apply(conform(table, needed)).select(names)
-    except ObjectMissingError:
-        raise
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -205,12 +205,17 @@ class _Selection:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
 
-    def may_hold(self, low: str | None, high: str | None) -> bool:
+    @property
+    def is_all(self) -> bool:
+        """
+        Whether every row is wanted.
+        """
+        return self._keys is None and self._interval is None
+
+    def may_hold(self, low: str, high: str) -> bool:
         """
         Whether rows with keys in ``low..high`` can contain a wanted one.
         """
-        if low is None or high is None:
-            return True
         if self._interval is not None and not _overlaps(self._interval, low, high):
             return False
         if self._keys is None:

@@ -241,9 +241,10 @@ class TestDamage:
             objects.put(file.path, whole[:length])
             with pytest.raises(DataError):
                 read_row_files(objects, [file.path])
-        objects.put(file.path, whole + b"x")
-        with pytest.raises(DataError):
-            read_row_files(objects, [file.path])
+        for other in (whole + b"x", b"PAR1" + b"\xff" * 4 + b"PAR1"):
+            objects.put(file.path, other)
+            with pytest.raises(DataError):
+                read_row_files(objects, [file.path])
 
     def test_pages_carry_checksums(self) -> None:
         """Stock readers can verify the pages: the checksums are Parquet's own."""
@@ -286,7 +287,7 @@ def other_types(table: pa.Table) -> pa.Table:
     timer = pa.struct(
         [("output_at", naive), ("at", naive), ("domain", pa.large_string()), ("tag", pa.string())]
     )
-    record_id = pa.struct([("at", naive), ("id", pa.large_binary()), ("extra", pa.int8())])
+    record_id = pa.struct([("at", naive), ("id", pa.large_binary())])
     rows = table.drop_columns(["state_bytes"]).to_pylist()
     for row in rows:
         row["hold"] = row["hold"].replace(tzinfo=None)
@@ -304,7 +305,7 @@ def other_types(table: pa.Table) -> pa.Table:
             ("key", pa.dictionary(pa.int32(), pa.string())),
             ("deleted", pa.bool_()),
             ("productions", table.schema.field("productions").type),
-            ("unknown", pa.int64()),
+            ("computation", pa.string()),
         ]
     )
     return pa.Table.from_pylist(rows, schema=schema)
@@ -340,6 +341,32 @@ class TestForeign:
 
         read = read_row_files(objects, ["computation=c/part-0.parquet"])
         assert table.equals(read)
+
+    @pytest.mark.parametrize("name", ["stbte", "nested"])
+    def test_unknown_names(self, name: str) -> None:
+        """A name that rows do not have is an error: it may be one of theirs, damaged."""
+        objects = MemoryObjects()
+        table = row_updates([{"key": "a", "state": "1", "record_ids": [{"id": b"1"}]}])
+        if name == "nested":
+            ids = pa.array([[{"id": b"1", "aT": 1}]])
+            table = table.set_column(table.column_names.index("record_ids"), "record_ids", ids)
+        else:
+            table = table.rename_columns({"state": name})
+        objects.put("x.parquet", rewritten(table))
+        with pytest.raises(DataError, match=r"x\.parquet.*(stbte|aT)"):
+            read_row_files(objects, ["x.parquet"])
+
+    @pytest.mark.parametrize("writer", FOREIGN.values(), ids=FOREIGN.keys())
+    def test_point_reads(self, writer: Callable[[pa.Table], bytes]) -> None:
+        """Point reads of foreign files find their keys, whatever the statistics say."""
+        objects = MemoryObjects()
+        table = row_updates(EXAMPLE)
+        objects.put("x.parquet", writer(table))
+
+        assert table.slice(7, 1).equals(read_row_files(objects, ["x.parquet"], keys=["k007", "a"]))
+        assert table.slice(7, 1).equals(
+            read_row_files(objects, ["x.parquet"], interval=Interval("c", "k007", "k008"))
+        )
 
     def test_missing_columns_are_null(self) -> None:
         """Columns that a file lacks are null, nested ones too."""
@@ -404,6 +431,24 @@ class TestOtherReaders:
         assert table.equals(read.cast(ROW_SCHEMA))
 
 
+class TestSelection:
+    def test_only_row_columns(self) -> None:
+        """Asking for a column that rows do not have is a bug of the caller."""
+        with pytest.raises(InternalError, match="nonsense"):
+            read_row_files(MemoryObjects(), [], ["nonsense"])
+
+    def test_long_keys(self) -> None:
+        """Keys too long for statistics are found as well."""
+        objects = MemoryObjects()
+        keys = [letter * 10_000 for letter in "abc"]
+        file = write(objects, row_updates({"key": key} for key in keys))
+
+        assert (
+            read_row_files(objects, [file.path], ["key"], keys=keys[1:2]).column("key").to_pylist()
+            == keys[1:2]
+        )
+
+
 class TestMerge:
     def test_columns_are_needed(self) -> None:
         """Merging without the columns that the rule rests on is refused."""
@@ -426,7 +471,7 @@ class TestMerge:
 
     def test_deleted_with_timers(self) -> None:
         """A key without state stays while it has a timer, and is gone without."""
-        updates = [
+        updates: list[dict[str, Any]] = [
             {"key": "a", "state": "1", "timers": [{"tag": "old"}]},
             {"key": "a", "commit_number": 2, "deleted": True, "timers": [{"tag": "new"}]},
             {"key": "b", "state": "1", "timers": [{"tag": "old"}]},

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import duckdb
 import pyarrow as pa
 import pytest
@@ -16,7 +17,8 @@ from millpond.statestore.log import Log
 from millpond.statestore.objects import MemoryObjects, ObstoreObjects
 from millpond.statestore.row import ROW_SCHEMA as ROWS
 from millpond.statestore.row import Fence
-from millpond.statestore.rowfile import PARQUET, IpcRowFormat, RowFormat, write_row_file
+from millpond.statestore.row_shape import conform
+from millpond.statestore.rowfile import PARQUET, IpcRowFormat, RowFormat, merge_updates, write_row_file
 from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
 from millpond.statestore.view import ROWS_VIEW_SCHEMA, RowsView, connect, rows_view
@@ -207,6 +209,19 @@ class TestDuckDB:
             assert len(connection.execute("from model").fetchall()) == 1
             with pytest.raises(duckdb.Error, match=path):
                 connection.execute('from "window counter"').fetchall()
+
+
+class TestDeltaRs:
+    def test_reads_the_same_updates(self, tmp_path: Path) -> None:
+        """delta-rs reads our row files, from which the same rows follow."""
+        table = Table(ObstoreObjects(str(tmp_path)))
+        busy(table)
+        delta = deltalake.DeltaTable(str(tmp_path))
+        query = "select * from updates where computation = 'window counter'"
+        found = pa.table(deltalake.QueryBuilder().register("updates", delta).execute(query).read_all())
+        updates = conform(found, ROWS.names)
+
+        assert merge_updates(updates).select(ROWS_VIEW_SCHEMA.names).equals(table.view().to_arrow())
 
 
 class TestSpark:
