@@ -25,6 +25,7 @@ __all__ = ["connect", "default_catalog_url", "reading", "replace_rows", "writing
 
 _WRITES: Final = "millpond_writes"
 _BUSY_TIMEOUT_MS: Final = 30_000
+_SQLITE_ARGUMENTS: Final[dict[str, Any]] = {"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1_000}
 _WAL_ATTEMPTS: Final = 250
 _WAL_PAUSE_MS: Final = 20
 
@@ -120,17 +121,16 @@ def _is_sqlite(url: URL) -> bool:
 
 def _sqlite_engine(url: URL, *, create: bool) -> Engine:
     in_memory = url.database in (None, "", ":memory:")
-    if not create and not in_memory:
-        path = Path(str(url.database)).absolute().as_uri()
-        url = url.set(database=path).update_query_dict({"mode": "ro", "uri": "true"})
-    # One connection makes an in-memory database one database for all threads.
-    pool = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
-    engine = create_engine(
-        url,
-        poolclass=QueuePool,
-        connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1_000},
-        **pool,
-    )
+    options: dict[str, Any] = {"poolclass": QueuePool}
+    if in_memory:
+        # One connection makes an in-memory database one database for all threads.
+        options |= {"pool_size": 1, "max_overflow": 0}
+    if create or in_memory:
+        options["connect_args"] = _SQLITE_ARGUMENTS
+    else:
+        read_only = Path(str(url.database)).absolute().as_uri() + "?mode=ro"
+        options["creator"] = lambda: sqlite3.connect(read_only, uri=True, **_SQLITE_ARGUMENTS)
+    engine = create_engine(url, **options)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -1,0 +1,106 @@
+"""
+``millpond history``: what was committed, newest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import click
+
+from millpond.statestore.action import Action, Add, CommitInfo, Remove
+from millpond.statestore.catalog_facts import fences_of, superstep_of
+from millpond.statestore.catalog_rebuild import facts_of
+from millpond.statestore.commit_file import decode
+from millpond.statestore.log import Log, commit_path
+from millpond.statestore.types import TableVersion
+from millpond.tools.opening import open_to_read, store_argument
+from millpond.tools.output import print_json, print_table, time_text
+from millpond.tools.teaching import TeachingCommand
+
+__all__ = ["history"]
+
+_COMMITS: Final = 20
+_WRITER_DIGITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """
+    One commit, as people want to see it.
+    """
+
+    version: int
+    at: str | None
+    what: str
+    pipeline: str | None
+    superstep: int | None
+    records: int | None
+    intervals: int
+    files_added: int
+    files_removed: int
+    writer: str | None
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond history pond",
+        "millpond history pond --limit 100",
+        "millpond history pond --json | jq 'select(.what == \"fence\")'",
+    ),
+)
+@store_argument
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_COMMITS, show_default=True, metavar="N",
+    help="At most the newest N commits.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json: bool) -> None:
+    """
+    Show the commits of STORE, newest first.
+
+    Every commit makes one table version, and every version can be read: pass its number to `millpond
+    rows` or `millpond sql` as --version. What was committed is one of: create (the store was made),
+    fence (a writer took intervals over: everything that a former owner still tries to write is
+    refused from there on), superstep (a round of the pipeline: state, timers, productions and input
+    positions together), fold and other housekeeping, or the operation of another Delta engine.
+    Old commits are cleaned up in time, so the history has a beginning.
+    """
+    with open_to_read(store, storage_options) as opened:
+        newest = opened.snapshot().version
+        entries = [asdict(entry) for entry in _entries(opened.log, newest, limit)]
+    if as_json:
+        print_json(entries)
+        return
+    columns = ("version", "at", "what", "pipeline", "superstep", "records", "intervals", "+files", "-files")
+    shortened = [(*list(entry.values())[:-1], (entry["writer"] or "")[:_WRITER_DIGITS]) for entry in entries]
+    print_table("", (*columns, "writer"), shortened)
+
+
+def _entries(log: Log, newest: TableVersion, limit: int) -> Iterator[_Entry]:
+    for version in range(newest, max(newest - limit, -1), -1):
+        data = log.read(TableVersion(version))
+        if data is None:
+            return
+        yield _entry(TableVersion(version), decode(data, commit_path(version)))
+
+
+def _entry(version: TableVersion, actions: tuple[Action, ...]) -> _Entry:
+    facts = facts_of(version, actions)
+    superstep = superstep_of(facts)
+    operation = next((action.operation for action in actions if isinstance(action, CommitInfo)), "unknown")
+    return _Entry(
+        version=version,
+        at=time_text(facts.wall_us),
+        what=str(facts.metadata.get("kind", operation)),
+        pipeline=None if superstep is None else superstep.pipeline,
+        superstep=None if superstep is None else superstep.superstep,
+        records=None if superstep is None else superstep.records,
+        intervals=sum(1 for _ in fences_of(facts.txns)),
+        files_added=sum(isinstance(action, Add) for action in actions),
+        files_removed=sum(isinstance(action, Remove) for action in actions),
+        writer=str(facts.metadata["writer"]) if "writer" in facts.metadata else None,
+    )

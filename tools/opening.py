@@ -1,0 +1,61 @@
+"""
+Opening a store to look at it: no lease, no ZooKeeper, nothing written.
+
+Reading commands take the same arguments for that; `store_argument` adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+
+__all__ = ["open_to_read", "store_argument", "version_option"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def store_argument(command: _Command) -> _Command:
+    """
+    Add what every command needs to find a store.
+    """
+    add_options = click.option(
+        "--storage-option",
+        "storage_options",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Credentials and endpoints of an object store; may be repeated.",
+    )
+    return click.argument("store")(add_options(command))
+
+
+def version_option(command: _Command) -> _Command:
+    """
+    Add the choice of an older table version.
+    """
+    return click.option(
+        "--version",
+        "version",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Show the store as it was at table version N (see `millpond history`).",
+    )(command)
+
+
+def open_to_read(store: str, storage_options: tuple[str, ...], catalog: str | None = None) -> Store:
+    """
+    The store, opened to be read only.
+
+    Raises:
+        InvalidError: there is no store, or an option has no ``=``.
+    """
+    pairs = [option.partition("=") for option in storage_options]
+    unusable = [name for name, equals, _ in pairs if not equals]
+    if unusable:
+        raise InvalidError("a storage option is written NAME=VALUE", option=unusable[0])
+    options = {name: value for name, _, value in pairs}
+    return Store.open(store, catalog=catalog, storage_options=options, create=False, read_only=True)

@@ -1,0 +1,121 @@
+"""
+How commands print: tables for people, one JSON object a line for programs, times in UTC.
+
+Tables fit the terminal; into a pipe or a file they are as wide as their contents, so
+that nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+
+__all__ = ["note", "number_text", "print_json", "print_table", "size_text", "time_text"]
+
+_PIPE_WIDTH: Final = 100_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BYTES_PER_STEP: Final = 1024
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """
+    Print a table; numbers stand to the right, ``None`` is shown as an empty place.
+    """
+    listed = [tuple(row) for row in rows]
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    for place, column in enumerate(columns):
+        values = [row[place] for row in listed if row[place] is not None]
+        is_number = bool(values) and all(isinstance(value, int | float) for value in values)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in listed:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PIPE_WIDTH)
+    console.print(table)
+    if title:
+        console.print()
+
+
+def print_json(values: Iterable[Mapping[str, object]]) -> None:
+    """
+    Print one JSON object a line.
+    """
+    for value in values:
+        click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def note(text: str) -> None:
+    """
+    Say something beside the result: to standard error, so that pipes stay clean.
+    """
+    click.echo(text, err=True)
+
+
+def time_text(at_us: int | None) -> str | None:
+    """
+    A time as people read it, in UTC; the two ends of time have words.
+
+    Example:
+        >>> time_text(1_500_000)
+        '1970-01-01T00:00:01.500000Z'
+        >>> time_text(2**63 - 1)
+        'end of time'
+    """
+    if at_us is None:
+        return None
+    if at_us == TIME_MAX_US:
+        return "end of time"
+    if at_us == TIME_MIN_US:
+        return "before all time"
+    try:
+        at = _EPOCH + timedelta(microseconds=at_us)
+    except OverflowError:
+        return f"{at_us} us"
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def size_text(size_bytes: int) -> str:
+    """
+    A size as people read it.
+
+    Example:
+        >>> size_text(1_536)
+        '1.5 KiB'
+    """
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < _BYTES_PER_STEP:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= _BYTES_PER_STEP
+    return f"{size:.1f} TiB"
+
+
+def number_text(number: int) -> str:
+    """
+    A number with its thousands apart.
+    """
+    return f"{number:,}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

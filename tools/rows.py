@@ -1,0 +1,130 @@
+"""
+``millpond rows``: the rows of a computation, one per key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.view import RowsView
+from millpond.tools.opening import open_to_read, store_argument, version_option
+from millpond.tools.output import note, print_json, print_table, time_text
+from millpond.tools.teaching import TeachingCommand
+
+__all__ = ["rows"]
+
+_TABLE_ROWS: Final = 100
+_TIMERS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("tag", pa.string()),
+            pa.field("domain", pa.string()),
+            pa.field("at", pa.int64()),
+            pa.field("output_at", pa.int64()),
+        ]
+    )
+)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond rows pond window_counter",
+        "millpond rows pond window_counter --key EWR --key JFK",
+        "millpond rows pond window_counter --key EWR --version 12",
+        "millpond rows pond window_counter --json | jq .state.count",
+    ),
+)
+@store_argument
+@click.argument("computation")
+@click.option("--key", "keys", metavar="K", multiple=True, help="Only this key's row; may be repeated.")
+@version_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with every field.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
+def rows(
+    store: str,
+    computation: str,
+    storage_options: tuple[str, ...],
+    keys: tuple[str, ...],
+    version: int | None,
+    limit: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """
+    Show the rows of COMPUTATION in STORE: one per key, sorted by key.
+
+    A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
+    the time that it holds the watermark back to (hold), and the superstep that last changed it.
+    With --key only the parts of files that can hold the key are read, however large the store is.
+    A table shows the first 100 rows unless --limit says otherwise; --json shows all.
+    """
+    with open_to_read(store, storage_options) as opened:
+        snapshot = opened.snapshot(version)
+        _check_known(snapshot, computation)
+        found = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
+    bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
+    shown = found.slice(0, bound) if bound else found
+    if as_json:
+        print_json(_json_row(row) for row in _rows(shown))
+    else:
+        columns = ("key", "state", "timers", "hold", "superstep")
+        title = f"{computation} at version {snapshot.version}"
+        print_table(title, columns, (_cells(row) for row in _rows(shown)))
+    if shown.num_rows < found.num_rows:
+        note(f"{found.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
+
+
+def _check_known(snapshot: Snapshot, computation: str) -> None:
+    if computation not in snapshot.computations:
+        known = ", ".join(snapshot.computations) or "none has rows yet"
+        raise InvalidError("the store has no rows of that computation", computation=computation, known=known)
+
+
+def _rows(found: pa.Table) -> Iterator[dict[str, Any]]:
+    # Times as numbers, because Python's datetime does not reach as far as the ends of time.
+    types = {"timers": _TIMERS, "hold": pa.int64()}
+    columns = [
+        found.column(name).cast(types.get(name, found.field(name).type)) for name in found.column_names
+    ]
+    for row in pa.table(columns, names=found.column_names).to_pylist():
+        timers = [
+            {**timer, "at": time_text(timer["at"]), "output_at": time_text(timer["output_at"])}
+            for timer in row["timers"]
+        ]
+        yield {**row, "timers": timers, "hold": time_text(row["hold"])}
+
+
+def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "state": _decoded(row["state"]), "state_bytes": _base64(row["state_bytes"])}
+
+
+def _decoded(state: str | None) -> object:
+    try:
+        return None if state is None else json.loads(state)
+    except ValueError:
+        return state
+
+
+def _base64(state_bytes: bytes | None) -> str | None:
+    return None if state_bytes is None else base64.b64encode(state_bytes).decode()
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    in_bytes = row["state_bytes"]
+    state = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
+    timers = "\n".join(_timer_text(timer) for timer in row["timers"])
+    return row["key"], state, timers, row["hold"], row["superstep"]
+
+
+def _timer_text(timer: Mapping[str, Any]) -> str:
+    name = f"{timer['tag']}: " if timer["tag"] else ""
+    return f"{name}{timer['at']} ({timer['domain']})"

@@ -1,0 +1,94 @@
+"""
+``millpond sql``: questions to a store, answered by DuckDB.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import cast
+
+import click
+import duckdb
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.view import connect
+from millpond.tools.opening import open_to_read, store_argument, version_option
+from millpond.tools.output import print_table
+from millpond.tools.teaching import TeachingCommand
+
+__all__ = ["sql"]
+
+_FORMATS = click.Choice(["table", "json", "csv"])
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        'millpond sql pond "show tables"',
+        "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
+        'millpond sql pond "select count(*) from window_counter" --version 12',
+        'millpond sql pond "select key, unnest(timers) from alarm" --json',
+        'millpond sql pond "from dead_letters" --format csv > letters.csv',
+    ),
+)
+@store_argument
+@click.argument("query")
+@version_option
+@click.option("--format", "shape", type=_FORMATS, default="table", help="How to print the answer.")
+@click.option("--json", "shape", flag_value="json", help="The same as --format json.")
+def sql(store: str, query: str, storage_options: tuple[str, ...], version: int | None, shape: str) -> None:
+    """
+    Ask STORE a question in SQL (DuckDB's dialect).
+
+    Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
+    timers, hold, superstep, sequencer, commit_number. All tables show the same version of the store, so
+    joins are consistent. State is JSON text unless its codec is another: state ->> 'field'
+    takes a field out of it. Times are in UTC. Names with special characters go in double quotes.
+    """
+    with open_to_read(store, storage_options) as opened:
+        snapshot = opened.snapshot(version)
+        with connect(snapshot, opened.objects) as connection:
+            try:
+                _answer(connection, query, shape)
+            except duckdb.Error as error:
+                raise _refusal(error, snapshot) from error
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:
+    # Statements without an answer, such as `set`, give none; the library's types do not say so.
+    relation = cast(duckdb.DuckDBPyRelation | None, connection.sql(query))
+    if relation is None:
+        return
+    if shape == "json":
+        for (line,) in relation.project(f"to_json(struct_pack({_fields(relation)}))::varchar").fetchall():
+            click.echo(line)
+        return
+    # As text, because Python's datetime does not reach as far as the ends of time.
+    found = relation.project("columns(*)::varchar").fetchall()
+    if shape == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(relation.columns)
+        writer.writerows(found)
+    else:
+        print_table("", relation.columns, found)
+
+
+def _fields(relation: duckdb.DuckDBPyRelation) -> str:
+    quoted = (_quote(column) for column in relation.columns)
+    return ", ".join(f"{column} := {column}" for column in quoted)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _refusal(error: duckdb.Error, snapshot: Snapshot) -> InvalidError:
+    reason, _, more = str(error).strip().partition("\n")
+    refused = InvalidError(
+        f"the query was refused: {reason}", tables=", ".join(snapshot.computations) or "none has rows yet"
+    )
+    if more.strip():
+        refused.add_note(more.strip("\n"))
+    return refused
