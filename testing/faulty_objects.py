@@ -74,6 +74,18 @@ class FaultyObjects:
         """
         self._planned.append(_Planned(fault, operation, within, times))
 
+    def interrupt(self, operation: str, action: Callable[[], object]) -> None:
+        """
+        Let ``action`` happen once, right before the next call of ``operation``.
+        """
+        waiting = [action]
+
+        def before(called: str, _path: str) -> None:
+            if called == operation and waiting:
+                waiting.pop()()
+
+        self.before = before
+
     def heal(self) -> None:
         """
         Forget the faults that have not happened yet; late effects stay under way.
