@@ -4,7 +4,7 @@ The context of a hook: everything user code may do, for exactly one key (MillWhe
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
 from millpond.executor.event_time import Moment, to_micros
 from millpond.executor.key_timers import KeyTimers
@@ -21,6 +21,7 @@ __all__ = ["Context", "DomainName"]
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""
 
+_EVENT: Final = TimeDomain.EVENT
 _DOMAINS: Final[dict[str, TimeDomain]] = {domain.value: domain for domain in TimeDomain}
 
 
@@ -100,22 +101,25 @@ class Context:
         Raises:
             InvalidError: not a time, an unknown domain, or ``output_at`` below the input's time.
         """
-        moment = to_micros(at)
-        known = self._domain(domain)
-        floor = self._input.floor_at
+        moment = at if type(at) is int else to_micros(at)
+        known = _DOMAINS.get(domain) or self._unknown(domain)
+        input_time = self._input
         if output_at is not None:
-            output = self._not_below(floor, to_micros(output_at), "output_at")
-        elif known is TimeDomain.EVENT:
-            output = max(moment, floor)
+            output = self._not_below(input_time.floor_at, to_micros(output_at), "output_at")
+        elif known is _EVENT:
+            output = moment if moment > input_time.floor_at else input_time.floor_at
         else:
-            output = self._input.at
-        self._timers.set(Timer(_text(tag, "timer tag"), known, moment, output))
+            output = input_time.at
+        timers = self._timers
+        # Windows set the same timer with every record: what is pending has been checked before.
+        if not timers.has(tag, known, moment, output):
+            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """
         Remove a pending timer, if there is one.
         """
-        self._timers.delete(tag, self._domain(domain))
+        self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
     def produce(self, stream: str, value: Any, key: str | None = None, at: Moment | None = None) -> None:
         """
@@ -141,11 +145,8 @@ class Context:
         own_key = self.key if key is None else _text(key, "production key")
         self._productions.append(stream, own_key, value, moment)
 
-    def _domain(self, domain: DomainName) -> TimeDomain:
-        known = _DOMAINS.get(domain)
-        if known is None:
-            raise InvalidError("a timer's domain is event or wall", domain=domain)
-        return known
+    def _unknown(self, domain: str) -> NoReturn:
+        raise InvalidError("a timer's domain is event or wall", domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
         if moment >= floor:

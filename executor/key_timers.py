@@ -54,15 +54,21 @@ class KeyTimers:
         for timer in row:
             self._note(timer)
 
+    def has(self, tag: str, domain: TimeDomain, at: int, output_at: int) -> bool:
+        """
+        Whether this very timer is pending.
+        """
+        pending = self._pending
+        if pending is None:
+            pending = self._opened()
+        return pending.get((tag, domain)) == (tag, domain, at, output_at)
+
     def set(self, timer: Timer) -> None:
         """
         Add the timer, replacing the one of the same tag and domain.
         """
-        pending = self._opened()
-        name = (timer.tag, timer.domain)
-        if pending.get(name) != timer:
-            pending[name] = timer
-            self._note(timer)
+        self._opened()[(timer.tag, timer.domain)] = timer
+        self._note(timer)
 
     def delete(self, tag: str, domain: TimeDomain) -> None:
         """

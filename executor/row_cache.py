@@ -193,10 +193,14 @@ class RowCache:
                 self.used_bytes -= _TIMER_BYTES * len(timers)
 
     def _take_out(self, keys: Sequence[str]) -> list[_Cached]:
-        pop = self._states.pop
-        before: list[_Cached] = [pop(key, _MISSING) for key in keys]
-        known = [(key, old) for key, old in zip(keys, before, strict=True) if old is not _MISSING]
-        self.used_bytes -= _weight([key for key, _ in known], [old for _, old in known])
+        states = self._states
+        size = len(states)
+        before: list[_Cached] = list(map(states.pop, keys, repeat(_MISSING)))
+        if size - len(states) == len(keys):
+            self.used_bytes -= _weight(keys, before)
+        elif size > len(states):
+            known = [place for place, old in enumerate(before) if old is not _MISSING]
+            self.used_bytes -= _weight([keys[place] for place in known], [before[place] for place in known])
         return before
 
     def _set_timers(self, timers: Mapping[str, Timers]) -> None:
@@ -216,8 +220,8 @@ class RowCache:
             self._existing.add(pa.array(keys, pa.string()))
 
 
-def _weight(keys: Sequence[str], states: Iterable[Encoded | None]) -> int:
-    return _ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))
+def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
+    return _ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
 
 
 def _timers_weight(timers: Iterable[Timers]) -> int:

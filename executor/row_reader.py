@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -141,19 +142,16 @@ def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
     if not len(flat):
         return {}
     tags, domains, at, output_at = flat.flatten()
-    timers = list(
-        map(
-            Timer,
-            tags.to_pylist(),
-            map(_DOMAINS.__getitem__, domains.to_pylist()),
-            at.cast(pa.int64()).to_pylist(),
-            output_at.cast(pa.int64()).to_pylist(),
-        )
+    columns = (
+        tags.to_pylist(),
+        map(_DOMAINS.__getitem__, domains.to_pylist()),
+        at.cast(pa.int64()).to_pylist(),
+        output_at.cast(pa.int64()).to_pylist(),
     )
+    timers = map(Timer._make, zip(*columns, strict=True))
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()
-    found, start = {}, 0
-    for key, count in zip(keys, counts, strict=True):
-        if count:
-            found[key] = tuple(timers[start : start + count])
-            start += count
-    return found
+    return {
+        key: (next(timers),) if count == 1 else tuple(islice(timers, count))
+        for key, count in zip(keys, counts, strict=True)
+        if count
+    }

@@ -161,8 +161,7 @@ class SoftState:
 
     def _take_back(self, bundle: _Tentative) -> None:
         self._cache.undo(bundle.undo)
-        for key, timers in bundle.undo.timers.items():
-            self._timers.put(key, timers)
+        self._timers.put(bundle.undo.timers)
         if bundle.path is not None:
             self._files.pop(bundle.path, None)
 
@@ -189,7 +188,7 @@ class SoftState:
         for start in range(0, merged.num_rows, _LOAD_ROWS):
             rows = load_rows(merged.slice(start, _LOAD_ROWS))
             self._cache.load(rows)
-            self._timers.fill(rows.timers)
+            self._timers.put(rows.timers)
             self._evict((0, 0))
         self._advance(files)
 
@@ -207,8 +206,7 @@ class SoftState:
             old = self._cache.states_of(keys)
             same = changes.same_state
             states = [was if key in same else now for key, was, now in zip(keys, old, states, strict=True)]
-        for key, found in timers.items():
-            self._timers.put(key, found)
+        self._timers.put(timers)
         if not self._cache.is_complete:
             self._cache.remember(keys)
             here = [place for place, key in enumerate(keys) if key in self._cache]
@@ -272,8 +270,7 @@ class SoftState:
             clocks: low watermark and wall time, for choosing what to evict.
         """
         undo = self._cache.put(keys, states, timers)
-        for key, found in timers.items():
-            self._timers.put(key, found)
+        self._timers.put(timers)
         if prints is not None:
             self._ids.add(prints)
         self._tentative.append(_Tentative(undo, updates))

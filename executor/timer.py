@@ -22,6 +22,9 @@ _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
 """Below so many entries a heap is not worth cleaning."""
 
+_REBUILD_SHARE: Final = 8
+"""When more than one in so many keys changes, making the heap anew is cheaper than pushing."""
+
 
 class Timer(NamedTuple):
     """
@@ -83,23 +86,30 @@ class EarliestByKey:
         """
         return self._at.items()
 
-    def put(self, key: str, at: int | None) -> None:
+    def put(self, times: Mapping[str, int | None]) -> None:
         """
-        Give the key a time, or none.
+        Give keys their times, or none.
         """
-        if at is None:
-            self._at.pop(key, None)
-        elif self._at.get(key) != at:
-            self._at[key] = at
-            heappush(self._heap, (at, key))
-        if len(self._heap) > 2 * len(self._at) + _STALE_MIN:
+        known, heap = self._at, self._heap
+        if len(times) > len(known) // _REBUILD_SHARE + _STALE_MIN:
+            self._put_many(times)
+            return
+        for key, at in times.items():
+            if at is None:
+                known.pop(key, None)
+            elif known.get(key) != at:
+                known[key] = at
+                heappush(heap, (at, key))
+        if len(heap) > 2 * len(known) + _STALE_MIN:
             self._clean()
 
-    def fill(self, times: Mapping[str, int]) -> None:
-        """
-        Give many keys their times at once.
-        """
-        self._at.update(times)
+    def _put_many(self, times: Mapping[str, int | None]) -> None:
+        known = self._at
+        for key, at in times.items():
+            if at is None:
+                known.pop(key, None)
+            else:
+                known[key] = at
         self._clean()
 
     def _clean(self) -> None:
@@ -151,24 +161,29 @@ class TimerQueue:
     def __len__(self) -> int:
         return len(self._hold)
 
-    def put(self, key: str, timers: Timers) -> None:
+    def put(self, timers_by_key: Mapping[str, Timers]) -> None:
         """
-        Replace what is known of the key; ``timers`` are in firing order.
+        Replace what is known of the keys; each key's timers are in firing order.
         """
-        self._event.put(key, _first(timers, TimeDomain.EVENT))
-        self._wall.put(key, _first(timers, TimeDomain.WALL))
-        self._hold.put(key, hold_of(timers))
-
-    def fill(self, timers_by_key: Mapping[str, Timers]) -> None:
-        """
-        Learn the timers of many keys, of which none is known yet.
-        """
-        for queue, domain in ((self._event, TimeDomain.EVENT), (self._wall, TimeDomain.WALL)):
-            first = ((key, _first(timers, domain)) for key, timers in timers_by_key.items())
-            queue.fill({key: at for key, at in first if at is not None})
-        self._hold.fill(
-            {key: min(map(_OUTPUT_AT, timers)) for key, timers in timers_by_key.items() if timers}
-        )
+        if not timers_by_key:
+            return
+        event: dict[str, int | None] = {}
+        wall: dict[str, int | None] = {}
+        hold: dict[str, int | None] = {}
+        for key, timers in timers_by_key.items():
+            if len(timers) == 1:
+                _, domain, at, output_at = timers[0]
+                is_event = domain is TimeDomain.EVENT
+                event[key], wall[key], hold[key] = (
+                    (at, None, output_at) if is_event else (None, at, output_at)
+                )
+            else:
+                event[key] = _first(timers, TimeDomain.EVENT)
+                wall[key] = _first(timers, TimeDomain.WALL)
+                hold[key] = hold_of(timers)
+        self._event.put(event)
+        self._wall.put(wall)
+        self._hold.put(hold)
 
     def due_keys(self, event_us: EventTimeMicros, wall_us: WallTimeMicros) -> set[str]:
         """

@@ -8,7 +8,7 @@ value cannot change what a second attempt at the record, or another consumer, wi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import accumulate
 from typing import Any, Final
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.bundle import Values
 from millpond.statestore.errors import DataError
@@ -42,11 +43,13 @@ class ArrowValues:
         {'city': 'Bergen', 'rain': True}
     """
 
-    __slots__ = ("_columns", "_readers")
+    __slots__ = ("_columns", "_names", "_nested", "_rows")
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
         self._columns = columns if isinstance(columns, pa.StructArray) else _as_struct(columns)
-        self._readers: list[tuple[str, Callable[[int], Any]]] | None = None
+        self._names: list[str] = [field.name for field in self._columns.type]
+        self._nested: list[tuple[str, pa.Array]] = []
+        self._rows: list[tuple[Any, ...] | None] | None = None
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -55,12 +58,30 @@ class ArrowValues:
         """
         A dict of the row's columns; ``None`` where the struct itself is null.
         """
-        readers = self._readers
-        if readers is None:
-            readers = self._readers = _readers_of(self._columns)
-        if self._columns.null_count and not self._columns[index].is_valid:
+        rows = self._rows
+        if rows is None:
+            rows = self._decode()
+        row = rows[index]
+        if row is None:
             return None
-        return {name: read(index) for name, read in readers}
+        value = dict(zip(self._names, row, strict=True))
+        for name, column in self._nested:
+            value[name] = column[index].as_py()
+        return value
+
+    def _decode(self) -> list[tuple[Any, ...] | None]:
+        columns = dict(zip(self._names, self._columns.flatten(), strict=True))
+        # Nested values can be changed by user code, so they are made anew for each reader.
+        self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
+        nested = dict(self._nested)
+        plain = [
+            [None] * len(column) if name in nested else column.to_pylist() for name, column in columns.items()
+        ]
+        rows: list[tuple[Any, ...] | None] = list(zip(*plain, strict=True)) or [()] * len(self)
+        for index in np.flatnonzero(pc.is_null(self._columns).to_numpy(zero_copy_only=False)).tolist():
+            rows[index] = None
+        self._rows = rows
+        return rows
 
     def take(self, indices: _Indices) -> ArrowValues:
         """
@@ -78,19 +99,6 @@ class ArrowValues:
 def _as_struct(columns: pa.RecordBatch | pa.Table) -> pa.StructArray:
     struct = columns.to_struct_array()
     return struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
-
-
-def _readers_of(columns: pa.StructArray) -> list[tuple[str, Callable[[int], Any]]]:
-    names = [field.name for field in columns.type]
-    return [(name, _reader(column)) for name, column in zip(names, columns.flatten(), strict=True)]
-
-
-def _reader(column: pa.Array) -> Callable[[int], Any]:
-    if pa.types.is_nested(column.type):
-        # Nested values are mutable: each reader needs a copy of its own.
-        return lambda index: column[index].as_py()
-    objects: list[Any] = column.to_pylist()
-    return objects.__getitem__
 
 
 class JsonValues:
