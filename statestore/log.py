@@ -93,12 +93,6 @@ class Log:
         """
         self._objects.put_if_absent(commit_path(version), data)
 
-    def retract(self, version: TableVersion) -> None:
-        """
-        Delete a commit file that no reader can have seen, because it lies in a part that was cleaned up.
-        """
-        self._objects.delete([commit_path(version)])
-
     def versions_after(self, version: int) -> Iterator[tuple[TableVersion, bytes]]:
         """
         The commits that follow a version, in order, until the newest; one look-up for each and one more.

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.statestore.commit import Committer
-from millpond.statestore.errors import ConflictError, DataError, FencedError
+from millpond.statestore.errors import ConflictError, DataError, FencedError, OutcomeUnknownError
 from millpond.statestore.high_water import MemoryHighWater
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log, commit_path
@@ -19,7 +19,7 @@ from millpond.statestore.snapshot import load
 from millpond.statestore.table import create_rows_table
 from millpond.testing.commit_requests import Bench, fence_request, superstep_request
 from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.faulty_objects import FaultyObjects
+from millpond.testing.faulty_objects import Fault, FaultyObjects
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,19 +89,51 @@ class TestSleepers:
 
     def test_a_put_into_a_cleaned_up_part_is_no_commit(self, cabin: Cabin) -> None:
         """Who falls asleep between looking and putting, and puts where nobody reads, is told so."""
-
-        def fall_asleep(operation: str, _path: str) -> None:
-            if operation == "put_if_absent":
-                cabin.objects.before = None
-                cabin.sleep_and_clean_up()
-
-        cabin.objects.before = fall_asleep
+        cabin.objects.interrupt("put_if_absent", cabin.sleep_and_clean_up)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(ConflictError, match="cleaned up"):
             cabin.sleeper.commit(request)
 
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_an_unknown_outcome_that_was_cleaned_up_counts_as_not_done(self, cabin: Cabin) -> None:
+        """A commit that landed unseen and was then summed up is stopped by its fence when tried again."""
+        cabin.objects.plan(Fault.LATE, "put_if_absent", times=99)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            cabin.sleeper.commit(request)
+        cabin.objects.heal()
+        cabin.objects.land()
+        cabin.sleep_and_clean_up()
+
+        cabin.sleeper.refresh()
+
+        assert cabin.sleeper.settle() is None
+        with pytest.raises(FencedError):
+            cabin.sleeper.commit(request)
+        assert cabin.sleeper.snapshot.file(request.writes[0].added[0].path) is not None
+
+    def test_falling_asleep_while_nothing_happens_does_no_harm(self) -> None:
+        """Who falls asleep between looking and putting commits, if the log is as it was."""
+        bench = Bench().create()
+        committer, objects = bench.faulty()
+        objects.interrupt("put_if_absent", lambda: bench.clock.advance_ms(60_000))
+
+        assert committer.commit(fence_request(1, LOW)).version == 1
+
+    def test_a_version_that_vanishes_under_a_commit_is_damage(self) -> None:
+        """A commit on a version that is deleted meanwhile, with nothing in its place, names the file."""
+        bench = Bench().create()
+        committer, objects = bench.faulty()
+
+        def vanish() -> None:
+            bench.memory.delete([commit_path(0)])
+            bench.clock.advance_ms(60_000)
+
+        objects.interrupt("put_if_absent", vanish)
+        with pytest.raises(DataError, match=commit_path(0)):
+            committer.commit(fence_request(1, LOW))
 
     def test_a_vanished_version_without_checkpoint_is_damage(self) -> None:
         """A sleeper whose own version is gone, with nothing in its place, names the file."""

@@ -104,6 +104,13 @@ class TestLocal:
 
         assert pickle.loads(pickle.dumps(objects)).get("a") == b"1"
 
+    def test_options_are_kept_for_other_readers(self, tmp_path: Path) -> None:
+        """What the store was opened with can be passed on, and it says where it is."""
+        objects = ObstoreObjects(str(tmp_path), {"region": "x"})
+
+        assert objects.storage_options == {"region": "x"}
+        assert str(tmp_path) in repr(objects)
+
     def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
         """A store cannot be opened on a file, and the error says which."""
         (tmp_path / "file").write_text("")
