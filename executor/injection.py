@@ -42,12 +42,14 @@ class Injected:
         at: event times in microseconds; meaningless where ``errors`` has an entry.
         ids: ids under which the publisher repeats records, or ``None`` when it does not.
         errors: why a row is unreadable, by its position.
+        untimed: positions of the rows whose time is unreadable.
     """
 
     keys: pa.StringArray
     at: npt.NDArray[np.int64]
     ids: pa.BinaryArray | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
+    untimed: frozenset[int] = frozenset()
 
 
 def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected:
@@ -72,7 +74,7 @@ def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected
         times = _times(node.at, rows)
         ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
-    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors)
+    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
 
 
 def row_count(rows: Rows) -> int:
