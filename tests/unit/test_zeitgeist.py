@@ -1,0 +1,231 @@
+"""
+Zeitgeist on flights: its stream, its arithmetic, and its answer against a plain computation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import millpond as mp
+from examples.zeitgeist import oracle
+from examples.zeitgeist.computations import PATIENCE_MINUTES
+from examples.zeitgeist.data import arrivals, load_flights, prepare_input
+from examples.zeitgeist.hours import end_of, hour_of, local_hour, next_day, start_of
+from examples.zeitgeist.job import zeitgeist
+from examples.zeitgeist.normal import MEASURES, expectation, first_step_above, learned
+from examples.zeitgeist.questions import late_flights
+from examples.zeitgeist.results import days_of, read_results
+
+FIRST, LAST = date(2013, 1, 20), date(2013, 2, 10)
+
+
+@pytest.fixture(scope="module")
+def year() -> pd.DataFrame:
+    """
+    All flights as a stream.
+    """
+    return arrivals(load_flights())
+
+
+@pytest.fixture(scope="module")
+def weeks() -> pd.DataFrame:
+    """
+    Three weeks up to the blizzard.
+    """
+    return arrivals(load_flights(), FIRST, LAST)
+
+
+def _rows(flights: pd.DataFrame) -> list[dict[str, Any]]:
+    delay = flights["delay_minutes"].astype(object).where(flights["delay_minutes"].notna(), None)
+    rows: list[dict[str, Any]] = flights.assign(delay_minutes=delay).to_dict("records")
+    return rows
+
+
+def _run(rows: list[dict[str, Any]], size: int, folder: Path) -> oracle.Answer:
+    """
+    The job's answer when its stream comes in pieces of this size.
+    """
+    store = mp.Store.in_memory()
+    with mp.LocalRunner(store, progress=False).start(zeitgeist(folder), stepping=True) as run:
+        for start in range(0, len(rows), size):
+            run.inject("flights", rows[start : start + size])
+            run.step()
+        run.finish("flights")
+        run.run_until_quiet()
+    return read_results(folder).answer(late_flights(store))
+
+
+def test_the_stream_has_every_flight_once(year: pd.DataFrame) -> None:
+    """
+    All 336,776 flights are in the stream, each with an id of its own; 8,255 of them were cancelled.
+    """
+    assert len(year) == 336_776
+    assert year["id"].is_unique
+    assert year["delay_minutes"].isna().sum() == 8_255
+
+
+def test_the_stream_is_in_order_of_report_and_out_of_order_in_event_time(year: pd.DataFrame) -> None:
+    """
+    Flights come as they are reported, so more than half come after one that was scheduled later.
+    """
+    reported = year["scheduled"] + pd.to_timedelta(year["delay_minutes"].fillna(0), unit="m")
+    disorder = year["scheduled"].cummax() - year["scheduled"]
+    assert reported.is_monotonic_increasing
+    assert (disorder > pd.Timedelta(0)).mean() > 0.5
+
+
+def test_no_flight_that_is_counted_can_be_behind_the_watermark(year: pd.DataFrame) -> None:
+    """
+    The bound on disorder covers every flight that the counter's own rule does not call late.
+    """
+    disorder = year["scheduled"].cummax() - year["scheduled"]
+    counted = ~(year["delay_minutes"] > PATIENCE_MINUTES).fillna(value=False).astype(bool)
+    policy = zeitgeist(Path("out")).check().injectors["flights"].watermark
+    assert isinstance(policy, mp.BoundedDisorder)
+    bound_us = policy.bound_us
+    assert disorder[counted].max() <= pd.Timedelta(bound_us, unit="us")
+    assert (~counted).sum() == 610
+
+
+def test_the_files_have_the_same_bytes_every_time(tmp_path: Path) -> None:
+    """
+    Preparing the input twice gives the same files, in the same order of modification.
+    """
+    folders = [prepare_input(tmp_path / name, flights_per_file=1_000, first=LAST, last=LAST) for name in "ab"]
+    first, second = (sorted(folder.glob("*.parquet")) for folder in folders)
+    assert [_digest(path) for path in first] == [_digest(path) for path in second]
+    assert [path.stat().st_mtime for path in first] == sorted(path.stat().st_mtime for path in second)
+
+
+def test_input_left_half_written_is_written_anew(tmp_path: Path) -> None:
+    """
+    What a killed preparation left behind does not end up in the stream.
+    """
+    (tmp_path / "input.unfinished").mkdir()
+    (tmp_path / "input.unfinished" / "flights-0099.parquet").write_bytes(b"half")
+    folder = prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
+    assert [path.name for path in folder.glob("*.parquet")] == ["flights-0000.parquet"]
+
+
+def test_input_cut_differently_is_refused(tmp_path: Path) -> None:
+    """
+    Going on with a stream that is cut in other pieces is refused, with the way out.
+    """
+    prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
+    with pytest.raises(SystemExit, match="--fresh"):
+        prepare_input(tmp_path / "input", flights_per_file=500, first=LAST, last=LAST)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_hours_have_names_that_can_be_read_back() -> None:
+    """
+    The name of an hour says when it began and when it ends, in UTC.
+    """
+    assert hour_of(start_of("2013-02-08T21:00Z") + 1) == "2013-02-08T21:00Z"
+    assert hour_of(end_of("2013-02-08T21:00Z")) == "2013-02-08T22:00Z"
+    assert local_hour("2013-02-08T21:00Z") == 16
+
+
+@pytest.mark.parametrize(
+    ("hour", "following"),
+    [
+        ("2013-02-08T21:00Z", "2013-02-09T21:00Z"),
+        ("2013-03-09T13:00Z", "2013-03-10T12:00Z"),
+        ("2013-11-02T12:00Z", "2013-11-03T13:00Z"),
+    ],
+)
+def test_the_next_day_has_the_same_hour_in_new_york(hour: str, following: str) -> None:
+    """
+    The day after is 23, 24 or 25 hours later, as the clocks in New York have it.
+    """
+    assert next_day(hour) == following
+    assert local_hour(hour) == local_hour(following)
+
+
+def test_a_wild_day_teaches_no_more_than_three_deviations() -> None:
+    """
+    After the blizzard the model expects little more than before it.
+    """
+    measure = MEASURES["cancelled"]
+    normal = {"mean": 1.0, "variance": 2.0}
+    after = learned(normal, 30, 500, measure)
+    assert after["mean"] == pytest.approx(1.0 + 0.1 * 3 * 2**0.5)
+
+
+def test_the_deviation_never_falls_below_that_of_counting() -> None:
+    """
+    A quiet month does not make a single cancellation a sensation.
+    """
+    quiet = expectation({"mean": 0.0, "variance": 0.0}, MEASURES["cancelled"])
+    assert quiet.spike_limit == 6.0
+
+
+@pytest.mark.parametrize(("limit", "first"), [(0.0, 3), (2.9, 3), (3.0, 6), (7.2, 9)])
+def test_the_first_step_above_a_limit_is_above_it(limit: float, first: int) -> None:
+    """
+    The step at which a spike is reported is the smallest multiple greater than the limit.
+    """
+    assert first_step_above(limit, 3) == first
+
+
+@pytest.mark.parametrize("size", [997, 6_000, 1_000_000])
+def test_every_cut_of_the_stream_gives_the_answer_of_a_plain_computation(
+    weeks: pd.DataFrame, size: int, tmp_path: Path
+) -> None:
+    """
+    Counts, expectations and alerts agree with the oracle, in small pieces, in large ones, and all at once.
+    """
+    answer = oracle.compute(weeks)
+    assert answer.alerts
+    assert oracle.differences(answer, _run(_rows(weeks), size, tmp_path)) == []
+
+
+def test_flights_that_are_reported_again_change_nothing(weeks: pd.DataFrame, tmp_path: Path) -> None:
+    """
+    Each flight delivered up to three times, near and far apart, gives the same answer as once.
+    """
+    rows = _rows(weeks)
+    back = (0, 40, 150)
+    again = [rows[max(0, place - far)] for place in range(len(rows)) for far in back[: 1 + place % 3]]
+    assert len(again) > 1.9 * len(rows)
+    assert oracle.differences(oracle.compute(weeks), _run(again, 3_000, tmp_path)) == []
+
+
+def test_differences_are_named() -> None:
+    """
+    The comparison with the oracle finds what is missing, what is too much and what is wrong.
+    """
+    ours = oracle.Answer(counts={("EWR", "a"): {"flights": 1}, ("EWR", "b"): {"flights": 2}}, late=1)
+    theirs = oracle.Answer(counts={("EWR", "b"): {"flights": 3}, ("EWR", "c"): {"flights": 2}}, late=2)
+    found = " ".join(oracle.differences(ours, theirs))
+    assert all(word in found for word in ("late", "'a') is missing", "'c') is too much", "instead of"))
+
+
+def test_the_blizzard_is_strongest(year: pd.DataFrame) -> None:
+    """
+    8 and 9 February have the strongest alerts of the year.
+    """
+    strength: dict[str, float] = {}
+    for (_, hour, _, _, stage), (_, _, deviations) in oracle.compute(year).alerts.items():
+        if stage == "final":
+            strength[hour[:10]] = strength.get(hour[:10], 0) + deviations
+    assert set(sorted(strength, key=strength.__getitem__)[-2:]) == {"2013-02-08", "2013-02-09"}
+
+
+def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tmp_path: Path) -> None:
+    """
+    The day table begins with the blizzard and says how many flights it cost.
+    """
+    _run(_rows(weeks), 5_000, tmp_path)
+    days = days_of(read_results(tmp_path))
+    assert [f"{day:%m-%d}" for day in days.index[:2]] == ["02-08", "02-09"]
+    assert days["cancelled"].tolist()[:2] == [472, 393]
