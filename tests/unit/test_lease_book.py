@@ -59,11 +59,13 @@ def test_lease_entered_while_away_is_suspended(book: LeaseBook) -> None:
     book.connection_changed(AWAY)
     lease = enter(book)
 
-    assert lease.state is LeaseState.SUSPENDED
+    states = [lease.state]
     book.connection_changed(CONNECTED)
-    assert lease.state is LeaseState.SUSPENDED
+    states.append(lease.state)
     book.owners_seen(SESSION, [(lease, owned_by(SESSION))])
-    assert lease.state is LeaseState.HELD
+    states.append(lease.state)
+
+    assert states == [LeaseState.SUSPENDED, LeaseState.SUSPENDED, LeaseState.HELD]
 
 
 @pytest.mark.parametrize("connection", [AWAY, EXPIRED, Connection(connected=True, session_id=SESSION + 1)])
