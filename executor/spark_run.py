@@ -150,6 +150,13 @@ class SparkRun:
     # -- the end ---------------------------------------------------------------------------
 
     @property
+    def queries(self) -> tuple[StreamingQuery, ...]:
+        """
+        The streaming queries that feed the run, with Spark's own account of each micro-batch.
+        """
+        return tuple(self._queries)
+
+    @property
     def is_active(self) -> bool:
         """
         Whether the run still takes input.
