@@ -1,0 +1,90 @@
+"""
+The README's example runs and prints what the README says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import millpond as mp
+from tests.documents import readme
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNTS = [("cat", 1), ("cat", 2), ("dog", 1)]
+
+
+def _run(code: str, names: dict[str, Any]) -> str:
+    """
+    As a user's script; its classes live in ``__main__``, so workers get them by value.
+    """
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), names)
+    return printed.getvalue().strip()
+
+
+def _produced(folder: Path) -> list[tuple[str, int]]:
+    values = [
+        json.loads(row["value"])
+        for file in folder.glob("*.parquet")
+        for row in pq.read_table(file).to_pylist()
+    ]
+    return sorted((value["query"], value["count"]) for value in values)
+
+
+@pytest.mark.zookeeper
+def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """
+    The ten lines count three queries, show them in SQL, and write the counts to the sink.
+    """
+    local, _spark = readme().blocks("python")
+    (shown,) = readme().blocks("text")
+
+    with contextlib.chdir(tmp_path):
+        assert _run(local, {"__name__": "__main__"}) == shown.strip()
+    assert _produced(tmp_path / "counts") == COUNTS
+
+
+def test_example_has_about_ten_statements() -> None:
+    """
+    What is called ten lines is about that long.
+    """
+    local, _spark = readme().blocks("python")
+
+    assert len([line for line in local.splitlines() if line.strip()]) <= 16
+
+
+def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> None:
+    """
+    The second block gives the pipeline of the first a stream of files, with the same counts.
+    """
+    local, on_spark = readme().blocks("python")
+    names: dict[str, Any] = {"__name__": "__main__", "spark": spark}
+    (tmp_path / "queries").mkdir()
+    lines = [
+        json.dumps({"query": query, "time": f"2013-02-09T08:00:0{second}Z"})
+        for second, query in enumerate(["cat", "dog", "cat"])
+    ]
+    (tmp_path / "queries" / "1.json").write_text("\n".join(lines))
+
+    declared = local.partition("rows = ")[0]
+    with contextlib.chdir(tmp_path):
+        _run(declared, names)
+        _run(on_spark.replace('"queries"', f'"{tmp_path}/queries"', 1), names)
+        with mp.Store.open("big_pond", read_only=True) as store:
+            rows = store.rows_view("counter").to_arrow().to_pylist()
+
+    assert [(row["key"], json.loads(row["state"])) for row in rows] == [
+        ("cat", {"count": 2}),
+        ("dog", {"count": 1}),
+    ]
+    assert _produced(tmp_path / "counts") == COUNTS
