@@ -1,0 +1,3 @@
+"""
+Windows, triggers and panes, on top of the executor; still empty.
+"""

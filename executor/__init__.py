@@ -1,0 +1,3 @@
+"""
+What runs: computations, pipelines, time, soft state, and the two runners.
+"""

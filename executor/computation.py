@@ -32,7 +32,7 @@ class Computation:
 
     codec: Codec = JsonCodec()
 
-    def process_record(self, context: Context, record: Record) -> None:
+    def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """
         Handle one record.
         """
@@ -52,7 +52,7 @@ class Computation:
         for record in records.one_by_one():
             process_record(context, record)
 
-    def process_timer(self, context: Context, timer: Timer) -> None:
+    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
         Handle a timer that has fired; it is no longer pending.
         """

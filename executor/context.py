@@ -107,7 +107,7 @@ class Context:
         if output_at is not None:
             output = self._not_below(input_time.floor_at, to_micros(output_at), "output_at")
         elif known is _EVENT:
-            output = moment if moment > input_time.floor_at else input_time.floor_at
+            output = max(input_time.floor_at, moment)
         else:
             output = input_time.at
         timers = self._timers

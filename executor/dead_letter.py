@@ -9,18 +9,25 @@ stream ``dead_letters``, so that a computation or a sink may subscribe to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import orjson
 import pyarrow as pa
 
-from millpond.executor.bundle import DeadLetter
+from millpond.executor.bundle import DeadLetter, ProductionSummary
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.types import EventTimeMicros, Superstep
+from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = ["DEAD_LETTERS", "control_interval", "dead_letter_updates"]
+__all__ = [
+    "DEAD_LETTERS",
+    "WrittenLetters",
+    "control_interval",
+    "dead_letter_updates",
+    "write_dead_letters",
+]
 
 DEAD_LETTERS = "dead_letters"
 """Reserved name of the computation, and of the stream, that hold dead letters."""
@@ -73,6 +80,41 @@ def dead_letter_updates(
             }
         )
     return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLetters:
+    """
+    The file that holds a superstep's dead letters, and what it produced to their stream.
+    """
+
+    file: RowFile | None = None
+    productions: tuple[ProductionSummary, ...] = ()
+
+
+def write_dead_letters(
+    objects: Objects,
+    pipeline: str,
+    letters: Sequence[DeadLetter],
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    at: EventTimeMicros,
+    produce: bool,
+    token: str,
+) -> WrittenLetters:
+    """
+    Write a superstep's dead letters to a row file, still uncommitted; nothing when there are none.
+    """
+    if not letters:
+        return WrittenLetters()
+    updates = dead_letter_updates(pipeline, letters, superstep=superstep, fence=fence, at=at, produce=produce)
+    file = write_row_file(
+        objects, control_interval(pipeline), updates, superstep=superstep, fence=fence, token=token
+    )
+    times = [at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
+    summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))
+    return WrittenLetters(file, (summary,) if produce else ())
 
 
 def _readable(letter: DeadLetter) -> dict[str, object]:

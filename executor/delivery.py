@@ -34,6 +34,7 @@ __all__ = [
     "describe_value",
     "flatten_productions",
     "keyless_letters",
+    "keys_of",
     "read_productions",
     "summarise_productions",
     "take",
@@ -145,6 +146,14 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
             deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
             found.append(Extracted(deliveries=deliveries, errors=extracted.errors))
     return tuple(found)
+
+
+def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
+    """
+    The keys that a computation would get of ``productions``, as often as they occur.
+    """
+    found = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
+    return pa.concat_arrays(found) if found else pa.array([], pa.string())
 
 
 def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:

@@ -22,7 +22,7 @@ from millpond.statestore.catalog_entries import (
 )
 from millpond.statestore.catalog_facts import CommitFacts
 from millpond.statestore.catalog_journal import CatalogJournal
-from millpond.statestore.commit import Committed, CommitRequest
+from millpond.statestore.commit import CommitRequest, Committed
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.row import pack_fence
 from millpond.statestore.store import Store

@@ -27,6 +27,7 @@ __all__ = ["ID_COLUMNS", "FileKeys", "KnownIds", "ids_in"]
 ID_COLUMNS: Final = ("key", "record_ids")
 
 _FILTER_CAPACITY_MIN: Final = 262_144
+_FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 1e-6
 
 
@@ -76,7 +77,8 @@ class KnownIds:
         paths = [file.path for file in files]
         ids = ids_in(self._reader.read(paths, ID_COLUMNS, interval=self._interval)) if paths else None
         count = 0 if ids is None else len(ids)
-        self._filter = RecordIdFilter(max(2 * count, _FILTER_CAPACITY_MIN), _FILTER_ERROR_RATE)
+        capacity = min(max(2 * count, _FILTER_CAPACITY_MIN), _FILTER_CAPACITY_MAX)
+        self._filter = RecordIdFilter(capacity, _FILTER_ERROR_RATE)
         if ids is not None and count:
             self._filter.add(ids)
 

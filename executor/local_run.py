@@ -28,6 +28,7 @@ from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
 __all__ = ["BUNDLE_RECORDS_MAX", "LocalRun"]
@@ -322,6 +323,17 @@ class LocalRun:
         node = self._coordinator.topology.computation(computation)
         with self._lock:
             return self._coordinator.watermark(node.name)
+
+    def intervals_of(self, computation: str) -> tuple[Interval, ...]:
+        """
+        The key intervals of a computation, in key order; empty before its first record.
+
+        Raises:
+            InvalidError: the pipeline has no such computation.
+        """
+        node = self._coordinator.topology.computation(computation)
+        with self._lock:
+            return self._coordinator.intervals_of(node.name)
 
     def summary(self) -> RunSummary:
         """

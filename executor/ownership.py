@@ -17,7 +17,7 @@ from millpond.executor.bundle import BundleResult
 from millpond.executor.dead_letter import control_interval
 from millpond.executor.recovery import IntervalSummary, scan_interval
 from millpond.executor.topology import ComputationNode, Topology
-from millpond.statestore.commit import Committed, CommitRequest, IntervalWrite
+from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.lease import Lease, OnHeld

@@ -50,7 +50,7 @@ class Record:
         value: Any,
         at: EventTimeMicros,
         stream: str,
-        late: bool = False,  # noqa: FBT001, FBT002 - a record's column, not a switch
+        late: bool = False,
         id: bytes | None = None,  # noqa: A002 - the paper's word
     ) -> None:
         self.key = key
@@ -64,7 +64,8 @@ class Record:
         # Python comes here only while the slot is empty: a record of a bundle fills it now.
         if name == "value":
             columns = self._columns
-            self.value = found = columns.read(columns.sources[self._index])
+            columns.values_are_wanted = True
+            self.value = found = columns.value(self._index)
             return found
         if name == "id":
             self.id = found = self._columns.id(self._index)
@@ -138,9 +139,13 @@ class RecordColumns:
         values: values in order of arrival.
         ids: ids in order of arrival, if there are any.
         watermark: records below it are late.
+
+    Attributes:
+        values_are_wanted: user code has asked for a value, so it will ask for others: from
+            then on they are decoded at once, which is cheaper than on demand.
     """
 
-    __slots__ = ("_ids", "at", "read", "sources", "streams", "watermark")
+    __slots__ = ("_ids", "at", "read", "sources", "streams", "values_are_wanted", "watermark")
 
     def __init__(
         self,
@@ -156,6 +161,7 @@ class RecordColumns:
         self.watermark = watermark
         self.sources: list[int] = sources.tolist()
         self.read = values.value
+        self.values_are_wanted = False
         self._ids = ids
 
     def value(self, index: int) -> Any:
@@ -170,6 +176,14 @@ class RecordColumns:
         """
         found: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
         return found
+
+
+def _read_value(record: Record, columns: RecordColumns, index: int) -> None:
+    try:
+        value = columns.read(columns.sources[index])
+    except Exception:  # noqa: BLE001 - the code that asks for this value meets the error, no other does
+        return
+    record.value = value
 
 
 class Records(Sequence[Record]):
@@ -231,6 +245,8 @@ class Records(Sequence[Record]):
             record.stream = streams[index]
             record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
             record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                _read_value(record, columns, index)
             yield record
             end_hook()
 
@@ -245,6 +261,8 @@ class Records(Sequence[Record]):
             record.stream = streams[index]
             record._columns = columns  # noqa: SLF001
             record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                _read_value(record, columns, index)
             yield record
 
     @overload

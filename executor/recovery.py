@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from millpond.executor.delivery import ProductionSource
 from millpond.statestore.interval import Interval
+from millpond.statestore.live_file import LiveFile
 from millpond.statestore.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.rowfile import MERGE_COLUMNS, combine_updates, read_row_files
-from millpond.statestore.live_file import LiveFile
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 __all__ = ["AT", "COLUMNS", "ERROR", "ID", "KEY", "TARGET"]
 
 TARGET = "__millpond_target"
-"""Position *i* of the interval in the plan; −1 − *i*, the consumer's first, for an unreadable record."""
+"""Position *i* of the interval in the plan; ``-1 - i`` of the consumer's first for an unreadable record."""
 
 KEY = "__millpond_key"
 AT = "__millpond_at"

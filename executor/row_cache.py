@@ -17,21 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.eviction import EvictionPolicy, window_aware
-from millpond.executor.row_reader import LoadedRows
+from millpond.executor.row_reader import LoadedRows, load_rows
+from millpond.executor.row_summary import ROW_BYTES, TIMER_BYTES, RowSummary
 from millpond.executor.state import Encoded
 from millpond.executor.timer import Timers
 from millpond.statestore.bloom import RecordIdFilter
 
 __all__ = ["CacheUndo", "RowCache"]
 
-_ROW_BYTES: Final = 240
-"""What a row costs in CPython besides its characters: two strings and its share of a dict."""
-
-_TIMER_BYTES: Final = 160
 _KEEP: Final = 0.9
 """Eviction stops at this share of the budget, so that it does not come with every bundle."""
 
 _FILTER_CAPACITY_MIN: Final = 65_536
+_FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 0.001
 
 
@@ -40,7 +38,7 @@ class _Absence(Enum):
 
 
 _MISSING: Final = _Absence.MISSING
-_Cached: TypeAlias = Encoded | None | Literal[_Absence.MISSING]
+_Cached: TypeAlias = Encoded | Literal[_Absence.MISSING] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +114,20 @@ class RowCache:
         """
         return self._timers.get(key, ())
 
+    def fill(self, merged: pa.Table, summary: RowSummary) -> None:
+        """
+        Take in as many of all rows as the budget allows, those that would be evicted last.
+        """
+        if int(summary.weights.sum()) <= self._budget_bytes:
+            self.load(load_rows(merged))
+            return
+        self._forget_completeness(merged.num_rows)
+        self._remember(merged.column("key"))
+        order = self._policy(summary.waits)[::-1]
+        used = np.cumsum(summary.weights[order])
+        kept = np.sort(order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))])
+        self.load(load_rows(merged.take(pa.array(kept))))
+
     def load(self, rows: LoadedRows) -> None:
         """
         Take in rows as they were read.
@@ -124,7 +136,8 @@ class RowCache:
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
         self.used_bytes += _weight(rows.keys, rows.states) + _timers_weight(rows.timers.values())
-        self._remember(rows.keys)
+        if self._existing is not None:
+            self._remember(pa.array(rows.keys, pa.string()))
 
     def put(
         self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
@@ -140,7 +153,8 @@ class RowCache:
         if None in states:
             self._drop_rowless(keys, states)
         if self._existing is not None:
-            self._remember([key for key, old in zip(keys, before, strict=True) if old is _MISSING])
+            new = [key for key, old in zip(keys, before, strict=True) if old is _MISSING]
+            self._remember(pa.array(new, pa.string()))
         return CacheUndo(keys, before, overwritten)
 
     def undo(self, undo: CacheUndo) -> None:
@@ -161,7 +175,7 @@ class RowCache:
         """
         Note that these keys have rows, though they are not here.
         """
-        self._remember(keys)
+        self._remember(pa.array(keys, pa.string()))
 
     def evict(self, waits: Mapping[str, float]) -> int:
         """
@@ -174,11 +188,10 @@ class RowCache:
             return 0
         keys = list(self._states)
         if self._existing is None:
-            capacity = max(2 * len(keys), _FILTER_CAPACITY_MIN)
-            self._existing = RecordIdFilter(capacity, _FILTER_ERROR_RATE)
-            self._remember(keys)
+            self._forget_completeness(len(keys))
+            self._remember(pa.array(keys, pa.string()))
         order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
-        weights = [_ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
+        weights = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
         freed = np.cumsum(np.asarray(weights)[order])
         surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
@@ -190,7 +203,7 @@ class RowCache:
         for key in keys if self._timers else ():
             timers = self._timers.pop(key, None)
             if timers:
-                self.used_bytes -= _TIMER_BYTES * len(timers)
+                self.used_bytes -= TIMER_BYTES * len(timers)
 
     def _take_out(self, keys: Sequence[str]) -> list[_Cached]:
         states = self._states
@@ -208,21 +221,25 @@ class RowCache:
             old = self._timers.pop(key, ())
             if new:
                 self._timers[key] = new
-            self.used_bytes += _TIMER_BYTES * (len(new) - len(old))
+            self.used_bytes += TIMER_BYTES * (len(new) - len(old))
 
     def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
         timers = self._timers
         gone = [key for key, state in zip(keys, states, strict=True) if state is None and key not in timers]
         self._take_out(gone)
 
-    def _remember(self, keys: Sequence[str]) -> None:
-        if self._existing is not None and keys:
-            self._existing.add(pa.array(keys, pa.string()))
+    def _forget_completeness(self, keys: int) -> None:
+        capacity = max(2 * keys, _FILTER_CAPACITY_MIN)
+        self._existing = RecordIdFilter(min(capacity, _FILTER_CAPACITY_MAX), _FILTER_ERROR_RATE)
+
+    def _remember(self, keys: pa.Array | pa.ChunkedArray) -> None:
+        if self._existing is not None and len(keys):
+            self._existing.add(keys)
 
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
-    return _ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
 
 
 def _timers_weight(timers: Iterable[Timers]) -> int:
-    return _TIMER_BYTES * sum(map(len, timers))
+    return TIMER_BYTES * sum(map(len, timers))

@@ -16,7 +16,7 @@ from millpond.executor.state import Encoded
 from millpond.executor.timer import Timer, Timers
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import TimeDomain
-from millpond.statestore.rowfile import MERGE_COLUMNS, read_row_files
+from millpond.statestore.rowfile import read_row_files
 from millpond.statestore.types import Objects
 
 __all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_changes", "load_rows"]

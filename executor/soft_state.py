@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.eviction import EvictionPolicy, window_aware
-from millpond.executor.known_ids import ID_COLUMNS, FileKeys, KnownIds
+from millpond.executor.known_ids import FileKeys, KnownIds
 from millpond.executor.row_cache import CacheUndo, RowCache
 from millpond.executor.row_reader import (
     RowChanges,
@@ -27,12 +27,12 @@ from millpond.executor.row_reader import (
     load_changes,
     load_rows,
 )
+from millpond.executor.row_summary import summarise_rows
 from millpond.executor.state import Encoded
 from millpond.executor.timer import TimerQueue, Timers
 from millpond.statestore.check import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
-from millpond.statestore.row import TimeDomain
 from millpond.statestore.rowfile import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
 
 __all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
@@ -42,9 +42,6 @@ BUDGET_BYTES: Final = 256 * 2**20
 
 _TENTATIVE_MAX: Final = 64
 """So many bundles may be adopted between two calls of `SoftState.synchronise`."""
-
-_LOAD_ROWS: Final = 131_072
-"""Rows are taken into the cache in slices, so that a small budget is never far exceeded."""
 
 
 @dataclass(slots=True)
@@ -185,11 +182,9 @@ class SoftState:
             return
         paths = [file.path for file in files]
         merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
-        for start in range(0, merged.num_rows, _LOAD_ROWS):
-            rows = load_rows(merged.slice(start, _LOAD_ROWS))
-            self._cache.load(rows)
-            self._timers.put(rows.timers)
-            self._evict((0, 0))
+        summary = summarise_rows(merged)
+        self._timers.fill(summary.event, summary.wall, summary.hold)
+        self._cache.fill(merged, summary)
         self._advance(files)
 
     def _catch_up(self, fresh: Sequence[LiveFile]) -> None:

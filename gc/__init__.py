@@ -1,0 +1,3 @@
+"""
+One collector per kind of garbage; still empty. Import it as ``millpond.gc``.
+"""

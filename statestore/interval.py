@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from urllib.parse import quote, unquote
 
 from millpond.statestore.errors import InvalidError
@@ -58,9 +59,7 @@ class Interval:
         if not app_id.startswith(_PREFIX):
             return None
         computation, low, high = app_id.removeprefix(_PREFIX).split("/")
-        return Interval(
-            unquote(computation), unquote(low), unquote(high[1:]) if high else None
-        )
+        return Interval(unquote(computation), unquote(low), unquote(high[1:]) if high else None)
 
 
 def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tuple[Interval, ...]:
@@ -75,12 +74,10 @@ def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tu
         InvalidError: the boundaries are not sorted and distinct.
     """
     cuts = ["", *boundaries]
-    if any(left >= right for left, right in zip(cuts, cuts[1:], strict=False)):
+    if any(left >= right for left, right in pairwise(cuts)):
         raise InvalidError("interval boundaries must rise", boundaries=cuts[1:])
     highs: list[str | None] = [*cuts[1:], None]
-    return tuple(
-        Interval(computation, low, high) for low, high in zip(cuts, highs, strict=True)
-    )
+    return tuple(Interval(computation, low, high) for low, high in zip(cuts, highs, strict=True))
 
 
 def locate(lows: Sequence[str], key: str) -> int:

@@ -1,0 +1,3 @@
+"""
+The shipped test kit: models, strategies, faults, and servers to run against.
+"""

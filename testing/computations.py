@@ -101,7 +101,7 @@ class Alarm(Forward):
         else:
             context.delete_timer("alarm", domain="wall")
 
-    def process_timer(self, context: Context, timer: Timer) -> None:
+    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
         Count the alarm.
         """
@@ -143,7 +143,7 @@ class Faulty(Count):
         if record.value["n"] % 5 == 0:
             raise ValueError("a number that this code cannot bear")
 
-    def process_timer(self, context: Context, timer: Timer) -> None:
+    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
         Some timers cannot be borne either.
         """
@@ -167,5 +167,5 @@ class Batch(Forward):
         )
 
 
-ZOO: tuple[type[Computation], ...] = (Forward, Count, Window, Alarm, Expire, Faulty, Batch)
+ZOO: tuple[type[Forward], ...] = (Forward, Count, Window, Alarm, Expire, Faulty, Batch)
 """All of them."""

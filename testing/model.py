@@ -218,7 +218,7 @@ class _Turn:
         at_start = self.row.copy()
         limit = _FIRINGS_MAX + len(at_start.timers) + len(arrived)
         try:
-            self._all(arrived, limit, self._plainly, arrived and [arrived])
+            self._all(arrived, limit, self._plainly, [arrived] if arrived else [])
         except Exception:  # noqa: BLE001 - whatever user code raises
             self._restore(at_start, 0)
             self.fired = 0
@@ -257,6 +257,7 @@ class _Turn:
 
     def _with_tries(self, hook: Callable[[], None], letter: ModelLetter) -> None:
         before, produced = self.row.copy(), len(self.productions)
+        raised: Exception | None = None
         for _ in range(1 + self.node.retries):
             try:
                 return hook()

@@ -105,7 +105,9 @@ def cases(draw: st.DrawFn, *, steps_max: int = 4, rows_max: int = 12) -> Case:
     # `Forward` in a cycle of forwards would go round for ever; a window or a counter lets it end.
     back_edge = draw(st.booleans()) and any(ZOO[one.kind].__name__ in _DAMPING for one in nodes[:1])
     times = draw(
-        st.lists(st.integers(0, 60_000), min_size=steps_max * rows_max, max_size=steps_max * rows_max, unique=True)
+        st.lists(
+            st.integers(0, 60_000), min_size=steps_max * rows_max, max_size=steps_max * rows_max, unique=True
+        )
     )
     steps = []
     for number in range(draw(st.integers(1, steps_max))):

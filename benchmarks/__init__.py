@@ -1,0 +1,3 @@
+"""
+What Millpond costs, measured; run them from the root of the repository.
+"""

@@ -1,0 +1,104 @@
+"""
+Pending productions: what the last superstep produced and nobody has consumed yet.
+
+Superstep *n + 1* delivers everything that superstep *n* produced, so there is never more than
+one superstep's worth. After a restart it is found again in the committed files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millpond.executor.bundle import ProductionSummary
+from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.executor.recovery import undelivered_sources
+from millpond.executor.topology import Topology
+from millpond.statestore.rowfile import RowFile
+from millpond.statestore.store import Store
+from millpond.statestore.types import Superstep
+
+__all__ = ["PendingProductions", "pending_of", "recover_pending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingProductions:
+    """
+    Where undelivered productions are, and how many and how old they are by stream.
+
+    Attributes:
+        sources: committed files that hold productions which somebody wants.
+        summaries: by stream, of all productions.
+    """
+
+    sources: tuple[ProductionSource, ...] = ()
+    summaries: Mapping[str, ProductionSummary] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """
+        How many productions wait.
+        """
+        return sum(summary.count for summary in self.summaries.values())
+
+
+def pending_of(
+    written: Iterable[tuple[RowFile | None, Sequence[ProductionSummary]]],
+    topology: Topology,
+    superstep: Superstep,
+) -> PendingProductions:
+    """
+    What a superstep that has just been committed leaves to deliver.
+
+    Args:
+        written: the committed files and what is in them.
+        topology: says which streams anybody wants.
+        superstep: the one that was committed.
+    """
+    sources = [
+        ProductionSource(path=file.path, superstep=superstep, streams=frozenset(one.stream for one in made))
+        for file, made in written
+        if file is not None and made
+    ]
+    return _pending(sources, [one for _, made in written for one in made], topology)
+
+
+def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
+    """
+    What the last committed superstep left to deliver, found in the committed files.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    if not superstep:
+        return PendingProductions()
+    names = frozenset(topology.computations) | {DEAD_LETTERS}
+    sources: list[ProductionSource] = []
+    summaries: list[ProductionSummary] = []
+    for source in undelivered_sources(store.committer.snapshot, names, superstep):
+        found = summarise_productions(read_productions(store.objects, [source]))
+        if found:
+            streams = frozenset(summary.stream for summary in found)
+            sources.append(ProductionSource(path=source.path, superstep=superstep, streams=streams))
+            summaries.extend(found)
+    return _pending(sources, summaries, topology)
+
+
+def _pending(
+    sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], topology: Topology
+) -> PendingProductions:
+    merged: dict[str, ProductionSummary] = {}
+    for summary in summaries:
+        known = merged.get(summary.stream)
+        merged[summary.stream] = summary if known is None else _sum(known, summary)
+    wanted = tuple(source for source in sources if source.concerns(topology.wanted_streams))
+    return PendingProductions(sources=wanted, summaries=merged)
+
+
+def _sum(one: ProductionSummary, other: ProductionSummary) -> ProductionSummary:
+    return ProductionSummary(
+        stream=one.stream,
+        count=one.count + other.count,
+        oldest_at=min(one.oldest_at, other.oldest_at),
+    )
