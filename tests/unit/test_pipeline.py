@@ -340,10 +340,19 @@ class TestCheck:
         Both sinks and the place are named.
         """
         pipeline = a_pipeline()
-        pipeline.stream("queries").sink("s1", Place("out"))
-        pipeline.stream("queries").sink("s2", Place("out"))
+        counts = pipeline.stream("queries").apply(Pass(), name="counter")
+        counts.sink("s1", Place("out")).sink("s2", Place("out"))
 
         refused(pipeline, "first=`s1`", "second=`s2`", "`out`")
+
+    def test_an_injected_stream_has_no_sink(self):
+        """
+        Nothing durable holds outside records until a computation has made something of them.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").sink("s", Place("out"))
+
+        refused(pipeline, "sink=`s`", "stream=`queries`")
 
     def test_inputs_and_injectors_must_agree(self):
         """
