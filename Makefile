@@ -29,7 +29,7 @@ test: java $(JARS) ## Run all tests (within 15 minutes on 2 cores); PYTEST_ARGS=
 	@$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's own rules
-	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff check --output-format concise .
 	$(PYTHON_IN_VENV) -m ruff format --check .
 	$(PYTHON_IN_VENV) -m mypy --strict -p millpond
 	$(PYTHON_IN_VENV) -m codespell_lib
