@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.collector import collector_paused
 from millpond.executor.eviction import EvictionPolicy, window_aware
 from millpond.executor.known_ids import FileKeys, KnownIds
 from millpond.executor.row_cache import CacheUndo, RowCache
@@ -143,7 +144,8 @@ class SoftState:
         """
         try:
             self._settle_tentative({file.path for file in files})
-            self._follow(files)
+            with collector_paused():
+                self._follow(files)
         except BaseException:
             self.reset()
             raise
