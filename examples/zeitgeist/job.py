@@ -56,9 +56,13 @@ OUTPUTS: Final[Mapping[str, pa.Schema]] = {
 """The streams that are written to Delta tables of their own, with their columns."""
 
 
-def zeitgeist(output: Path) -> mp.Pipeline:
+def zeitgeist(output: Path, detector: mp.Computation | None = None) -> mp.Pipeline:
     """
-    The pipeline; its input is called ``flights``, its tables lie in ``output``, one for each of `OUTPUTS`.
+    The pipeline; its input is called ``flights``.
+
+    Args:
+        output: folder for its tables, one for each of `OUTPUTS`.
+        detector: stands in for `Detector`.
     """
     pipeline = mp.Pipeline("zeitgeist")
     pipeline.inject("flights", key="origin", at="scheduled", id="id", watermark=mp.BoundedDisorder(_DISORDER))
@@ -75,7 +79,7 @@ def zeitgeist(output: Path) -> mp.Pipeline:
         produces=["expectations"],
     )
     pipeline.add(
-        Detector(),
+        detector or Detector(),
         name="detector",
         subscribes={"progress": "origin", "counts": "origin", "expectations": "origin"},
         produces=["alerts"],

@@ -1,0 +1,198 @@
+"""
+One run of the demo: prepare the stream, run the job on Spark, check the answer, show it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+import millpond as mp
+from examples.zeitgeist import oracle
+from examples.zeitgeist.data import INPUT_COLUMNS, arrivals, load_flights, prepare_input
+from examples.zeitgeist.memory import peak_memory_mib
+from examples.zeitgeist.picture import draw
+from examples.zeitgeist.questions import ask_all, late_flights
+from examples.zeitgeist.report import print_alerts, print_summary
+from examples.zeitgeist.results import Results, read_results
+from examples.zeitgeist.summary import Summary
+from millpond.executor.spark_session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Demo", "forget", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """
+    Where one run of the demo keeps its things, and how its stream is cut.
+
+    Attributes:
+        output: folder for everything that the demo writes.
+        store: the store.
+        first: first day of flights, ``None`` for all of the year.
+        last: last day of flights.
+        flights_per_file: how much is in a file of the stream.
+        files_per_trigger: how many files Spark takes at a time.
+        master: where Spark runs.
+        pipeline: makes the job, given the folder for its tables.
+    """
+
+    output: Path
+    store: Path
+    first: date | None
+    last: date | None
+    flights_per_file: int
+    files_per_trigger: int
+    master: str
+    pipeline: Callable[[Path], mp.Pipeline]
+
+    @property
+    def input(self) -> Path:
+        """
+        The stream's files.
+        """
+        return self.output / "input"
+
+    @property
+    def tables(self) -> Path:
+        """
+        The Delta tables that the job writes.
+        """
+        return self.output / "tables"
+
+    @property
+    def summary(self) -> Path:
+        """
+        The run in numbers; it is written last, so where it is, the run has finished.
+        """
+        return self.output / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        """
+        The picture.
+        """
+        return self.output / "zeitgeist.png"
+
+
+def forget(demo: Demo) -> None:
+    """
+    Remove what an earlier run has left, the store included.
+
+    Raises:
+        SystemExit: there is something else at the store's path.
+    """
+    if demo.store.exists() and not (demo.store / "rows").is_dir():
+        raise SystemExit(f"{demo.store} is no store, so it is not removed")
+    for path in (demo.store, demo.output / "input.unfinished", demo.input, demo.tables):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (demo.summary, demo.picture):
+        path.unlink(missing_ok=True)
+
+
+def run(demo: Demo, console: Console) -> None:
+    """
+    Run the demo, going on where an earlier run was killed; show its answer once more when it had finished.
+
+    Raises:
+        SystemExit: the answer is not that of a plain computation.
+    """
+    _prepare(demo, console)
+    if demo.summary.exists():
+        console.print("This run has finished before; here is its answer once more (--fresh starts anew).\n")
+        summary = Summary.read(demo.summary)
+        results = read_results(demo.tables)
+    else:
+        counts, memory_mib = _run_on_spark(demo, console)
+        results = read_results(demo.tables)
+        late = _compare(demo, console, results)
+        summary = Summary.of(counts, memory_mib, late=late, alerts=len(results.final_alerts))
+    _show(demo, console, summary, results)
+    summary.write(demo.summary)
+
+
+def _prepare(demo: Demo, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("Writing the stream's files", total=None)
+        prepare_input(
+            demo.input,
+            flights_per_file=demo.flights_per_file,
+            first=demo.first,
+            last=demo.last,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _run_on_spark(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str, int]]:
+    resumed = (demo.store / "rows").is_dir()
+    console.print("Going on with the run that is in the store." if resumed else "Starting a run.")
+    console.print("Kill it whenever you like and start it again: the answer will be the same.\n")
+    with console.status("Starting Spark"), _stderr_into(demo.output / "spark.log"):
+        spark = _spark(demo.master)
+    try:
+        flights = spark.readStream.schema(INPUT_COLUMNS).option("maxFilesPerTrigger", demo.files_per_trigger)
+        stream = flights.parquet(str(demo.input))
+        run = mp.SparkRunner(demo.store, spark=spark).run(demo.pipeline(demo.tables), {"flights": stream})
+        return run, peak_memory_mib()
+    finally:
+        spark.stop()
+
+
+def _spark(master: str) -> SparkSession:
+    options = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    return spark_session("zeitgeist", master=master, options=options)
+
+
+@contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """
+    Let what is started meanwhile write its errors into a file: Spark has much to say, and little to us.
+    """
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+
+
+def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:
+    print_alerts(console, results)
+    with mp.Store.open(demo.store, read_only=True) as store:
+        ask_all(console, store)
+    draw(results, demo.picture)
+    print_summary(console, summary)
+    console.print(f"\nThe picture is {demo.picture}, the store {demo.store}, the numbers {demo.summary}.")
+
+
+def _compare(demo: Demo, console: Console, results: Results) -> int:
+    """
+    Hold the results against a plain computation of the same, and return the number of late flights.
+    """
+    with mp.Store.open(demo.store, read_only=True) as store:
+        late = late_flights(store)
+    answer = oracle.compute(arrivals(load_flights(), demo.first, demo.last))
+    wrong = oracle.differences(answer, results.answer(late))
+    if wrong:
+        console.print(f"[red]{len(wrong)} differences from a plain computation over all flights:[/red]")
+        console.print("\n".join(wrong[:20]))
+        sys.exit(1)
+    console.print("A plain computation over all flights comes to the same answer.\n")
+    return late

@@ -1,0 +1,51 @@
+"""
+The demo with a detector whose tasks fail at their first attempt, when other row files are written already.
+
+Run as ``python -m tests.fault.failing_demo``, with the options of the demo, by `test_demo_kills`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pyspark import TaskContext
+
+import millpond as mp
+from examples.zeitgeist.__main__ import main
+from examples.zeitgeist.computations import Detector
+from examples.zeitgeist.job import zeitgeist
+
+_FAILING_HOURS: Final = ("-25T17:00Z", "-30T17:00Z", "-04T17:00Z", "-08T17:00Z")
+
+
+class TaskFailedError(BaseException):
+    """
+    No `Exception`, so that it is the task that fails and not the record.
+    """
+
+
+class FailingDetector(Detector):
+    """
+    Fails at some hours, but never at a later attempt of the same task.
+
+    Args:
+        marks: folder in which a file is left for each failure.
+    """
+
+    def __init__(self, marks: str) -> None:
+        self._marks = marks
+
+    def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
+        """
+        Do what the detector does, and fail in the midst of it.
+        """
+        super().process_timer(context, timer)
+        task = TaskContext.get()
+        if task is not None and task.attemptNumber() == 0 and timer.tag.endswith(_FAILING_HOURS):
+            (Path(self._marks) / f"failed-{timer.tag}-{context.key}").touch()
+            raise TaskFailedError(timer.tag)
+
+
+if __name__ == "__main__":
+    main(obj=lambda tables: zeitgeist(tables, detector=FailingDetector(str(tables.parent.resolve()))))

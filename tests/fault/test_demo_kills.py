@@ -1,0 +1,246 @@
+"""
+The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
+
+The demo runs as a stranger would run it, in processes of its own, on the weeks of the blizzard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from examples.zeitgeist.results import Results, read_results
+from millpond.statestore.system import SystemClock
+
+pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+WEEKS: Final = ("--first", "2013-01-25", "--last", "2013-02-09", "--flights-per-file", "1400")
+COMPUTATIONS: Final = ("window_counter", "hour_model", "detector")
+_POLL_MS: Final = 2
+_PATIENCE_MS: Final = 120_000
+
+Moment = Callable[[Path, int], bool]
+"""Whether a run (its output folder) has come to a certain point of its superstep with this number."""
+
+
+def _planned(output: Path, number: int) -> bool:
+    """
+    Spark has noted which files the batch will have; nothing has been read.
+    """
+    return (output / "pond/checkpoints/flights/offsets" / str(number)).exists()
+
+
+def _written(output: Path, number: int) -> bool:
+    """
+    A task has written row files of a superstep that is not committed.
+    """
+    return any((output / "pond/rows").glob(f"computation=*/{number:010d}-*.parquet"))
+
+
+def _committed(output: Path, number: int) -> bool:
+    """
+    The superstep is committed; sinks and Spark's checkpoint do not know of it.
+    """
+    return (output / "pond/rows/_delta_log" / f"{number:020d}.json").exists()
+
+
+def _delivered(output: Path, number: int) -> bool:
+    """
+    A sink has the superstep's productions.
+    """
+    return (output / "tables/counts/_delta_log" / f"{number:020d}.json").exists()
+
+
+def _done(output: Path, number: int) -> bool:
+    """
+    Spark's checkpoint has the batch as well.
+    """
+    return (output / "pond/checkpoints/flights/commits" / str(number)).exists()
+
+
+KILLS: Final[tuple[tuple[Moment, int], ...]] = (
+    (_planned, 2),
+    (_written, 5),
+    (_committed, 10),
+    (_delivered, 7),
+    (_done, 9),
+)
+"""Where the driver is killed, one after the other, in one run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    Everything that a run leaves for its users.
+    """
+
+    results: Results
+    rows: dict[str, pa.Table]
+    summary: dict[str, Any]
+
+    @classmethod
+    def of(cls, output: Path) -> Outcome:
+        """
+        What the finished run in this folder has left.
+        """
+        with mp.Store.open(output / "pond", read_only=True) as store:
+            views = {name: store.rows_view(name).to_arrow() for name in COMPUTATIONS}
+        rows = {name: view.select(["key", "state", "timers"]) for name, view in views.items()}
+        summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
+        return cls(results=read_results(output / "tables"), rows=rows, summary=summary)
+
+    def assert_same(self, other: Outcome) -> None:
+        """
+        Tables, rows and numbers are equal, with nothing lost and nothing twice.
+        """
+        for name in ("counts", "expectations", "alerts"):
+            ours, theirs = (_sorted(getattr(outcome.results, name)) for outcome in (self, other))
+            assert ours == theirs, name
+        for name in COMPUTATIONS:
+            assert self.rows[name].equals(other.rows[name]), name
+        for name in ("records", "late_records", "alerts", "final_watermark"):
+            assert self.summary[name] == other.summary[name], name
+
+
+def _sorted(table: Any) -> list[str]:
+    return sorted(map(repr, table.to_dict("records")))
+
+
+class Demo:
+    """
+    The demo as a process, with its standard output in a file.
+    """
+
+    def __init__(self, output: Path, *arguments: str, module: str = "examples.zeitgeist") -> None:
+        self.output = output
+        self._log = output / "demo.log"
+        output.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", module, "--output", str(output), *WEEKS, *arguments]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(ROOT)}
+            )
+
+    def finish(self) -> None:
+        """
+        Wait for the end, which must be a good one.
+        """
+        assert self.process.wait(_PATIENCE_MS / 1_000) == 0, self._log.read_text(encoding="utf-8")[-4_000:]
+
+    def wait_for(self, moment: Moment, number: int) -> None:
+        """
+        Watch the run's files until it has come to this point.
+        """
+        clock = SystemClock()
+        for _ in range(_PATIENCE_MS // _POLL_MS):
+            if moment(self.output, number):
+                return
+            assert self.process.poll() is None, self._log.read_text(encoding="utf-8")[-4_000:]
+            clock.sleep_ms(_POLL_MS)
+        pytest.fail(f"the run did not come to {moment.__name__} {number}")
+
+    def kill(self) -> None:
+        """
+        ``kill -9`` of the driver; its JVM notices by itself.
+        """
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def workers(self) -> list[int]:
+        """
+        Spark's Python workers: children of the daemon that the JVM has started.
+        """
+        parents = dict(_parents())
+        names = {process: _command(process) for process in parents}
+        return [
+            process
+            for process, parent in parents.items()
+            if "pyspark.daemon" in names[process]
+            and "pyspark.daemon" in names.get(parent, "")
+            and self.process.pid in _ancestors(process, parents)
+        ]
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            try:
+                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            yield int(path.name), int(status.rpartition(")")[2].split()[1])
+
+
+def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+    while process in parents:
+        process = parents[process]
+        yield process
+
+
+def _command(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """
+    What a run comes to that nobody disturbs.
+    """
+    output = tmp_path_factory.mktemp("undisturbed")
+    Demo(output).finish()
+    return Outcome.of(output)
+
+
+def test_a_driver_killed_at_five_points_comes_to_the_same_answer(
+    undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """
+    After kill -9 of the driver between any two steps of a superstep, the next start goes on where it was.
+    """
+    for moment, number in KILLS:
+        demo = Demo(tmp_path)
+        demo.wait_for(moment, number)
+        demo.kill()
+    Demo(tmp_path).finish()
+    Outcome.of(tmp_path).assert_same(undisturbed)
+
+
+def test_killed_workers_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
+    """
+    Spark runs the task of a killed Python worker again, and what it had half done does not count.
+    """
+    demo = Demo(tmp_path, "--master", "local[2,3]")
+    killed = 0
+    for number in (4, 8, 12):
+        demo.wait_for(_committed, number)
+        for worker in demo.workers():
+            os.kill(worker, signal.SIGKILL)
+            killed += 1
+    demo.finish()
+    assert killed > 0
+    Outcome.of(tmp_path).assert_same(undisturbed)
+
+
+def test_failed_tasks_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
+    """
+    A task that fails after it has written its files runs again, and only the files of the second run count.
+    """
+    demo = Demo(tmp_path, "--master", "local[2,3]", module="tests.fault.failing_demo")
+    demo.finish()
+    assert len(list(tmp_path.glob("failed-*"))) > 1
+    Outcome.of(tmp_path).assert_same(undisturbed)
