@@ -12,49 +12,37 @@ that come later in the same superstep, instead of keeping them until the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle import Bundle, DeadLetter, Deliveries, InputObservation, Manifest
+from millpond.executor.bundle import BundleResult, DeadLetter, Deliveries, InputObservation, Manifest
 from millpond.executor.delivery import (
     Extracted,
     ProductionSource,
     deliveries_of,
-    describe_value,
-    flatten_productions,
     keyless_letters,
     read_productions,
-    take,
     within,
 )
-from millpond.executor.injection import Injected, Rows, read_injected, row_values
-from millpond.executor.interval_processor import IntervalProcessor
+from millpond.executor.local_input import Entered, OutsideRows, enter
+from millpond.executor.local_interval import LocalInterval
 from millpond.executor.position import input_positions
 from millpond.executor.progress import SuperstepReport
-from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
-from millpond.executor.topology import Topology
 from millpond.statestore.interval import Interval
-from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.rowfile import RowFile
 from millpond.statestore.store import Store
-from millpond.statestore.types import EventTimeMicros, Rng, TableVersion
+from millpond.statestore.types import Rng, TableVersion
 
-__all__ = ["LocalEngine", "OutsideRows", "Prepared"]
+__all__ = ["LocalEngine", "Prepared"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutsideRows:
-    """
-    Rows of one injected stream for one superstep.
-    """
-
-    stream: str
-    rows: Rows
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +65,6 @@ class Prepared:
     produced: dict[str, pa.Table]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """
-    Outside rows as each consumer gets them.
-    """
-
-    by_computation: Mapping[str, list[Deliveries]]
-    letters: list[DeadLetter]
-    observations: list[InputObservation]
-
-
 class LocalEngine:
     """
     One pipeline's supersteps in this process; used by one thread at a time.
@@ -97,14 +74,19 @@ class LocalEngine:
         coordinator: plans and commits; already open.
         rng: the source of file names.
         cache_bytes: soft-state budget of one interval.
+        writers: threads that write files beside the processing; 0 does everything in turn, so
+            that a simulation repeats itself.
     """
 
-    def __init__(self, store: Store, coordinator: Coordinator, rng: Rng, *, cache_bytes: int) -> None:
+    def __init__(
+        self, store: Store, coordinator: Coordinator, rng: Rng, *, cache_bytes: int, writers: int = 0
+    ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._rng = rng
         self._cache_bytes = cache_bytes
-        self._workers: dict[Interval, _IntervalWorker] = {}
+        self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else _INLINE
+        self._intervals: dict[Interval, LocalInterval] = {}
         self._produced: dict[str, pa.Table] = {}
         self._version: TableVersion | None = None
 
@@ -123,7 +105,7 @@ class LocalEngine:
             InvalidError: user code failed and failures stop the pipeline.
             UnavailableError: a service is away; soft state is sound.
         """
-        entered = self._enter(outside, is_bounded=is_bounded)
+        entered = enter(self._coordinator.topology, outside, is_bounded=is_bounded)
         self._cut_intervals(entered)
         plan = self._coordinator.begin(inputs={rows.stream for rows in outside})
         self._follow(self._store.committer.snapshot.version)
@@ -159,7 +141,7 @@ class LocalEngine:
         self._produced = prepared.produced
         if self._version is not None and report.version == self._version + 1:
             for manifest in prepared.manifests:
-                self._workers[manifest.interval].confirm(manifest.file)
+                self._intervals[manifest.interval].confirm(manifest.file)
             self._version = TableVersion(report.version)
         return report
 
@@ -171,9 +153,15 @@ class LocalEngine:
         may have changed (a fold, Spark's OPTIMIZE) shows in the version.
         """
         if version != self._version:
-            for worker in self._workers.values():
-                worker.is_behind = True
+            for interval in self._intervals.values():
+                interval.is_behind = True
             self._version = version
+
+    def close(self) -> None:
+        """
+        Let the writing threads go.
+        """
+        self._writer.shutdown()
 
     def settle_sinks(self) -> None:
         """
@@ -193,21 +181,7 @@ class LocalEngine:
 
     # -- what goes in ----------------------------------------------------------------------
 
-    def _enter(self, outside: Sequence[OutsideRows], *, is_bounded: bool) -> _Input:
-        by_computation: dict[str, list[Deliveries]] = {}
-        letters: list[DeadLetter] = []
-        observations: list[InputObservation] = []
-        topology = self._coordinator.topology
-        for each in _merged(outside):
-            readings = _read_for_consumers(topology, each)
-            for name, injected in readings.items():
-                deliveries, unreadable = _split(each, name, injected)
-                by_computation.setdefault(name, []).append(deliveries)
-                letters += unreadable
-            observations.append(_observation(each, list(readings.values()), is_bounded=is_bounded))
-        return _Input(by_computation=by_computation, letters=letters, observations=observations)
-
-    def _cut_intervals(self, entered: _Input) -> None:
+    def _cut_intervals(self, entered: Entered) -> None:
         streams = {seen.stream for seen in entered.observations}
         for node in self._coordinator.computations_without_intervals(streams):
             keys = [deliveries.keys for deliveries in entered.by_computation.get(node.name, [])]
@@ -217,7 +191,7 @@ class LocalEngine:
     # -- what is done ----------------------------------------------------------------------
 
     def _run_intervals(
-        self, plan: SuperstepPlan, entered: _Input
+        self, plan: SuperstepPlan, entered: Entered
     ) -> tuple[list[Manifest], dict[str, pa.Table], list[DeadLetter]]:
         extracted = self._extract(plan)
         letters = [
@@ -226,15 +200,34 @@ class LocalEngine:
         work = [(part, self._deliveries(part, entered, extracted)) for part in plan.intervals]
         # Whoever has productions to consume goes first: those records have waited a commit already.
         work.sort(key=lambda each: each[0].interval.computation not in extracted)
+        work = [(part, deliveries) for part, deliveries in work if deliveries or part.due]
         manifests: list[Manifest] = []
         produced: dict[str, pa.Table] = {}
-        for part, deliveries in work:
-            if deliveries or part.due:
-                manifest, productions = self._worker(part.interval).run(plan, part, deliveries)
-                manifests.append(manifest)
-                if manifest.file is not None and productions is not None:
-                    produced[manifest.file.path] = productions
+        for manifest, productions in self._run_bundles(plan, work):
+            manifests.append(manifest)
+            if manifest.file is not None and productions is not None:
+                produced[manifest.file.path] = productions
         return manifests, produced, letters
+
+    def _run_bundles(
+        self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
+    ) -> list[tuple[Manifest, pa.Table | None]]:
+        """
+        Process interval after interval, while the files of the earlier ones are being written.
+        """
+        started: list[tuple[LocalInterval, IntervalPlan, BundleResult, Future[RowFile | None]]] = []
+        try:
+            for place, (part, deliveries) in enumerate(work, 1):
+                interval = self._interval(part.interval)
+                result = interval.process(plan, part, deliveries)
+                writer = self._writer if place < len(work) else _INLINE
+                token = self._rng.token()
+                file = writer.submit(interval.write, plan, part, result.updates, token)
+                started.append((interval, part, result, file))
+            return [interval.finish(part, result, file.result()) for interval, part, result, file in started]
+        finally:
+            # After a failure too: nothing may still be writing when the work is done again.
+            wait([file for _, _, _, file in started])
 
     def _extract(self, plan: SuperstepPlan) -> dict[str, tuple[Extracted, ...]]:
         """
@@ -258,7 +251,7 @@ class LocalEngine:
         return read_productions(self._store.objects, [source]) if kept is None else kept
 
     def _deliveries(
-        self, part: IntervalPlan, entered: _Input, extracted: Mapping[str, tuple[Extracted, ...]]
+        self, part: IntervalPlan, entered: Entered, extracted: Mapping[str, tuple[Extracted, ...]]
     ) -> list[Deliveries]:
         name = part.interval.computation
         whole = [
@@ -268,131 +261,31 @@ class LocalEngine:
         cut = (within(deliveries, part.interval) for deliveries in whole)
         return [deliveries for deliveries in cut if deliveries is not None and len(deliveries.at)]
 
-    def _worker(self, interval: Interval) -> _IntervalWorker:
-        if interval not in self._workers:
+    def _interval(self, interval: Interval) -> LocalInterval:
+        if interval not in self._intervals:
             node = self._coordinator.topology.computations[interval.computation]
-            soft_state = SoftState(interval, StoreRowReader(self._store.objects), self._cache_bytes)
-            processor = IntervalProcessor(node, interval, soft_state)
-            self._workers[interval] = _IntervalWorker(self._store, processor, soft_state, self._rng)
-        return self._workers[interval]
+            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes)
+            self._intervals[interval] = made
+        return self._intervals[interval]
 
 
-class _IntervalWorker:
+class _InlineExecutor(Executor):
     """
-    What this process keeps of an interval between supersteps; all of it can be rebuilt.
+    Does the work at once, in the calling thread.
     """
 
-    def __init__(self, store: Store, processor: IntervalProcessor, soft_state: SoftState, rng: Rng) -> None:
-        self._store = store
-        self._processor = processor
-        self._soft_state = soft_state
-        self._rng = rng
-        self.is_behind = True
-
-    def confirm(self, file: RowFile | None) -> None:
-        """
-        The file of the last bundle has been committed, and nobody else has changed anything.
-        """
-        self._soft_state._settle_tentative({file.path} if file is not None else set())  # noqa: SLF001
-        self.is_behind = False
-
-    def run(
-        self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]
-    ) -> tuple[Manifest, pa.Table | None]:
-        """
-        Process a bundle and write its row updates, still uncommitted; its productions come beside.
-        """
-        if self.is_behind:
-            self._soft_state.synchronise(part.files)
-        self.is_behind = True
-        bundle = Bundle(
-            interval=part.interval,
-            fence=part.fence,
-            superstep=plan.superstep,
-            watermark=part.watermark,
-            wall_time=plan.wall_time,
-            deliveries=deliveries,
-        )
+    def submit(
+        self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        future: Future[_Result] = Future()
         try:
-            result = self._processor.process(bundle)
-            file = self._write(plan, part, result.updates)
-            self._soft_state.adopt(file)
-        except BaseException:
-            self._soft_state.reset()
-            raise
-        productions = flatten_productions(result.updates) if result.productions else None
-        stripped = replace(result, updates=None)
-        return Manifest(interval=part.interval, fence=part.fence, file=file, result=stripped), productions
-
-    def _write(self, plan: SuperstepPlan, part: IntervalPlan, updates: pa.Table | None) -> RowFile | None:
-        if updates is None:
-            return None
-        return write_row_file(
-            self._store.objects,
-            part.interval,
-            updates,
-            superstep=plan.superstep,
-            fence=part.fence,
-            token=self._rng.token(),
-        )
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(failure)
+        return future
 
 
-def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
-    """
-    One entry a stream for rows that are Python objects; tables stay as they are, for their columns may differ.
-    """
-    rows_of: dict[str, list[Mapping[str, Any]]] = {}
-    merged: list[OutsideRows] = []
-    for each in outside:
-        if isinstance(each.rows, pa.Table):
-            merged.append(each)
-            # Order of arrival counts: rows that come after a table must not join those before it.
-            rows_of.pop(each.stream, None)
-        elif each.stream in rows_of:
-            rows_of[each.stream].extend(each.rows)
-        else:
-            rows_of[each.stream] = list(each.rows)
-            merged.append(OutsideRows(stream=each.stream, rows=rows_of[each.stream]))
-    return merged
-
-
-def _read_for_consumers(topology: Topology, outside: OutsideRows) -> dict[str, Injected]:
-    injector = topology.injectors[outside.stream]
-    return {
-        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows)
-        for consumer in topology.consumers_of(outside.stream)
-    }
-
-
-def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[Deliveries, list[DeadLetter]]:
-    values = row_values(outside.rows)
-    deliveries = Deliveries(
-        stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=injected.ids
-    )
-    if not injected.errors:
-        return deliveries, []
-    keys = injected.keys
-    letters = [
-        DeadLetter(
-            computation=computation,
-            stream=outside.stream,
-            key=keys[row].as_py(),
-            value=describe_value(values.value(row)),
-            at=None if row in injected.untimed else int(injected.at[row]),
-            error=error,
-        )
-        for row, error in injected.errors.items()
-    ]
-    chosen = np.setdiff1d(np.arange(len(keys)), np.fromiter(injected.errors, np.int64), assume_unique=True)
-    return take(deliveries, chosen), letters
-
-
-def _observation(outside: OutsideRows, readings: Sequence[Injected], *, is_bounded: bool) -> InputObservation:
-    readable = readings[0].at if readings else np.empty(0, np.int64)
-    if readings and readings[0].errors:
-        readable = np.delete(readable, list(readings[0].errors))
-    newest = None if is_bounded or not len(readable) else EventTimeMicros(int(readable.max()))
-    return InputObservation(stream=outside.stream, records=len(readable), newest_at=newest)
+_INLINE: Final = _InlineExecutor()
 
 
 def _letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:

@@ -21,7 +21,8 @@ import pyarrow as pa
 from millpond.executor.duration import Instant, instant_us
 from millpond.executor.injection import Rows, read_injected
 from millpond.executor.intake import Arrival, Intake, Movement, Receipt, Taken
-from millpond.executor.local_engine import LocalEngine, OutsideRows, Prepared
+from millpond.executor.local_engine import LocalEngine, Prepared
+from millpond.executor.local_input import OutsideRows
 from millpond.executor.local_rows import RowsLike, pieces, rows_from
 from millpond.executor.progress import Progress, SuperstepReport
 from millpond.executor.summary import RunSummary
@@ -371,6 +372,7 @@ class LocalRun:
             self._worker.join()
         summary = self.summary()
         try:
+            self._engine.close()
             self._coordinator.close()
         finally:
             self._progress.close()

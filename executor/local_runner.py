@@ -33,6 +33,7 @@ from millpond.statestore.types import Clock, Rng
 __all__ = ["LocalRunner"]
 
 _MIB: Final = 1 << 20
+_WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
 
 
@@ -106,7 +107,7 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self._open(pipeline.check(inputs=inputs))
+        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS)
         try:
             for stream, rows in inputs.items():
                 _consume(run, stream, rows)
@@ -131,22 +132,22 @@ class LocalRunner:
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store is away.
         """
-        run = self._open(pipeline.check())
+        run = self._open(pipeline.check(), writers=0 if stepping else _WRITERS)
         if not stepping:
             run.start_worker()
         return run
 
-    def _open(self, topology: Topology) -> LocalRun:
+    def _open(self, topology: Topology, *, writers: int) -> LocalRun:
         if isinstance(self._store, Store):
-            return self._open_run(topology, self._store, owned=False)
+            return self._open_run(topology, self._store, writers=writers, owned=False)
         store = Store.open(self._store, zookeeper=self._zookeeper, clock=self._clock, rng=self._rng)
         try:
-            return self._open_run(topology, store, owned=True)
+            return self._open_run(topology, store, writers=writers, owned=True)
         except BaseException:
             store.close()
             raise
 
-    def _open_run(self, topology: Topology, store: Store, *, owned: bool) -> LocalRun:
+    def _open_run(self, topology: Topology, store: Store, *, writers: int, owned: bool) -> LocalRun:
         coordinator = Coordinator(
             store,
             topology,
@@ -158,7 +159,7 @@ class LocalRunner:
         )
         coordinator.open()
         return LocalRun(
-            LocalEngine(store, coordinator, self._rng, cache_bytes=self._cache_bytes),
+            LocalEngine(store, coordinator, self._rng, cache_bytes=self._cache_bytes, writers=writers),
             coordinator,
             clock=self._clock,
             progress=Progress(

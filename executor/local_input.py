@@ -1,0 +1,126 @@
+"""
+Local input: injected rows on their way to the consumers' intervals, within one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.executor.bundle import DeadLetter, Deliveries, InputObservation
+from millpond.executor.delivery import describe_value, take
+from millpond.executor.injection import Injected, Rows, read_injected, row_values
+from millpond.executor.topology import Topology
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["Entered", "OutsideRows", "enter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideRows:
+    """
+    Rows of one injected stream for one superstep.
+    """
+
+    stream: str
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """
+    Outside rows as their consumers get them.
+
+    Attributes:
+        by_computation: the readable records, with each consumer's own keys.
+        letters: the unreadable ones, a letter for each consumer.
+        observations: what was seen of each stream.
+    """
+
+    by_computation: Mapping[str, list[Deliveries]]
+    letters: list[DeadLetter]
+    observations: list[InputObservation]
+
+
+def enter(topology: Topology, outside: Sequence[OutsideRows], *, is_bounded: bool) -> Entered:
+    """
+    Read key, time and id of every row, for every consumer.
+
+    Args:
+        topology: who consumes what.
+        outside: the rows, in the order of their arrival.
+        is_bounded: leave the newest times out, so that watermarks wait for the input's end.
+    """
+    by_computation: dict[str, list[Deliveries]] = {}
+    letters: list[DeadLetter] = []
+    observations: list[InputObservation] = []
+    for each in _merged(outside):
+        readings = _read_for_consumers(topology, each)
+        for name, injected in readings.items():
+            deliveries, unreadable = _split(each, name, injected)
+            by_computation.setdefault(name, []).append(deliveries)
+            letters += unreadable
+        observations.append(_observation(each, list(readings.values()), is_bounded=is_bounded))
+    return Entered(by_computation=by_computation, letters=letters, observations=observations)
+
+
+def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
+    """
+    One entry a stream for rows that are Python objects; tables stay as they are, for their columns may differ.
+    """
+    rows_of: dict[str, list[Mapping[str, Any]]] = {}
+    merged: list[OutsideRows] = []
+    for each in outside:
+        if isinstance(each.rows, pa.Table):
+            merged.append(each)
+            # Order of arrival counts: rows that come after a table must not join those before it.
+            rows_of.pop(each.stream, None)
+        elif each.stream in rows_of:
+            rows_of[each.stream].extend(each.rows)
+        else:
+            rows_of[each.stream] = list(each.rows)
+            merged.append(OutsideRows(stream=each.stream, rows=rows_of[each.stream]))
+    return merged
+
+
+def _read_for_consumers(topology: Topology, outside: OutsideRows) -> dict[str, Injected]:
+    injector = topology.injectors[outside.stream]
+    return {
+        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows)
+        for consumer in topology.consumers_of(outside.stream)
+    }
+
+
+def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[Deliveries, list[DeadLetter]]:
+    values = row_values(outside.rows)
+    deliveries = Deliveries(
+        stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=injected.ids
+    )
+    if not injected.errors:
+        return deliveries, []
+    keys = injected.keys
+    letters = [
+        DeadLetter(
+            computation=computation,
+            stream=outside.stream,
+            key=keys[row].as_py(),
+            value=describe_value(values.value(row)),
+            at=None if row in injected.untimed else int(injected.at[row]),
+            error=error,
+        )
+        for row, error in injected.errors.items()
+    ]
+    chosen = np.setdiff1d(np.arange(len(keys)), np.fromiter(injected.errors, np.int64), assume_unique=True)
+    return take(deliveries, chosen), letters
+
+
+def _observation(outside: OutsideRows, readings: Sequence[Injected], *, is_bounded: bool) -> InputObservation:
+    readable = readings[0].at if readings else np.empty(0, np.int64)
+    if readings and readings[0].errors:
+        readable = np.delete(readable, list(readings[0].errors))
+    newest = None if is_bounded or not len(readable) else EventTimeMicros(int(readable.max()))
+    return InputObservation(stream=outside.stream, records=len(readable), newest_at=newest)
