@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog import Catalog, default_catalog_url
+from millpond.statestore.catalog_rebuild import logged_commits
 from millpond.statestore.commit import Committer
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.lease import Leases
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["LeaseFactory", "Store"]
 
 _ROWS: Final = "rows"
+_REBUILT_COMMITS_MAX: Final = 1_000
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
@@ -93,9 +96,7 @@ class Store:
             writer_id = rng.token()
             self._leases = leases(self.store_id, writer_id)
             resources.callback(self._leases.close)
-            self._committer = Committer(
-                self.log, clock, rng, self._leases.high_water, writer_id=writer_id
-            )
+            self._committer = Committer(self.log, clock, rng, self._leases.high_water, writer_id=writer_id)
 
     @classmethod
     def open(
@@ -143,13 +144,19 @@ class Store:
         options = dict(storage_options or {})
         _check_place(local, path, create=create and not read_only)
         root = str(path).rstrip("/") if local is None else str(local)
+        if local is None and not (read_only or leases or zookeeper):
+            raise InvalidError(
+                "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
+                "pass zookeeper='host:port,…'",
+                path=root,
+            )
         objects = open_objects(f"{root}/{_ROWS}", options)
         if Log(objects).latest_version() is None:
             _create(objects, root, clock, rng, create=create and not read_only)
         with ExitStack() as resources:
             if not read_only and leases is None:
-                hosts = zookeeper or _embedded(local, root, clock, rng, resources)
-                leases = _zookeeper_leases(hosts, clock, session_timeout_ms)
+                find_hosts = partial(_embedded, Path(root), clock, rng, resources)
+                leases = _zookeeper_leases(zookeeper, find_hosts, clock, session_timeout_ms)
             store = cls(
                 root,
                 objects,
@@ -226,15 +233,24 @@ class Store:
         """
         The catalog, opened when first asked for; ``None`` for stores without one.
 
+        One that is new, because it was lost or never was, is filled from the log.
+
         Raises:
             UnavailableError: its database does not answer.
+            DataError: its file is damaged.
         """
         if self._catalog is None and self._catalog_url is not None:
-            self._catalog = Catalog.open(
-                self._catalog_url, self._clock, store_id=self.store_id, read_only=self._read_only
-            )
-            self._resources.callback(self._catalog.close)
+            self._catalog = self._open_catalog(self._catalog_url)
         return self._catalog
+
+    def _open_catalog(self, url: str) -> Catalog:
+        catalog = Catalog.open(url, self._clock, store_id=self.store_id, read_only=self._read_only)
+        self._resources.callback(catalog.close)
+        if not self._read_only and not catalog.supersteps(limit=1):
+            snapshot = self.snapshot()
+            if snapshot.version > 0:
+                catalog.rebuild(snapshot, logged_commits(self.log, snapshot.version, _REBUILT_COMMITS_MAX))
+        return catalog
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """
@@ -291,6 +307,11 @@ def _check_place(local: Path | None, path: str | Path, *, create: bool) -> None:
         return
     if local.exists() and not local.is_dir():
         raise InvalidError("a store is a folder, and there is a file at its path", path=path)
+    blocking = next((parent for parent in local.parents if parent.is_file()), None)
+    if blocking is not None:
+        raise InvalidError(
+            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
+        )
     if (local / _ROWS / "_delta_log").is_dir():
         return
     # An empty `rows` is what a process leaves that was killed while it made the store.
@@ -310,21 +331,19 @@ def _create(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool
         return
 
 
-def _embedded(local: Path | None, root: str, clock: Clock, rng: Rng, resources: ExitStack) -> str:
-    if local is None:
-        raise InvalidError(
-            "a store in an object store is shared between machines and needs a ZooKeeper "
-            "ensemble: pass zookeeper='host:port,…'",
-            path=root,
-        )
-    server = EmbeddedZooKeeper(local / "zookeeper", clock, rng)
+def _embedded(folder: Path, clock: Clock, rng: Rng, resources: ExitStack) -> str:
+    server = EmbeddedZooKeeper(folder / "zookeeper", clock, rng)
     hosts = server.start_or_join()
     resources.callback(server.close)
     return hosts
 
 
-def _zookeeper_leases(hosts: str, clock: Clock, session_timeout_ms: int) -> LeaseFactory:
+def _zookeeper_leases(
+    zookeeper: str | None, find_hosts: Callable[[], str], clock: Clock, session_timeout_ms: int
+) -> LeaseFactory:
     def connect(store_id: str, writer_id: str) -> Leases:
+        # Only now: a store that is refused starts no server.
+        hosts = zookeeper or find_hosts()
         return ZooKeeperLeases(hosts, store_id, writer_id, clock, session_timeout_ms=session_timeout_ms)
 
     return connect
