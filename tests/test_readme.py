@@ -79,7 +79,11 @@ def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> No
     declared = local.partition("rows = ")[0]
     with contextlib.chdir(tmp_path):
         _run(declared, names)
-        _run(on_spark.replace('"queries"', f'"{tmp_path}/queries"', 1), names)
+        # Spark's JVM has a working directory of its own.
+        absolute = on_spark.replace('("queries")', f'("{tmp_path}/queries")').replace(
+            '"big_pond"', f'"{tmp_path}/big_pond"'
+        )
+        _run(absolute, names)
         with mp.Store.open("big_pond", read_only=True) as store:
             rows = store.rows_view("counter").to_arrow().to_pylist()
 
