@@ -14,9 +14,10 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.progress import SuperstepReport
-from millpond.executor.spark_routing import key_columns, route, routes_of
+from millpond.executor.spark_routing import Router, routes_of
 from millpond.executor.spark_task import (
     SLOT_REPORT_SCHEMA,
+    RoutedInput,
     SlotReport,
     TaskPlan,
     make_task,
@@ -54,6 +55,7 @@ class SparkEngine:
         self._coordinator = coordinator
         self._slots = slots
         self._cache_bytes = cache_bytes
+        self._routers = {name: Router(node) for name, node in coordinator.topology.injectors.items()}
         self._code = cloudpickle.dumps(dict(coordinator.topology.computations))
         self._code_digest = hashlib.sha256(self._code).hexdigest()
 
@@ -72,9 +74,10 @@ class SparkEngine:
         topology = self._coordinator.topology
         routes = routes_of(topology, position.stream, plan)
         slots = self._slots_of(plan)
-        routed = route(frame, topology.injectors[position.stream], routes, slots=slots)
+        routed = self._routers[position.stream].route(frame, routes, slots)
         first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
-        reports = self._run(routed, self._task_plan(plan, slots, position.stream, first))
+        source = RoutedInput(stream=position.stream, columns=routed.columns, first_targets=first)
+        reports = self._run(routed.frame, self._task_plan(plan, slots, source))
         return self._commit(plan, reports, position)
 
     def advance(self) -> SuperstepReport:
@@ -84,24 +87,20 @@ class SparkEngine:
         plan = self._coordinator.begin()
         slots = self._slots_of(plan)
         empty = self._spark.range(0, slots, 1, slots)
-        reports = self._run(empty, self._task_plan(plan, slots, None, frozenset()))
+        reports = self._run(empty, self._task_plan(plan, slots, None))
         return self._commit(plan, reports, None)
 
     def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
-        topology = self._coordinator.topology
         for node in self._coordinator.computations_without_intervals([stream]):
             subscription = node.subscription(stream)
             key = None if subscription is None else subscription.key
-            keys = key_columns(frame, topology.injectors[stream], key)
-            sample = keys.where(keys[0].isNotNull()).limit(_SAMPLE_ROWS).toArrow().column(0)
-            self._coordinator.create_intervals(node.name, sample.combine_chunks())
+            keys = self._routers[stream].keys(frame, key).limit(_SAMPLE_ROWS).toArrow()
+            self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
 
     def _slots_of(self, plan: SuperstepPlan) -> int:
         return max(1, min(self._slots, len(plan.intervals)))
 
-    def _task_plan(
-        self, plan: SuperstepPlan, slots: int, stream: str | None, first_targets: frozenset[int]
-    ) -> TaskPlan:
+    def _task_plan(self, plan: SuperstepPlan, slots: int, source: RoutedInput | None) -> TaskPlan:
         return TaskPlan(
             url=self._store.objects.url,
             storage_options=dict(self._store.storage_options),
@@ -113,8 +112,7 @@ class SparkEngine:
             slots=slots,
             intervals=plan.intervals,
             sources=plan.sources,
-            input_stream=stream,
-            first_targets=first_targets,
+            input=source,
             cache_bytes=self._cache_bytes,
         )
 

@@ -1,9 +1,10 @@
 """
 Routing: every record of an outside DataFrame on its way to the interval that owns its key.
 
-Key, event time and record id are got in the JVM as long as columns name them, and the
-interval is found there too, so that Python sees a record for the first time in the task that
-processes it. Functions as extractors cost a Python stage of their own.
+As long as columns name key, event time and id, all of it happens in the JVM and Python sees a
+record for the first time in the task that processes it; functions as extractors cost a Python
+stage of their own. What to select is worked out once for an input and kept, for a streaming
+query has the same columns in every batch and each call into the JVM costs a millisecond.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark user knows
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
+from pyspark.sql.functions import expr
 
+from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.injection import read_injected
 from millpond.executor.key_extractor import KeyExtractor
-from millpond.executor.routed_columns import AT, COLUMNS, ERROR, ID, KEY, TARGET
+from millpond.executor.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
 from millpond.executor.topology import InjectorNode, Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from millpond.executor.superstep_plan import SuperstepPlan
 
-__all__ = ["Route", "key_columns", "route", "routes_of"]
+__all__ = ["Route", "Routed", "Router", "routes_of"]
 
-_ROUTED_FIELDS = (
+_ADDED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),
     T.StructField(KEY, T.StringType()),
     T.StructField(AT, T.LongType()),
     T.StructField(ID, T.BinaryType()),
     T.StructField(ERROR, T.StringType()),
 )
-_WIDE = 64
+_CUTS_SUMMED_MAX = 64
+_CHOICE = "__millpond_choice"
+_ZONED = r"(?i)(z|utc|[+-]\\d\\d:?(\\d\\d)?)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,27 @@ class Route:
     key: KeyExtractor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """
+    Routed rows, each in the partition of its slot, and where their parts are.
+    """
+
+    frame: DataFrame
+    columns: RoutedColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selection:
+    """
+    What to select, in Spark SQL: one pass, or two when a row has several consumers.
+    """
+
+    columns: RoutedColumns
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+
+
 def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Route, ...]:
     """
     Where the records of ``stream`` go in this superstep.
@@ -70,114 +95,152 @@ def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Rou
     return tuple(found)
 
 
-def route(
-    frame: DataFrame, node: InjectorNode, routes: Sequence[Route], *, slots: int, shuffle: bool = True
-) -> DataFrame:
+class Router:
     """
-    The records with `COLUMNS` added, one row per consumer, in the partition of their slot.
+    Routes the batches of one input.
 
     Args:
-        frame: the outside records.
         node: how key, time and id are got.
-        routes: the consumers.
-        slots: number of tasks; an interval at position *i* belongs to slot ``i % slots``.
-        shuffle: whether to move the rows at all.
-
-    Raises:
-        InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
     """
-    named = all(isinstance(part, str) or part is None for part in (node.key, node.at, node.id))
-    named = named and all(isinstance(r.key, str) or r.key is None for r in routes)
-    routed = _route_by_columns(frame, node, routes) if named else _route_in_python(frame, node, routes)
-    if not shuffle:
-        return routed
-    position = F.when(F.col(TARGET) < 0, -1 - F.col(TARGET)).otherwise(F.col(TARGET))
-    return routed.repartitionById(slots, F.pmod(position, F.lit(slots)).cast("int"))
+
+    def __init__(self, node: InjectorNode) -> None:
+        self._node = node
+        self._kept: tuple[tuple[Route, ...], _Selection] | None = None
+
+    def route(self, frame: DataFrame, routes: tuple[Route, ...], slots: int) -> Routed:
+        """
+        The records, one row per consumer, in the partition of their slot.
+
+        Args:
+            frame: a batch.
+            routes: the consumers.
+            slots: number of tasks; the interval at position *i* belongs to slot ``i % slots``.
+
+        Raises:
+            InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
+        """
+        spread = _spread(frame, self._node, routes, self._selection(frame, routes))
+        position = f"CASE WHEN {TARGET} < 0 THEN -1 - {TARGET} ELSE {TARGET} END"
+        slot = expr(f"CAST(pmod({position}, {slots}) AS INT)")
+        return Routed(frame=spread.frame.repartitionById(slots, slot), columns=spread.columns)
+
+    def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
+        """
+        The readable keys, in a single column, that a consumer gets of ``frame``: for sampling.
+        """
+        routes = (Route(first=0, lows=("",), key=key),)
+        named = _is_named(self._node, routes)
+        probe = _spread(
+            frame, self._node, routes, _select(frame.schema, self._node, routes) if named else None
+        )
+        return probe.frame.where(f"{TARGET} >= 0").select(probe.columns.key)
+
+    def _selection(self, frame: DataFrame, routes: tuple[Route, ...]) -> _Selection | None:
+        if not _is_named(self._node, routes):
+            return None
+        if self._kept is None or self._kept[0] != routes:
+            self._kept = routes, _select(frame.schema, self._node, routes)
+        return self._kept[1]
 
 
-def key_columns(frame: DataFrame, node: InjectorNode, key: KeyExtractor) -> DataFrame:
+def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
+    parts = [node.key, node.at, node.id, *(route.key for route in routes)]
+    return all(part is None or isinstance(part, str) for part in parts)
+
+
+def _spread(
+    frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
+) -> Routed:
     """
-    The keys, as a column `KEY`, that a consumer gets of ``frame``: for sampling.
+    One row per consumer, not yet moved; in Python where there is nothing to select in the JVM.
     """
-    probe = Route(first=0, lows=("",), key=key)
-    return route(frame, node, [probe], slots=1, shuffle=False).select(KEY)
+    if selection is None:
+        return _spread_in_python(frame, node, routes)
+    spread = frame.selectExpr(*selection.first)
+    if selection.second:
+        spread = spread.selectExpr(*selection.second)
+    return Routed(frame=spread, columns=selection.columns)
 
 
 # -- in the JVM ----------------------------------------------------------------------------
 
 
-def _route_by_columns(frame: DataFrame, node: InjectorNode, routes: Sequence[Route]) -> DataFrame:
-    at = _time_column(frame, str(node.at))
-    record_id = F.lit(None).cast("binary") if node.id is None else _id_column(frame, str(node.id))
-    own = frame.columns
-    timed = frame.select("*", at.alias(AT), record_id.alias(ID))
-    targets = [_target(timed, node, one) for one in routes]
-    if len(targets) == 1:
-        target, key, error = targets[0]
-        return timed.select(
-            target.alias(TARGET), key.alias(KEY), AT, ID, error.alias(ERROR), *map(_named, own)
-        )
-    choices = F.array(*(F.struct(t.alias("t"), k.alias("k"), e.alias("e")) for t, k, e in targets))
-    exploded = timed.select("*", F.explode(choices).alias("__millpond_route"))
-    chosen = F.col("__millpond_route")
-    return exploded.select(
-        chosen["t"].alias(TARGET), chosen["k"].alias(KEY), AT, ID, chosen["e"].alias(ERROR), *map(_named, own)
+def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
+    own = tuple(schema.names)
+    at, at_column = _time(schema, str(node.at))
+    record_id = None if node.id is None else _id(schema, str(node.id))
+    keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
+    targets = [_target(key, at, route) for key, route in zip(keys, routes, strict=True)]
+    added_at = () if at_column is not None else (f"{at} AS {AT}",)
+    quoted = tuple(map(_quoted, own))
+    if len(routes) == 1:
+        key_column = str(node.key) if routes[0].key is None else str(routes[0].key)
+        columns = RoutedColumns(key=key_column, at=at_column or AT, id=record_id, error=None, own=own)
+        return _Selection(columns=columns, first=(f"{targets[0]} AS {TARGET}", *added_at, *quoted))
+    choices = ", ".join(
+        f"named_struct('t', {target}, 'k', {key})" for target, key in zip(targets, keys, strict=True)
+    )
+    columns = RoutedColumns(key=KEY, at=at_column or AT, id=record_id, error=None, own=own)
+    spread = f"explode(array({choices})) AS {_CHOICE}"
+    kept_at = () if at_column is not None else (AT,)
+    return _Selection(
+        columns=columns,
+        first=(spread, *added_at, *quoted),
+        second=(f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *quoted),
     )
 
 
-def _target(timed: DataFrame, node: InjectorNode, one: Route) -> tuple[Column, Column, Column]:
-    name = str(node.key) if one.key is None else str(one.key)
-    key = _key_column(timed, name)
-    error = F.when(key.isNull(), F.lit("the key is null")).when(
-        F.col(AT).isNull(), F.lit("the event time is null or unreadable")
-    )
-    position = _position(key, one)
-    return F.when(error.isNotNull(), F.lit(-1 - one.first)).otherwise(position).cast("int"), key, error
+def _target(key: str, at: str, route: Route) -> str:
+    # A null key or time makes the condition null, which is not true.
+    readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}"
+    return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {-1 - route.first} END AS INT)"
 
 
-def _position(key: Column, one: Route) -> Column:
-    cuts = one.lows[1:]
-    if len(cuts) <= _WIDE:
-        position = F.lit(one.first)
-        for cut in cuts:
-            position = position + (key >= F.lit(cut)).cast("int")
-        return position
-    bounds = F.array(*(F.lit(cut) for cut in cuts))
-    return F.lit(one.first) + F.size(F.filter(bounds, lambda cut: cut <= key))
+def _position(key: str, route: Route) -> str:
+    cuts = [_literal(cut) for cut in route.lows[1:]]
+    if len(cuts) <= _CUTS_SUMMED_MAX:
+        return " + ".join([str(route.first), *(f"CAST({key} >= {cut} AS INT)" for cut in cuts)])
+    return f"{route.first} + size(filter(array({', '.join(cuts)}), cut -> cut <= {key}))"
 
 
-def _named(name: str) -> Column:
-    return F.col(_quoted(name))
+def _literal(text: str) -> str:
+    # In hexadecimal no key needs escaping, whatever is in it; Spark folds the cast away.
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _type_of(frame: DataFrame, name: str, use: str) -> T.DataType:
-    if name not in frame.columns:
-        raise InvalidError(f"the input has no such {use} column", column=name, columns=frame.columns)
-    return frame.schema[name].dataType
+def _type_of(schema: T.StructType, name: str, use: str) -> T.DataType:
+    if name not in schema.names:
+        raise InvalidError(f"the input has no such {use} column", column=name, columns=schema.names)
+    return schema[name].dataType
 
 
-def _key_column(frame: DataFrame, name: str) -> Column:
-    kind = _type_of(frame, name, "key")
-    if not isinstance(kind, T.StringType | T.NullType):
+def _key(schema: T.StructType, name: str) -> str:
+    kind = _type_of(schema, name, "key")
+    if not isinstance(kind, T.StringType):
         raise InvalidError("the key column is not text", column=name, type=kind.simpleString())
-    return _named(name).cast("string")
+    return _quoted(name)
 
 
-def _time_column(frame: DataFrame, name: str) -> Column:
-    kind = _type_of(frame, name, "time")
-    column = _named(name)
+def _time(schema: T.StructType, name: str) -> tuple[str, str | None]:
+    """
+    The time in SQL as microseconds, and the input's own column if that is one a task can read.
+    """
+    kind = _type_of(schema, name, "time")
+    column = _quoted(name)
     if isinstance(kind, T.TimestampType):
-        return F.unix_micros(column)
-    if isinstance(kind, T.LongType | T.IntegerType):
-        return column.cast("long")
+        return f"unix_micros({column})", name
+    if isinstance(kind, T.LongType):
+        return column, name
+    if isinstance(kind, T.IntegerType):
+        return f"CAST({column} AS BIGINT)", None
     if isinstance(kind, T.StringType):
-        # text without a zone is UTC, whatever the session's zone: the same in both runners
-        zoned = F.when(column.rlike(r"(?i)(z|utc|[+-]\d\d:?(\d\d)?)$"), column)
-        return F.unix_micros(F.coalesce(zoned, F.concat(column, F.lit("Z"))).try_cast("timestamp"))
+        # Text without a zone is UTC, whatever the session's zone: the same in both runners.
+        zoned = f"CASE WHEN {column} RLIKE '{_ZONED}' THEN {column} ELSE concat({column}, 'Z') END"
+        return f"unix_micros(try_cast({zoned} AS TIMESTAMP))", None
     if isinstance(kind, T.TimestampNTZType):
         raise InvalidError(
             "the time column has no zone; say which one it means, for example with to_utc_timestamp",
@@ -186,12 +249,10 @@ def _time_column(frame: DataFrame, name: str) -> Column:
     raise InvalidError("the time column is no time", column=name, type=kind.simpleString())
 
 
-def _id_column(frame: DataFrame, name: str) -> Column:
-    kind = _type_of(frame, name, "id")
-    if isinstance(kind, T.BinaryType):
-        return _named(name)
-    if isinstance(kind, T.StringType | T.LongType | T.IntegerType):
-        return _named(name).cast("string").cast("binary")
+def _id(schema: T.StructType, name: str) -> str:
+    kind = _type_of(schema, name, "id")
+    if isinstance(kind, T.BinaryType | T.StringType | T.LongType | T.IntegerType):
+        return name
     raise InvalidError(
         "the id column is neither text nor binary nor a number", column=name, type=kind.simpleString()
     )
@@ -200,9 +261,11 @@ def _id_column(frame: DataFrame, name: str) -> Column:
 # -- in Python -----------------------------------------------------------------------------
 
 
-def _route_in_python(frame: DataFrame, node: InjectorNode, routes: Sequence[Route]) -> DataFrame:
-    schema = T.StructType([*_ROUTED_FIELDS, *frame.schema.fields])
-    return frame.mapInArrow(_python_router(node, tuple(routes)), schema)
+def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
+    schema = T.StructType([*_ADDED_FIELDS, *frame.schema.fields])
+    record_id = None if node.id is None else ID
+    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=tuple(frame.columns))
+    return Routed(frame=frame.mapInArrow(_python_router(node, routes), schema), columns=columns)
 
 
 def _python_router(
@@ -210,29 +273,28 @@ def _python_router(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for one in routes:
-                yield _routed_batch(batch, node, one)
+            for route in routes:
+                yield _routed_batch(batch, node, route)
 
     return router
 
 
-def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, one: Route) -> pa.RecordBatch:
-    injected = read_injected(node, one.key, pa.Table.from_batches([batch]))
+def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, route: Route) -> pa.RecordBatch:
+    injected = read_injected(node, route.key, pa.Table.from_batches([batch]))
     keys = injected.keys.to_pylist()
     errors = [injected.errors.get(row) for row in range(batch.num_rows)]
     targets = [
-        -1 - one.first if error is not None or key is None else one.first + locate(one.lows, key)
+        -1 - route.first if error is not None or key is None else route.first + locate(route.lows, key)
         for key, error in zip(keys, errors, strict=True)
     ]
-    unreadable = np.fromiter(injected.errors, dtype=np.int64, count=len(injected.errors))
-    at_null = np.zeros(batch.num_rows, dtype=bool)
-    at_null[unreadable] = True
     ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids
+    untimed = np.isin(np.arange(batch.num_rows), list(injected.untimed))
     added = [
         pa.array(targets, pa.int32()),
         injected.keys,
-        pa.array(injected.at, mask=at_null),
+        pa.array(injected.at, pa.int64(), mask=untimed),
         ids,
         pa.array(errors, pa.string()),
     ]
-    return pa.RecordBatch.from_arrays([*added, *batch.columns], names=[*COLUMNS, *batch.schema.names])
+    names = [TARGET, KEY, AT, ID, ERROR, *batch.schema.names]
+    return pa.RecordBatch.from_arrays([*added, *batch.columns], names=names)

@@ -27,8 +27,9 @@ from millpond.executor.delivery import (
     read_productions,
     within,
 )
+from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.interval_processor import IntervalProcessor
-from millpond.executor.routed_columns import AT, COLUMNS, ERROR, ID, KEY, TARGET
+from millpond.executor.routed_columns import TARGET, RoutedColumns
 from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan
 from millpond.executor.topology import ComputationNode
@@ -40,13 +41,29 @@ from millpond.statestore.rowfile import write_row_file
 from millpond.statestore.system import SystemRng
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
 
-__all__ = ["SLOT_REPORT_SCHEMA", "SlotReport", "TaskPlan", "make_task", "read_slot_reports"]
+__all__ = ["SLOT_REPORT_SCHEMA", "RoutedInput", "SlotReport", "TaskPlan", "make_task", "read_slot_reports"]
 
 SLOT_REPORT_SCHEMA: Final = "report binary"
 """What a task yields: one pickled `SlotReport`."""
 
 _DEAD_LETTERS_MAX: Final = 100_000
 _PROCESSORS_MAX: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedInput:
+    """
+    The outside input whose records come with the partitions.
+
+    Attributes:
+        stream: the injected stream.
+        columns: where the parts of a record are.
+        first_targets: positions of the first consumer's intervals, so that each record is counted once.
+    """
+
+    stream: str
+    columns: RoutedColumns
+    first_targets: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +75,7 @@ class TaskPlan:
         url: root of the rows, with ``storage_options`` to open it.
         code: the pickled computations by name; ``code_digest`` tells whether a worker has them already.
         intervals: the intervals of the superstep; the one at position *i* belongs to slot ``i % slots``.
-        input_stream: the outside stream whose records come with the partitions, if any.
-        first_targets: positions of the input's first consumer, so that each record is counted once.
+        input: the outside input of this superstep, if any.
         cache_bytes: soft-state budget of one interval.
     """
 
@@ -73,8 +89,7 @@ class TaskPlan:
     slots: int
     intervals: tuple[IntervalPlan, ...]
     sources: tuple[ProductionSource, ...]
-    input_stream: str | None
-    first_targets: frozenset[int]
+    input: RoutedInput | None
     cache_bytes: int
 
 
@@ -123,18 +138,21 @@ def run_slot(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
     """
     worker = _Worker.of(plan)
     records = _Records.read(plan, batches)
-    manifests, letters = [], list(records.dead_letters())
+    manifests: list[Manifest] = []
+    letters = [] if records is None else list(records.dead_letters())
     productions = _Productions(worker.objects, plan.sources)
     for position in range(slot, len(plan.intervals), plan.slots):
         part = plan.intervals[position]
         node = worker.nodes[part.interval.computation]
         found, keyless = productions.deliveries(node, part.interval)
         letters += keyless
-        deliveries = [*records.deliveries(position), *found]
+        deliveries = [*(() if records is None else records.deliveries(position)), *found]
         if deliveries or part.due:
             manifests.append(worker.run(plan, part, node, deliveries))
     return SlotReport(
-        manifests=tuple(manifests), dead_letters=tuple(letters), inputs=records.observations(plan)
+        manifests=tuple(manifests),
+        dead_letters=tuple(letters),
+        inputs=() if records is None else (records.observation(),),
     )
 
 
@@ -217,20 +235,22 @@ class _Records:
     The routed outside records of a slot, in Arrow until user code asks for a value.
     """
 
-    def __init__(self, table: pa.Table | None, plan: TaskPlan) -> None:
+    def __init__(self, source: RoutedInput, table: pa.Table, intervals: Sequence[IntervalPlan]) -> None:
+        self._source = source
+        self._columns = source.columns
         self._table = table
-        self._plan = plan
-        self._targets = [] if table is None else pc.unique(table.column(TARGET)).to_pylist()
+        self._intervals = intervals
+        self._targets = pc.unique(table.column(TARGET)).to_pylist()
 
     @classmethod
-    def read(cls, plan: TaskPlan, batches: Iterable[pa.RecordBatch]) -> _Records:
+    def read(cls, plan: TaskPlan, batches: Iterable[pa.RecordBatch]) -> _Records | None:
         """
         Take the partition's batches, or drain them when the superstep has no outside input.
         """
         collected = [batch for batch in batches if batch.num_rows]
-        if plan.input_stream is None or not collected:
-            return cls(None, plan)
-        return cls(pa.Table.from_batches(collected).combine_chunks(), plan)
+        if plan.input is None or not collected:
+            return None
+        return cls(plan.input, pa.Table.from_batches(collected).combine_chunks(), plan.intervals)
 
     def deliveries(self, position: int) -> tuple[Deliveries, ...]:
         """
@@ -239,15 +259,13 @@ class _Records:
         if position not in self._targets:
             return ()
         table = self._of_target(position)
-        ids = _column(table, ID)
-        stream = self._plan.input_stream
         return (
             Deliveries(
-                stream="" if stream is None else stream,
-                keys=_column(table, KEY),
-                at=_column(table, AT).to_numpy(zero_copy_only=False),
-                values=ArrowValues(table.drop_columns(list(COLUMNS))),
-                ids=None if ids.null_count == len(ids) else ids,
+                stream=self._source.stream,
+                keys=_column(table, self._columns.key),
+                at=_times(table, self._columns.at).to_numpy(zero_copy_only=False),
+                values=ArrowValues(table.select(self._columns.own)),
+                ids=self._ids(table),
             ),
         )
 
@@ -255,53 +273,63 @@ class _Records:
         """
         A letter for each record without a readable key or time.
         """
-        unreadable = [target for target in self._targets if target < 0]
-        for target in unreadable:
+        for target in self._targets:
+            if target >= 0:
+                continue
             table = self._of_target(target)
             if table.num_rows > _DEAD_LETTERS_MAX:
                 raise InvalidError(
                     "too many unreadable records in one superstep; look at the input first",
-                    input=self._plan.input_stream,
+                    input=self._source.stream,
                     unreadable=table.num_rows,
                     allowed=_DEAD_LETTERS_MAX,
                 )
-            yield from self._letters(table, self._plan.intervals[-1 - target].interval.computation)
+            yield from self._letters(table, self._intervals[-1 - target].interval.computation)
 
     def _letters(self, table: pa.Table, computation: str) -> Iterator[DeadLetter]:
-        routed = table.select(list(COLUMNS)).to_pylist()
-        values = table.drop_columns(list(COLUMNS)).to_pylist()
-        for columns, value in zip(routed, values, strict=True):
+        columns = self._columns
+        keys = _column(table, columns.key).to_pylist()
+        times = _times(table, columns.at).to_pylist()
+        errors = (
+            [None] * table.num_rows if columns.error is None else _column(table, columns.error).to_pylist()
+        )
+        values = table.select(columns.own).to_pylist()
+        for key, at, error, value in zip(keys, times, errors, values, strict=True):
+            timed = at is not None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
             yield DeadLetter(
                 computation=computation,
-                stream=self._plan.input_stream or "",
-                key=columns[KEY],
+                stream=self._source.stream,
+                key=key,
                 value=describe_value(value),
-                at=columns[AT],
-                error=columns[ERROR],
+                at=at if timed else None,
+                error=_why_unreadable(key, at) if error is None else error,
             )
 
-    def observations(self, plan: TaskPlan) -> tuple[InputObservation, ...]:
+    def observation(self) -> InputObservation:
         """
         How many records came, each counted for its first consumer only, and the newest event time.
         """
-        if self._table is None or plan.input_stream is None:
-            return ()
         readable = self._table.filter(pc.greater_equal(self._table.column(TARGET), 0))
-        newest = pc.max(readable.column(AT)).as_py()
-        first = pc.is_in(readable.column(TARGET), pa.array(sorted(plan.first_targets), pa.int32()))
-        return (
-            InputObservation(
-                stream=plan.input_stream,
-                records=pc.sum(first).as_py() or 0,
-                newest_at=None if newest is None else EventTimeMicros(newest),
-            ),
+        newest = pc.max(_times(readable, self._columns.at)).as_py()
+        first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
+        return InputObservation(
+            stream=self._source.stream,
+            records=pc.sum(first).as_py() or 0,
+            newest_at=None if newest is None else EventTimeMicros(newest),
         )
 
+    def _ids(self, table: pa.Table) -> pa.Array | None:
+        if self._columns.id is None:
+            return None
+        ids = _column(table, self._columns.id)
+        if pa.types.is_integer(ids.type):
+            ids = ids.cast(pa.string())
+        return None if ids.null_count == len(ids) else ids.cast(pa.binary())
+
     def _of_target(self, target: int) -> pa.Table:
-        table = self._table
-        if table is None or len(self._targets) == 1:
-            return pa.table({}) if table is None else table
-        return table.filter(pc.equal(table.column(TARGET), target))
+        if len(self._targets) == 1:
+            return self._table
+        return self._table.filter(pc.equal(self._table.column(TARGET), target))
 
 
 class _Productions:
@@ -338,6 +366,19 @@ class _Productions:
         if source.path not in self._read:
             self._read[source.path] = read_productions(self._objects, [source])
         return self._read[source.path]
+
+
+def _why_unreadable(key: str | None, at: int | None) -> str:
+    if key is None:
+        return "the key is null"
+    if at is None:
+        return "the event time is null or unreadable"
+    return "the time lies outside the years 1 to 9999"
+
+
+def _times(table: pa.Table, name: str) -> Any:
+    # A timestamp of Spark is a number of microseconds already: only its type changes.
+    return _column(table, name).cast(pa.int64())
 
 
 def _column(table: pa.Table, name: str) -> Any:
