@@ -1,0 +1,289 @@
+"""
+Two processes on one store: the second takes over, and nothing of the first lands any more.
+
+Both are real processes, with a real ZooKeeper and sessions of a second. The former owner is
+alive, stopped for longer than its session, or stopped in the middle of its commit.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.spark_runner import SparkRunner
+from millpond.executor.superstep_plan import InputPosition
+from millpond.statestore.action import CommitInfo
+from millpond.statestore.commit_file import decode
+from millpond.statestore.errors import ConflictError, FencedError
+from millpond.statestore.lease import OnHeld
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import TableVersion
+from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered
+from millpond.testing.zookeeper import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
+
+CLOCK = SystemClock()
+ROOT = Path(__file__).resolve().parents[2]
+SESSION_MS = 1_000
+
+
+class Owner:
+    """
+    Another process that runs the ledger on the store.
+    """
+
+    def __init__(self, path: Path, hosts: str, engine: str) -> None:
+        command = [sys.executable, "-m", "millpond.testing.owner", str(path), hosts, str(SESSION_MS), engine]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def tell(self, command: str) -> None:
+        """
+        Give a command without waiting for the answer.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        """
+        The next answer.
+        """
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def ask(self, command: str) -> str:
+        """
+        A command and its answer.
+        """
+        self.tell(command)
+        return self.hear()
+
+    def signal(self, number: int) -> None:
+        """
+        Stop, continue, or kill it.
+        """
+        self._process.send_signal(number)
+
+    def is_stopped(self) -> bool:
+        """
+        Whether it stands still.
+        """
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        return stat.rpartition(") ")[2].startswith("T")
+
+    def end(self) -> None:
+        """
+        Kill it, whatever it does.
+        """
+        self._process.kill()
+        self._process.communicate()
+
+
+StartOwner = Callable[..., Owner]
+Takeover = Callable[..., Store]
+
+
+@pytest.fixture
+def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
+    """
+    Starts the first owner.
+    """
+    Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts).close()
+    started: list[Owner] = []
+
+    def start(engine: str = "local") -> Owner:
+        owner = Owner(tmp_path / "pond", zookeeper_hosts, engine)
+        started.append(owner)
+        assert owner.hear() == "open"
+        return owner
+
+    yield start
+    for owner in started:
+        owner.end()
+
+
+@pytest.fixture
+def second(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Store]:
+    """
+    The store as another process (this one) has it.
+    """
+    with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
+        yield store
+
+
+def take_over(store: Store, on_held: OnHeld, *numbers: int) -> None:
+    """
+    Take the ledger's intervals, write, and go on holding them.
+    """
+    run = LocalRunner(store, on_held=on_held, progress=False).start(ledger_pipeline(), stepping=True)
+    run.inject(ROWS, numbered(numbers))
+    run.run_until_quiet()
+
+
+def writers_after(store: Store, version: int) -> set[object]:
+    """
+    Who wrote the commits after a version.
+    """
+    found = set()
+    for number in range(version + 1, store.snapshot().version + 1):
+        actions = decode(store.log.require(TableVersion(number)), str(number))
+        found |= {one.millpond["writer"] for one in actions if isinstance(one, CommitInfo) and one.millpond}
+    return found
+
+
+def assert_only_the_second_wrote(store: Store, since: int, ledger: dict[str, list[int]]) -> None:
+    assert writers_after(store, since) == {store.committer.writer_id}
+    assert ledger_of(store) == ledger
+
+
+@pytest.mark.parametrize("engine", ["local", "threaded", "coordinator"])
+@pytest.mark.parametrize("reads_again", [False, True], ids=["blindly", "after a refresh"])
+def test_the_next_commit_of_a_former_owner_is_refused(
+    first: StartOwner, second: Store, engine: str, reads_again: bool
+) -> None:
+    """
+    After a take-over the former owner is fenced and changes nothing, also if it reads the table again first.
+    """
+    former = first(engine)
+    assert former.ask("write 0").startswith("version ")
+    since = second.snapshot().version
+    take_over(second, "take", 5)
+    expected, version = ledger_of(second), second.snapshot().version
+
+    if reads_again:
+        assert former.ask("refresh") == f"version {version}"
+    assert former.ask("write 10").startswith("FencedError ")
+    assert former.ask("write 15").startswith("FencedError ")
+    assert second.snapshot().version == version
+    assert_only_the_second_wrote(second, since, expected)
+    assert expected == {"k0": [5] if engine == "coordinator" else [0, 5]}
+
+
+@pytest.mark.parametrize("reads_again", [False, True], ids=["blindly", "after a refresh"])
+def test_an_owner_stopped_for_longer_than_its_session_is_refused(
+    first: StartOwner, second: Store, reads_again: bool
+) -> None:
+    """
+    A standby takes over from a stopped owner; what that does when it goes on changes nothing.
+    """
+    former = first()
+    former.ask("write 0")
+    since = second.snapshot().version
+    former.signal(signal.SIGSTOP)
+    take_over(second, "wait", 5)
+    version = second.snapshot().version
+    # Waiting in the pipe, they are carried out the moment the process goes on.
+    for command in ["refresh", "write 10"] if reads_again else ["write 10"]:
+        former.tell(command)
+    former.signal(signal.SIGCONT)
+
+    if reads_again:
+        assert former.hear() == f"version {version}"
+    assert former.hear().startswith("FencedError ")
+    assert_only_the_second_wrote(second, since, {"k0": [0, 5]})
+
+
+def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
+    """
+    A commit that was checked and on its way when its owner was stopped does not land after a take-over.
+    """
+    former = first()
+    former.ask("write 0")
+    since = second.snapshot().version
+    former.ask("stop_at_put")
+    former.tell("write 10")
+    assert wait_until(former.is_stopped, CLOCK)
+    take_over(second, "wait", 5)
+    former.signal(signal.SIGCONT)
+
+    assert former.hear().startswith("FencedError another owner's commit came first")
+    assert_only_the_second_wrote(second, since, {"k0": [0, 5]})
+
+
+def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, second: Store) -> None:
+    """
+    If nobody has taken over meanwhile, the stopped commit lands, once.
+    """
+    former = first()
+    former.ask("stop_at_put")
+    former.tell("write 10")
+    assert wait_until(former.is_stopped, CLOCK)
+    former.signal(signal.SIGCONT)
+
+    assert former.hear().startswith("version ")
+    assert ledger_of(second) == {"k0": [10]}
+
+
+def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwner, second: Store) -> None:
+    """
+    A live owner is left alone by ``refuse``; when it is killed, ``wait`` goes on where it was.
+    """
+    former = first()
+    former.ask("write 0")
+    version = second.snapshot().version
+
+    with pytest.raises(ConflictError, match=r"another writer holds the lease .*process \d+"):
+        take_over(second, "refuse")
+    assert second.snapshot().version == version
+    assert former.ask("write 5").startswith("version ")
+    former.signal(signal.SIGKILL)
+    take_over(second, "wait", 10)
+    assert ledger_of(second) == {"k0": [0, 5, 10]}
+
+
+def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
+    """
+    However often two processes take the store from each other, what each committed is there once.
+    """
+    path = tmp_path / "pond"
+    with (
+        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as other,
+    ):
+        numbers = list(range(8))
+        for number in numbers:
+            take_over((one, other)[number % 2], "take", number * 5)
+        assert ledger_of(one) == {"k0": [number * 5 for number in numbers]}
+        assert one.leases is not other.leases
+
+
+def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
+    """
+    The next batch on Spark after a take-over raises FencedError itself, and changes nothing.
+    """
+    path = tmp_path / "pond"
+
+    def batch(number: int) -> tuple[object, InputPosition]:
+        rows = [tuple(row.values()) for row in numbered([number * 10])]
+        frame = spark.createDataFrame(rows, "k string, t long, id string, n long").coalesce(1)
+        return frame, InputPosition(stream=ROWS, source="test", batch=number)
+
+    with (
+        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as other,
+    ):
+        run = SparkRunner(one, spark=spark, progress=False).open(ledger_pipeline())
+        run.consume(*batch(0))
+        since = other.snapshot().version
+        take_over(other, "take", 5)
+
+        with pytest.raises(FencedError):
+            run.consume(*batch(1))
+        with pytest.raises(FencedError):
+            run.advance()
+        assert_only_the_second_wrote(other, since, {"k0": [0, 5]})
+        run.abandon()
