@@ -10,36 +10,26 @@ nothing happens but within `LocalRun.step`: tests and the simulator run the same
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import pyarrow as pa
 
 from millpond.executor.duration import Instant, instant_us
 from millpond.executor.injection import Rows, read_injected
-from millpond.executor.intake import Arrival, Intake, Movement, Receipt, Taken
-from millpond.executor.local_engine import LocalEngine, Prepared
-from millpond.executor.local_input import OutsideRows
+from millpond.executor.intake import Arrival, Movement, Receipt
 from millpond.executor.local_rows import RowsLike, pieces, rows_from
-from millpond.executor.progress import Progress, SuperstepReport
+from millpond.executor.local_worker import BUNDLE_RECORDS_MAX, LocalWorker
+from millpond.executor.progress import SuperstepReport
 from millpond.executor.summary import RunSummary
-from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
-from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.interval import Interval
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
-__all__ = ["BUNDLE_RECORDS_MAX", "LocalRun"]
-
-BUNDLE_RECORDS_MAX: Final = 20_000
-"""Outside records of one superstep at most."""
+__all__ = ["LocalRun"]
 
 _LOG = logging.getLogger("millpond")
-_REST_MS_MAX: Final = 250.0
-_RETRY_MS: Final = 50.0
 
 
 class LocalRun:
@@ -47,41 +37,19 @@ class LocalRun:
     A running pipeline; made by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``.
 
     Args:
-        engine: runs supersteps.
-        coordinator: plans and commits them.
+        worker: does the work.
         clock: the source of time.
-        progress: where supersteps are reported.
-        intake_records_max: how many injected records may wait.
-        pause_timeout_ms: how long to wait for a service that is away.
         release: gives back what the run holds, called once by `stop`.
     """
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        coordinator: Coordinator,
-        *,
-        clock: Clock,
-        progress: Progress,
-        intake_records_max: int,
-        pause_timeout_ms: float,
-        release: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._coordinator = coordinator
+    def __init__(self, worker: LocalWorker, clock: Clock, release: Callable[[], None]) -> None:
+        self._worker = worker
         self._clock = clock
-        self._progress = progress
-        self._pause_timeout_ms = pause_timeout_ms
         self._release = release
-        self._intake = Intake(intake_records_max)
-        self._lock = threading.RLock()
-        self._failure: BaseException | None = None
-        self._worker: threading.Thread | None = None
-        self._stopping = False
+        self._topology = worker.coordinator.topology
         self._stopped = False
         self._started_us = clock.monotonic_us()
-        self._first_superstep = coordinator.superstep
-        self._first_totals = coordinator.totals
+        self._first = worker.standing
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +57,10 @@ class LocalRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        if error is None:
+            self.stop()
+        else:
+            self.abandon()
 
     # -- input -----------------------------------------------------------------------------
 
@@ -112,7 +83,7 @@ class LocalRun:
 
         Raises:
             InvalidError: nobody injects this stream, or a column is missing or of the wrong type.
-            UnavailableError: the intake stayed full.
+            UnavailableError: the intake stayed full; a large table may be in already up to there.
             MillpondError: what ended the run.
         """
         given = rows_from(rows)
@@ -146,7 +117,7 @@ class LocalRun:
         return self._move(stream, TIME_MAX_US)
 
     def _move(self, stream: str, at: EventTimeMicros) -> Receipt:
-        self._coordinator.topology.injector(stream)
+        self._topology.injector(stream)
         movement = Movement(stream=stream, at=at, receipt=Receipt())
         self._put(movement, None)
         return movement.receipt
@@ -158,16 +129,27 @@ class LocalRun:
         Raises:
             InvalidError: nobody injects this stream, or a column is missing or of the wrong type.
         """
-        topology = self._coordinator.topology
-        injector = topology.injector(stream)
+        injector = self._topology.injector(stream)
         if isinstance(rows, pa.Table):
             # A column that is missing is the mistake of this call, not the end of the run.
-            for consumer in topology.consumers_of(stream):
+            for consumer in self._topology.consumers_of(stream):
                 read_injected(injector, consumer.subscription.key, rows.slice(0, 0))
 
     def _put(self, entry: Arrival | Movement, timeout_ms: float | None) -> None:
-        self._raise_failure()
-        self._intake.put(entry, timeout_ms=timeout_ms if self._is_threaded else 0)
+        self._worker.raise_failure()
+        self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
+
+    def consumed(self, stream: str) -> dict[str, int]:
+        """
+        How far outside inputs of a stream have been consumed, by their source.
+        """
+        return self._worker.engine.consumed(stream)
+
+    def consume(self, stream: str, rows: Rows, position: InputPosition) -> None:
+        """
+        One superstep for a piece of a bounded input; in stepping mode only.
+        """
+        self._worker.consume(stream, rows, position)
 
     # -- work ------------------------------------------------------------------------------
 
@@ -182,15 +164,16 @@ class LocalRun:
             InvalidError: the run has a worker of its own.
             MillpondError: what ended the run.
         """
-        if self._is_threaded:
+        if self._worker.is_threaded:
             raise InvalidError("this run has a worker of its own: start it with stepping=True to step it")
-        self._raise_failure()
-        return self._step()
+        self._worker.raise_failure()
+        return self._worker.step()
 
     def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
         """
-        Work (in stepping mode) or wait (else) until everything injected has been handled, what it
-        produced too, no timer is due, and the sinks have theirs.
+        Come to rest: everything injected handled, what it produced too, no timer due, sinks served.
+
+        In stepping mode this does the work; otherwise it waits for the worker.
 
         Args:
             supersteps_max: bound for stepping mode, for cycles that never come to rest.
@@ -202,154 +185,43 @@ class LocalRun:
         Raises:
             MillpondError: what ended the run.
         """
-        if self._is_threaded:
-            return self._intake.wait_until_idle(timeout_ms)
+        if self._worker.is_threaded:
+            return self._worker.intake.wait_until_idle(timeout_ms)
         return any(self.step() is None for _ in range(supersteps_max))
 
-    def consumed(self, stream: str) -> dict[str, int]:
-        """
-        How far outside inputs of a stream have been consumed, by their source.
-        """
-        return self._engine.consumed(stream)
-
-    def consume(self, stream: str, rows: Rows, position: InputPosition) -> None:
-        """
-        One superstep for a piece of a bounded input; in stepping mode only.
-        """
-        self._raise_failure()
-        outside = [OutsideRows(stream=stream, rows=rows)]
-        with self._failing():
-            self._superstep(outside, position=position, is_bounded=True)
-
-    def _step(self) -> SuperstepReport | None:
-        taken = self._intake.take(BUNDLE_RECORDS_MAX)
-        try:
-            with self._failing():
-                report = self._handle(taken)
-        except BaseException as failure:
-            taken.settle(failure)
-            raise
-        taken.settle()
-        return report
-
-    def _handle(self, taken: Taken) -> SuperstepReport | None:
-        if not taken and not self._coordinator.has_work():
-            self._engine.settle_sinks()
-            return None
-        for movement in taken.movements:
-            self._coordinator.advance_injector(movement.stream, movement.at)
-        return self._superstep([OutsideRows(stream=a.stream, rows=a.rows) for a in taken.arrivals])
-
-    def _superstep(
-        self,
-        outside: list[OutsideRows],
-        *,
-        position: InputPosition | None = None,
-        is_bounded: bool = False,
-    ) -> SuperstepReport:
-        prepared = self._prepare(outside, is_bounded=is_bounded)
-        report = self._engine.commit(prepared, position)
-        self._progress.report(report)
-        return report
-
-    def _prepare(self, outside: list[OutsideRows], *, is_bounded: bool) -> Prepared:
-        """
-        Do the work of a superstep, again if a service was away: nothing counts before the commit.
-        """
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        while True:
-            try:
-                return self._engine.prepare(outside, is_bounded=is_bounded)
-            except UnavailableError:
-                if self._stopping or self._clock.monotonic_us() > deadline_us:
-                    raise
-                self._clock.sleep_ms(_RETRY_MS)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """
-        One superstep at a time; the first failure ends the run for everybody.
-        """
-        with self._lock:
-            try:
-                yield
-            except BaseException as failure:
-                self._failure = failure
-                self._intake.end(failure)
-                raise
-
-    # -- the worker ------------------------------------------------------------------------
-
-    def start_worker(self) -> None:
-        """
-        From now on a thread of this run does the work.
-        """
-        self._worker = threading.Thread(target=self._work, name="millpond-local", daemon=True)
-        self._worker.start()
-
-    @property
-    def _is_threaded(self) -> bool:
-        return self._worker is not None
-
-    def _work(self) -> None:
-        try:
-            while not self._stopping:
-                if self._step() is None:
-                    self._intake.rest(self._rest_ms())
-        except BaseException as failure:  # noqa: BLE001 - kept, and raised to whoever injects or waits
-            _LOG.debug("the run has ended: %s", failure)
-
-    def _rest_ms(self) -> float:
-        due = self._coordinator.next_wall_timer()
-        if due is None:
-            return _REST_MS_MAX
-        return min(max((due - self._clock.now_us()) / 1_000, 0.0), _REST_MS_MAX)
-
-    # -- the end ---------------------------------------------------------------------------
+    # -- what is known ---------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
         """
         Whether the run still takes input.
         """
-        return self._failure is None and not self._stopped
+        return self._worker.is_active
 
     def watermark(self, computation: str) -> EventTimeMicros:
         """
-        The input low watermark of a computation.
+        The input low watermark of a computation after the last superstep.
 
         Raises:
             InvalidError: the pipeline has no such computation.
         """
-        node = self._coordinator.topology.computation(computation)
-        with self._lock:
-            return self._coordinator.watermark(node.name)
-
-    def intervals_of(self, computation: str) -> tuple[Interval, ...]:
-        """
-        The key intervals of a computation, in key order; empty before its first record.
-
-        Raises:
-            InvalidError: the pipeline has no such computation.
-        """
-        node = self._coordinator.topology.computation(computation)
-        with self._lock:
-            return self._coordinator.intervals_of(node.name)
+        return self._worker.standing.watermarks[self._topology.computation(computation).name]
 
     def summary(self) -> RunSummary:
         """
         Counts so far, of this run and of the pipeline's whole life.
         """
-        coordinator = self._coordinator
-        with self._lock:
-            return RunSummary(
-                supersteps=coordinator.superstep - self._first_superstep,
-                superstep=coordinator.superstep,
-                run=coordinator.totals.minus(self._first_totals),
-                totals=coordinator.totals,
-                watermark=coordinator.low_watermark(),
-                elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
-            )
+        standing = self._worker.standing
+        return RunSummary(
+            supersteps=standing.superstep - self._first.superstep,
+            superstep=standing.superstep,
+            run=standing.totals.minus(self._first.totals),
+            totals=standing.totals,
+            watermark=standing.low_watermark,
+            elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
+        )
+
+    # -- the end ---------------------------------------------------------------------------
 
     def stop(self) -> RunSummary:
         """
@@ -364,18 +236,12 @@ class LocalRun:
         """
         if self._stopped:
             return self.summary()
-        self._stopped = self._stopping = True
-        self._intake.end(
-            self._failure or UnavailableError("the run was stopped; inject this again in the next")
-        )
-        if self._worker is not None:
-            self._worker.join()
+        self._stopped = True
+        self._worker.end()
         summary = self.summary()
         try:
-            self._engine.close()
-            self._coordinator.close()
+            self._worker.close()
         finally:
-            self._progress.close()
             self._release()
         return summary
 
@@ -387,9 +253,3 @@ class LocalRun:
             self.stop()
         except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
             _LOG.warning("stopping after a failure failed too: %s", failure)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._stopped:
-            raise InvalidError("the run has been stopped")

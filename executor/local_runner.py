@@ -16,7 +16,8 @@ import pyarrow as pa
 from millpond.executor.injection import row_count
 from millpond.executor.local_engine import LocalEngine
 from millpond.executor.local_rows import RowsLike, pieces, rows_from
-from millpond.executor.local_run import BUNDLE_RECORDS_MAX, LocalRun
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.position import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.progress import Progress
@@ -107,7 +108,7 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS)
+        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
         try:
             for stream, rows in inputs.items():
                 _consume(run, stream, rows)
@@ -132,22 +133,25 @@ class LocalRunner:
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store is away.
         """
-        run = self._open(pipeline.check(), writers=0 if stepping else _WRITERS)
-        if not stepping:
-            run.start_worker()
+        return self._open(pipeline.check(), writers=0 if stepping else _WRITERS, has_thread=not stepping)
+
+    def _open(self, topology: Topology, *, writers: int, has_thread: bool) -> LocalRun:
+        if isinstance(self._store, Store):
+            store, release = self._store, _nothing
+        else:
+            store = Store.open(self._store, zookeeper=self._zookeeper, clock=self._clock, rng=self._rng)
+            release = store.close
+        try:
+            worker = self._open_worker(topology, store, writers=writers)
+            run = LocalRun(worker, self._clock, release)
+            if has_thread:
+                worker.start()
+        except BaseException:
+            release()
+            raise
         return run
 
-    def _open(self, topology: Topology, *, writers: int) -> LocalRun:
-        if isinstance(self._store, Store):
-            return self._open_run(topology, self._store, writers=writers, owned=False)
-        store = Store.open(self._store, zookeeper=self._zookeeper, clock=self._clock, rng=self._rng)
-        try:
-            return self._open_run(topology, store, writers=writers, owned=True)
-        except BaseException:
-            store.close()
-            raise
-
-    def _open_run(self, topology: Topology, store: Store, *, writers: int, owned: bool) -> LocalRun:
+    def _open_worker(self, topology: Topology, store: Store, *, writers: int) -> LocalWorker:
         coordinator = Coordinator(
             store,
             topology,
@@ -158,16 +162,16 @@ class LocalRunner:
             on_held=self._on_held,
         )
         coordinator.open()
-        return LocalRun(
+        progress = Progress(
+            topology.name, clock=self._clock, enabled=self._progress, log_every_ms=_LOG_EVERY_MS
+        )
+        return LocalWorker(
             LocalEngine(store, coordinator, self._rng, cache_bytes=self._cache_bytes, writers=writers),
             coordinator,
-            clock=self._clock,
-            progress=Progress(
-                topology.name, clock=self._clock, enabled=self._progress, log_every_ms=_LOG_EVERY_MS
-            ),
+            self._clock,
+            progress=progress,
             intake_records_max=self._intake_records_max,
             pause_timeout_ms=self._pause_timeout_ms,
-            release=store.close if owned else _nothing,
         )
 
 
