@@ -166,6 +166,8 @@ class SoftState:
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
         added = [file for file in files if file.path not in self._files]
+        if self._files and not added and len(files) == len(self._files):
+            return
         rewrites = [file for file in added if _is_rewrite(file, self._superstep)]
         news = [file for file in added if _is_news(file, self._superstep)]
         # Files that went without a trace, or that hold old and new rows alike, prove nothing.

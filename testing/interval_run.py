@@ -61,8 +61,8 @@ class Attempt:
 
 
 class _Worker:
-    def __init__(self, processor: IntervalProcessor, soft_state: SoftState) -> None:
-        self.processor = processor
+    def __init__(self, node: ComputationNode, interval: Interval, soft_state: SoftState) -> None:
+        self.processor = IntervalProcessor(node, interval, soft_state)
         self.soft_state = soft_state
 
 
@@ -87,6 +87,7 @@ class IntervalRun:
         row_format: RowFormat = PARQUET,
     ) -> None:
         self.objects = MemoryObjects()
+        self._node = node
         self._row_format = row_format
         self.interval = interval
         self.files: list[LiveFile] = []
@@ -95,13 +96,19 @@ class IntervalRun:
         self._workers = []
         for _ in range(workers):
             soft_state = SoftState(interval, StoreRowReader(self.objects), budget_bytes)
-            self._workers.append(_Worker(IntervalProcessor(node, interval, soft_state), soft_state))
+            self._workers.append(_Worker(node, interval, soft_state))
 
     def soft_state(self, worker: int = 0) -> SoftState:
         """
         What a worker remembers.
         """
         return self._workers[worker].soft_state
+
+    def replace_soft_state(self, worker: int, soft_state: SoftState) -> None:
+        """
+        Have a worker start again with other soft state.
+        """
+        self._workers[worker] = _Worker(self._node, self.interval, soft_state)
 
     def bundle(self, deliveries: Sequence[Deliveries] = (), watermark: int = 0, wall_time: int = 0) -> Bundle:
         """
