@@ -57,11 +57,13 @@ class ProductionSource:
         superstep: only its rows of this superstep count; a file that somebody's
             OPTIMIZE merged may hold older ones, long delivered.
         streams: streams it produced to; empty when unknown.
+        interval: only its rows in this interval count; ``None`` for all of them.
     """
 
     path: str
     superstep: Superstep
     streams: frozenset[str] = frozenset()
+    interval: Interval | None = None
 
     def concerns(self, streams: Iterable[str]) -> bool:
         """
@@ -93,7 +95,9 @@ def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> p
 
 
 def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
-    table = read_row_files(objects, [source.path], columns=["superstep", "productions"])
+    table = read_row_files(
+        objects, [source.path], columns=["superstep", "productions"], interval=source.interval
+    )
     wanted = pc.and_(
         pc.equal(table.column("superstep"), source.superstep),
         pc.greater(pc.fill_null(pc.list_value_length(table.column("productions")), 0), 0),

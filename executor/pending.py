@@ -8,10 +8,10 @@ one superstep's worth. After a restart it is found again in the committed files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from millpond.executor.bundle import ProductionSummary
-from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.dead_letter import control_interval
 from millpond.executor.delivery import ProductionSource, read_productions, summarise_productions
 from millpond.executor.recovery import undelivered_sources
 from millpond.executor.topology import Topology
@@ -73,14 +73,14 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     """
     if not superstep:
         return PendingProductions()
-    names = frozenset(topology.computations) | {DEAD_LETTERS}
+    control = control_interval(topology.name)
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
-    for source in undelivered_sources(store.committer.snapshot, names, superstep):
+    for source in undelivered_sources(store.committer.snapshot, topology.computations, control, superstep):
         found = summarise_productions(read_productions(store.objects, [source]))
         if found:
             streams = frozenset(summary.stream for summary in found)
-            sources.append(ProductionSource(path=source.path, superstep=superstep, streams=streams))
+            sources.append(replace(source, streams=streams))
             summaries.extend(found)
     return _pending(sources, summaries, topology)
 

@@ -8,7 +8,7 @@ soft state of a worker reads them when it needs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -79,7 +79,7 @@ def _earliest(timers: pa.StructArray, domain: TimeDomain) -> int | None:
 
 
 def undelivered_sources(
-    snapshot: Snapshot, computations: frozenset[str], superstep: Superstep
+    snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
 ) -> tuple[ProductionSource, ...]:
     """
     The files that may hold productions of ``superstep``, the last one committed.
@@ -87,11 +87,18 @@ def undelivered_sources(
     Superstep *n* delivers everything that earlier ones produced, so only the last one's
     productions can be undelivered. Files that somebody else rewrote carry no tags; they
     are included whenever their range of supersteps reaches that far.
+
+    Args:
+        snapshot: the table.
+        computations: the pipeline's.
+        control: the pipeline's own interval, which holds its dead letters and nobody else's.
+        superstep: the last one.
     """
-    found = []
+    files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):
-        for file in snapshot.files_in(computation):
-            reaches = file.max_superstep is None or file.max_superstep >= superstep
-            if reaches and file.tags.get("productions", "?") != "0":
-                found.append(ProductionSource(path=file.path, superstep=superstep))
-    return tuple(found)
+        files += [(file, None) for file in snapshot.files_in(computation)]
+    return tuple(
+        ProductionSource(path=file.path, superstep=superstep, interval=interval)
+        for file, interval in files
+        if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
+    )

@@ -19,7 +19,7 @@ from millpond.executor.superstep import Coordinator
 from millpond.executor.topology import Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
-from millpond.statestore.store import Store
+from millpond.statestore.store import Store, place_of
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
 
@@ -45,6 +45,7 @@ class SparkRunner:
         tick_ms: how long the input must be silent before undelivered work runs without it.
         on_held: what to do when another process holds the pipeline: ``take`` it over (the other
             one's next commit fails), ``wait`` as a standby, or ``refuse``.
+        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         accept_checkpoint: go on with a streaming checkpoint that this store has never seen.
         progress: show a progress line in a terminal and log every superstep.
         clock: the source of time.
@@ -67,6 +68,7 @@ class SparkRunner:
         cache_mib: int = 256,
         tick_ms: float = 250,
         on_held: OnHeld = "take",
+        pause_timeout_ms: float = 300_000,
         accept_checkpoint: bool = False,
         progress: bool = True,
         clock: Clock | None = None,
@@ -79,6 +81,7 @@ class SparkRunner:
         self._cache_bytes = cache_mib * _MIB
         self._tick_ms = tick_ms
         self._on_held = on_held
+        self._pause_timeout_ms = pause_timeout_ms
         self._accept_checkpoint = accept_checkpoint
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -161,8 +164,8 @@ class SparkRunner:
         """
         Where the streaming query of an input keeps its checkpoint: inside the store's folder.
         """
-        root = self._store.path if isinstance(self._store, Store) else str(self._store)
-        return f"{root.rstrip('/')}/checkpoints/{quote(stream, safe='')}"
+        root = self._store.path if isinstance(self._store, Store) else place_of(self._store)
+        return f"{root}/checkpoints/{quote(stream, safe='')}"
 
     def _open_store(self) -> tuple[Store, bool]:
         if isinstance(self._store, Store):
@@ -178,6 +181,7 @@ class SparkRunner:
             rng=self._rng,
             intervals=self._intervals or parallelism,
             accept_checkpoint=self._accept_checkpoint,
+            pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
         )
         coordinator.open()

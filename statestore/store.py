@@ -41,7 +41,7 @@ from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["LeaseFactory", "Store"]
+__all__ = ["LeaseFactory", "Store", "place_of"]
 
 _ROWS: Final = "rows"
 _REBUILT_COMMITS_MAX: Final = 1_000
@@ -143,7 +143,7 @@ class Store:
         local = _local_folder(path)
         options = dict(storage_options or {})
         _check_place(local, path, create=create and not read_only)
-        root = str(path).rstrip("/") if local is None else str(local)
+        root = place_of(path)
         if local is None and not (read_only or leases or zookeeper):
             raise InvalidError(
                 "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
@@ -293,6 +293,18 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def place_of(path: str | Path) -> str:
+    """
+    A store's place, the same for every process: an absolute path, or a URL without a slash at its end.
+
+    Example:
+        >>> place_of("s3://bucket/pond/")
+        's3://bucket/pond'
+    """
+    local = _local_folder(path)
+    return str(path).rstrip("/") if local is None else str(local)
 
 
 def _local_folder(path: str | Path) -> Path | None:
