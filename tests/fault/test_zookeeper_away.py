@@ -1,0 +1,235 @@
+"""
+ZooKeeper goes away under a running pipeline: for a while, for longer than a session, for good.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from millpond.executor.intake import Receipt
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.statestore.errors import FencedError, UnavailableError
+from millpond.statestore.high_water import Mark
+from millpond.statestore.interval import Interval
+from millpond.statestore.lease import Lease, LeaseState
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Sequencer
+from millpond.statestore.zookeeper_process import ServerProcess, noted
+from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.tcp_proxy import TcpProxy
+from millpond.testing.zookeeper import wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
+
+CLOCK = SystemClock()
+PATIENCE_MS = 60_000
+SHORT_SESSION_MS = 1_000
+
+
+def server_of(path: Path) -> ServerProcess:
+    """
+    The server that the store at ``path`` has started.
+    """
+    server = noted(path / "zookeeper")
+    assert server is not None
+    return server
+
+
+def start(store: Store, **options: float) -> LocalRun:
+    return LocalRunner(store, progress=False, **options).start(ledger_pipeline())
+
+
+def probe_of(store: Store) -> Lease:
+    """
+    A lease of the store's session, whose state tells what the process knows of ZooKeeper.
+    """
+    return store.leases.take(Interval("probe"), above=Sequencer(0))
+
+
+def notices(probe: Lease) -> bool:
+    """
+    Wait until the process knows that ZooKeeper is away.
+    """
+    return wait_until(lambda: probe.state is LeaseState.SUSPENDED, CLOCK)
+
+
+def write(run: LocalRun, numbers: Sequence[int]) -> Receipt:
+    return run.inject(ROWS, numbered(numbers))
+
+
+@pytest.fixture
+def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
+    """
+    A network to the run's server that can be spoilt.
+    """
+    between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
+    yield between
+    between.mend()
+    between.close()
+
+
+def killed_and_started_again(path: Path) -> Callable[[], object]:
+    """
+    The server is killed; the way back is to start it on its old port.
+    """
+    server_of(path).kill(CLOCK)
+    return EmbeddedZooKeeper(path / "zookeeper", CLOCK, SystemRng()).start_or_join
+
+
+def stopped_and_continued(path: Path) -> Callable[[], object]:
+    """
+    The server is stopped in its tracks; the way back is to let it go on.
+    """
+    server = server_of(path)
+    server.signal(signal.SIGSTOP)
+    return lambda: server.signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
+    """
+    Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself.
+    """
+    paths = tmp_path / "killed", tmp_path / "hanging"
+    with (
+        Store.open(paths[0], session_timeout_ms=30_000) as killed,
+        Store.open(paths[1], session_timeout_ms=30_000) as hanging,
+        start(killed) as one,
+        start(hanging) as other,
+    ):
+        for run in (one, other):
+            write(run, range(10)).wait(PATIENCE_MS)
+        probe = probe_of(killed)
+        ways_back = [killed_and_started_again(paths[0]), stopped_and_continued(paths[1])]
+        assert notices(probe)
+        version = killed.snapshot().version
+        receipts = [write(run, numbers) for numbers in (range(10, 20), range(20, 30)) for run in (one, other)]
+        CLOCK.sleep_ms(10_000)
+
+        # Whoever knows that ZooKeeper is away does not commit; whoever cannot know it is safe by its fence.
+        assert killed.snapshot().version == version
+        assert not receipts[0].is_durable
+        for way_back in ways_back:
+            way_back()
+        assert all(receipt.wait(PATIENCE_MS) for receipt in receipts)
+        expected = written(numbered(range(30)))
+        assert (ledger_of(killed), ledger_of(hanging)) == (expected, expected)
+        for store in (killed, hanging):
+            store.leases.high_water.flush()
+            snapshot = store.snapshot()
+            assert store.leases.high_water.read() == Mark(snapshot.version, snapshot.digest)
+
+
+def test_away_for_longer_than_the_session_ends_the_run(
+    tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
+) -> None:
+    """
+    When the servers have given the session up the run is fenced, and its successor goes on where it was.
+    """
+    path = tmp_path / "pond"
+    with Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store:
+        run = start(store)
+        write(run, range(10)).wait(PATIENCE_MS)
+        probe = probe_of(store)
+        proxy.cut()
+        assert notices(probe)
+        late = write(run, range(10, 20))
+        # Nobody else takes the store: it is the session's end alone that ends the leases.
+        CLOCK.sleep_ms(3 * SHORT_SESSION_MS)
+        assert not late.is_durable
+        proxy.mend()
+
+        with pytest.raises(FencedError, match="the lease has ended"):
+            late.wait(PATIENCE_MS)
+        with pytest.raises(FencedError):
+            write(run, [99])
+        assert not run.is_active
+        run.abandon()
+        assert ledger_of(store) == written(numbered(range(10)))
+    with Store.open(path, zookeeper=zookeeper_hosts) as store, start(store) as run:
+        # With ids nobody has to know how far the first run came.
+        write(run, range(20)).wait(PATIENCE_MS)
+        assert ledger_of(store) == written(numbered(range(20)))
+
+
+def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
+    tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
+) -> None:
+    """
+    A standby follows an owner that is cut off, and the owner is fenced when it is back.
+    """
+    path = tmp_path / "pond"
+    with (
+        Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store,
+        Store.open(path, zookeeper=zookeeper_hosts) as standby,
+    ):
+        run = start(store)
+        write(run, range(10)).wait(PATIENCE_MS)
+        proxy.cut()
+        late = write(run, range(10, 20))
+        with LocalRunner(standby, on_held="wait", progress=False).start(ledger_pipeline()) as follower:
+            write(follower, range(20, 30)).wait(PATIENCE_MS)
+            proxy.mend()
+            with pytest.raises(FencedError):
+                late.wait(PATIENCE_MS)
+            run.abandon()
+            assert ledger_of(standby) == written(numbered([*range(10), *range(20, 30)]))
+
+
+def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy) -> None:
+    """
+    A pause that lasts too long ends the run with a clear error, and nothing is half written.
+    """
+    with Store.open(tmp_path / "pond", zookeeper=proxy.address) as store:
+        run = start(store, pause_timeout_ms=300)
+        write(run, range(10)).wait(PATIENCE_MS)
+        version = store.snapshot().version
+        probe = probe_of(store)
+        proxy.cut()
+        assert notices(probe)
+
+        with pytest.raises(UnavailableError, match="the lease service is away"):
+            write(run, range(10, 20)).wait(PATIENCE_MS)
+        assert store.snapshot().version == version
+        proxy.mend()
+        assert store.leases.wait_until_settled(PATIENCE_MS)
+        run.abandon()
+        with start(store) as again:
+            write(again, range(20)).wait(PATIENCE_MS)
+        assert ledger_of(store) == written(numbered(range(20)))
+
+
+def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None:
+    """
+    A hanging server gives a session up or takes it back; either way nothing is lost and a restart goes on.
+    """
+    path = tmp_path / "pond"
+    with Store.open(path, session_timeout_ms=SHORT_SESSION_MS) as store:
+        run = start(store)
+        write(run, range(10)).wait(PATIENCE_MS)
+        way_back = stopped_and_continued(path)
+        receipt = write(run, range(10, 20))
+        CLOCK.sleep_ms(3 * SHORT_SESSION_MS)
+        receipts = [receipt, write(run, range(20, 30))]
+        way_back()
+        durable = [_is_durable(one) for one in receipts]
+        run.abandon()
+        kept = [*range(10), *(n for n in range(10, 30) if durable[n // 10 - 1])]
+        assert ledger_of(store) == written(numbered(kept))
+    with Store.open(path) as store, start(store) as again:
+        write(again, range(30)).wait(PATIENCE_MS)
+        assert ledger_of(store) == written(numbered(kept + [n for n in range(30) if n not in kept]))
+
+
+def _is_durable(receipt: Receipt) -> bool:
+    try:
+        return receipt.wait(PATIENCE_MS)
+    except FencedError:
+        return False
