@@ -118,8 +118,11 @@ class SparkEngine:
 
     def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
         reports = frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow()
-        column = reports.column("report").cast(pa.binary())
-        return read_slot_reports(column.to_pylist())
+        found = read_slot_reports(reports.column("report").cast(pa.binary()).to_pylist())
+        for report in found:
+            if report.failure is not None:
+                raise report.failure
+        return found
 
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None

@@ -10,6 +10,7 @@ wrote or read; `SoftState.synchronise` sees to that.
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -34,7 +35,7 @@ from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import ArrowValues
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects import open_objects
 from millpond.statestore.rowfile import write_row_file
@@ -97,11 +98,18 @@ class TaskPlan:
 class SlotReport:
     """
     What one task reports to the driver.
+
+    Attributes:
+        manifests: one per interval that had work.
+        dead_letters: unreadable records.
+        inputs: what was seen of the outside input.
+        failure: why the task gave up, where another attempt could only fail again.
     """
 
-    manifests: tuple[Manifest, ...]
-    dead_letters: tuple[DeadLetter, ...]
-    inputs: tuple[InputObservation, ...]
+    manifests: tuple[Manifest, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    inputs: tuple[InputObservation, ...] = ()
+    failure: MillpondError | None = None
 
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -114,10 +122,21 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 
         context = TaskContext.get()
         slot = 0 if context is None else context.partitionId()
-        report = run_slot(plan, slot, batches)
+        report = _attempt(plan, slot, batches)
         yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
 
     return task
+
+
+def _attempt(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> SlotReport:
+    """
+    Run a slot; what no retry can mend is reported instead of raised, so that the driver raises it whole.
+    """
+    try:
+        return run_slot(plan, slot, batches)
+    except (InvalidError, DataError) as failure:
+        failure.add_note(traceback.format_exc())
+        return SlotReport(failure=failure)
 
 
 def read_slot_reports(pickled: Iterable[bytes]) -> tuple[SlotReport, ...]:

@@ -73,11 +73,11 @@ class MillpondError(Exception):
         pairs = " ".join(f"{name}=`{value}`" for name, value in details.items())
         super().__init__(f"{message} {pairs}" if pairs else message)
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
         """
-        Travel between processes with message and details intact.
+        Travel between processes with message, details and notes intact.
         """
-        return (_rebuild, (type(self), self.message, self.details))
+        return (_rebuild, (type(self), self.message, self.details), self.__dict__)
 
 
 def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]) -> MillpondError:
