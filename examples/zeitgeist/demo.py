@@ -4,20 +4,18 @@ One run of the demo: prepare the stream, run the job on Spark, check the answer,
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 import millpond as mp
+from examples.quiet_spark import quiet_spark
 from examples.zeitgeist import oracle
 from examples.zeitgeist.data import INPUT_COLUMNS, arrivals, load_flights, prepare_input
 from examples.zeitgeist.memory import peak_memory_mib
@@ -26,10 +24,6 @@ from examples.zeitgeist.questions import ask_all, late_flights
 from examples.zeitgeist.report import print_alerts, print_summary
 from examples.zeitgeist.results import Results, read_results
 from examples.zeitgeist.summary import Summary
-from millpond.executor.spark_session import spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["Demo", "forget", "run"]
 
@@ -141,8 +135,8 @@ def _run_on_spark(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str
     resumed = (demo.store / "rows").is_dir()
     console.print("Going on with the run that is in the store." if resumed else "Starting a run.")
     console.print("Kill it whenever you like and start it again: the answer will be the same.\n")
-    with console.status("Starting Spark"), _stderr_into(demo.output / "spark.log"):
-        spark = _spark(demo.master)
+    with console.status("Starting Spark"):
+        spark = quiet_spark("zeitgeist", master=demo.master, log=demo.output / "spark.log")
     try:
         flights = spark.readStream.schema(INPUT_COLUMNS).option("maxFilesPerTrigger", demo.files_per_trigger)
         stream = flights.parquet(str(demo.input))
@@ -150,27 +144,6 @@ def _run_on_spark(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str
         return run, peak_memory_mib()
     finally:
         spark.stop()
-
-
-def _spark(master: str) -> SparkSession:
-    options = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-    return spark_session("zeitgeist", master=master, options=options)
-
-
-@contextmanager
-def _stderr_into(path: Path) -> Iterator[None]:
-    """
-    Let what is started meanwhile write its errors into a file: Spark has much to say, and little to us.
-    """
-    sys.stderr.flush()
-    ours = os.dup(2)
-    try:
-        with path.open("ab") as log:
-            os.dup2(log.fileno(), 2)
-        yield
-    finally:
-        os.dup2(ours, 2)
-        os.close(ours)
 
 
 def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:

@@ -1,0 +1,84 @@
+"""
+The figures as tables for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.table import Table
+
+from benchmarks.engine_result import percentile
+
+__all__ = ["commit_table", "engine_table", "local_table"]
+
+_PAPER: Final = {"p50_ms": 33.7, "p95_ms": 93.8}
+"""MillWheel §8.1: strong productions with exactly-once, between machines."""
+
+
+def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]]) -> Table:
+    """
+    Engines side by side: the median batch, the part of it in which the engine works, and the ratio.
+    """
+    table = _table("Records per second")
+    table.add_column("engine", no_wrap=True)
+    for heading in ("rows", "keys", "records/s", "batch ms", "work ms", "times", "goal"):
+        table.add_column(heading, justify="right")
+    known = {ratio["rows_per_batch"]: ratio for ratio in ratios}
+    for result in results:
+        ratio = known[result["rows_per_batch"]]
+        is_ours = result["engine"].startswith("millpond")
+        measured = slice(result["warm_up_batches"], None)
+        work_ms = [parts["addBatch"] for parts in result["parts_ms"][measured]]
+        table.add_row(
+            result["engine"],
+            f"{result['rows_per_batch']:,}",
+            f"{result['keys_per_batch']:,}",
+            f"{result['records_per_second']:,.0f}",
+            f"{percentile(result['batch_ms'][measured], 0.5):,.0f}",
+            f"{percentile(work_ms, 0.5):,.0f}",
+            f"{ratio['ratio']:.1f}" if is_ours else "",
+            f"{ratio['goal']}" if is_ours else "",
+        )
+    return table
+
+
+def commit_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """
+    Commits of 100 updates, their data file included.
+    """
+    table = _table("Commits of 100 updates")
+    for heading in ("keys", "live files", "p50 ms", "p99 ms", "file p50 ms", "log entry p50 ms"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        table.add_row(
+            f"{result['keys']:,}",
+            f"{result['live_files']:,}",
+            *(f"{result[name]:.2f}" for name in ("p50_ms", "p99_ms", "file_p50_ms", "log_entry_p50_ms")),
+        )
+    return table
+
+
+def local_table(result: Mapping[str, Any]) -> Table:
+    """
+    Latency through one stage of the local runner.
+    """
+    table = _table(f"Local runner: strong productions, exactly once, {result['rate']:,} records/s")
+    for heading in ("", "p50 ms", "p95 ms"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_row("millpond-local", f"{result['p50_ms']:.1f}", f"{result['p95_ms']:.1f}")
+    table.add_row("MillWheel, between machines", *(str(_PAPER[name]) for name in ("p50_ms", "p95_ms")))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        min_width=len(title),
+    )

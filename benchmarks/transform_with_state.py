@@ -1,0 +1,111 @@
+"""
+Spark's own arbitrary state: the keyed count as a ``StatefulProcessor`` in Python, row mode, RocksDB.
+
+In its best form: a key's rows of a batch come in one call, so there is one ``get`` and one ``update`` per
+key and batch; the state is one number; changes are checkpointed as a change log instead of whole snapshots;
+there are as many partitions as cores; the event time, which it has no use for, is left out; nothing is
+emitted. It does not deduplicate: Spark would need a
+second stateful operator for that, so the record id travels along and that is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from benchmarks.batches import COLUMNS, Load
+from benchmarks.engine_result import EngineResult, batch_times
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+__all__ = ["ENGINE", "measure"]
+
+ENGINE: Final = "spark-tws-python-row"
+
+_STATE: Final = "spark.sql.streaming.stateStore"
+_SETTINGS: Final = {
+    f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+class CountProcessor(StatefulProcessor):
+    """
+    Counts the records of each key.
+    """
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """
+        One number per key.
+        """
+        self._count = handle.getValueState("count", "count BIGINT")
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[Row]:
+        """
+        One get and one update for all rows of the key.
+        """
+        known = self._count.get()
+        count = known[0] if known is not None else 0
+        self._count.update((count + sum(1 for _ in rows),))
+        return iter(())
+
+    def close(self) -> None:
+        """
+        Nothing is held.
+        """
+
+
+def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> EngineResult:
+    """
+    Run the load to its end and report every micro-batch.
+
+    Args:
+        spark: the session; its state-store settings are put back afterwards.
+        folder: where the checkpoint goes; must not exist.
+        load: how much.
+        inputs: the files that `write_batches` wrote.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    with _settings(spark, _SETTINGS | {"spark.sql.shuffle.partitions": str(cores)}):
+        stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
+        counted = (
+            stream.select("key", "id")
+            .groupBy("key")
+            .transformWithState(
+                CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
+            )
+        )
+        query = (
+            counted.writeStream.format("noop")
+            .outputMode("update")
+            .option("checkpointLocation", str(folder))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    return EngineResult(engine=ENGINE, load=load, times=batch_times(query))
+
+
+@contextmanager
+def _settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, former in before.items():
+            if former is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, former)
