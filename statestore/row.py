@@ -122,6 +122,4 @@ def unpack_fence(version: int) -> Fence:
     """
     The owner and commit number that a ``txn`` version stands for.
     """
-    return Fence(
-        Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1))
-    )
+    return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))

@@ -31,7 +31,7 @@ def test_an_error_travels_between_processes_whole(kind: type[MillpondError]) -> 
     error = kind("something is wrong", path="a/b", version=3)
     error.add_note("more")
 
-    received = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    received = pickle.loads(pickle.dumps(error))
 
     assert type(received) is kind
     assert str(received) == "something is wrong path=`a/b` version=`3`"
