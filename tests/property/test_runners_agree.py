@@ -45,7 +45,10 @@ def _by_model(case: Case) -> Answer:
     model.finish(wall)
     rows = {
         f"c{number}": {
-            key: (row.state, sorted((t.tag, str(t.domain), int(t.at), int(t.output_at)) for t in row.timers.values()))
+            key: (
+                row.state,
+                sorted((t.tag, str(t.domain), int(t.at), int(t.output_at)) for t in row.timers.values()),
+            )
             for key, row in model.rows(f"c{number}").items()
         }
         for number in range(len(case.nodes))
@@ -64,7 +67,9 @@ def _answer(store: Store, case: Case, sinks: Path) -> Answer:
         rows[f"c{number}"] = {
             row["key"]: (
                 row["state"] if row["state_bytes"] is None else row["state_bytes"],
-                sorted((t["tag"], t["domain"], _micros(t["at"]), _micros(t["output_at"])) for t in row["timers"]),
+                sorted(
+                    (t["tag"], t["domain"], _micros(t["at"]), _micros(t["output_at"])) for t in row["timers"]
+                ),
             )
             for row in table.to_pylist()
         }
@@ -163,7 +168,9 @@ def test_the_local_runner_agrees_with_the_model(case: Case, tmp_path_factory: py
 
 @given(case=cases())
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_restarts_between_all_steps_change_nothing(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_restarts_between_all_steps_change_nothing(
+    case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """
     Stopping and opening again after every superstep leaves the same rows and outputs.
     """
