@@ -23,7 +23,7 @@ def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[
     """
     table = _table("Records per second")
     table.add_column("engine", no_wrap=True)
-    for heading in ("rows", "keys", "records/s", "batch ms", "work ms", "times", "goal"):
+    for heading in ("rows", "keys", "rows/s", "batch ms", "work ms", "times", "goal"):
         table.add_column(heading, justify="right")
     known = {ratio["rows_per_batch"]: ratio for ratio in ratios}
     for result in results:

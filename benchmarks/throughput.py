@@ -37,6 +37,9 @@ QUICK_LOADS: Final = (
     Load(rows_per_batch=50_000, keys_per_batch=10_000, batches=4, warm_up=2),
     Load(rows_per_batch=500_000, keys_per_batch=100_000, batches=2, warm_up=1),
 )
+WARM_UP: Final = Load(rows_per_batch=20_000, keys_per_batch=4_000, batches=6, warm_up=0)
+"""Run by all engines before any is measured, so that none of them pays for a JVM that is still cold."""
+
 GOALS: Final = {50_000: 10, 500_000: 20}
 """Rows per batch → how many times Spark's own state Millpond is to reach."""
 
@@ -80,6 +83,7 @@ def _engines(console: Console, folder: Path, *, quick: bool, master: str) -> dic
     try:
         report: dict[str, Any] = {"java": _java_version(spark)}
         results: list[EngineResult] = []
+        _side_by_side(console, spark, WARM_UP)
         for load in QUICK_LOADS if quick else LOADS:
             results += _side_by_side(console, spark, load)
     finally:
