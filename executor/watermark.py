@@ -53,7 +53,7 @@ def solve_inputs(
 
     Example:
         >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
-        {'a': 5, 'b': 7}
+        {'a': 5, 'b': 5}
     """
     inputs = dict(bases)
     heap = [(min(base, holds[name]), name) for name, base in inputs.items()]
