@@ -172,6 +172,7 @@ class Ownership:
             except UnavailableError:
                 if self._clock.monotonic_us() > deadline_us:
                     raise
+                self._store.revive_zookeeper()
                 self._clock.sleep_ms(_POLL_MS)
             else:
                 return

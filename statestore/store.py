@@ -15,9 +15,9 @@ Opening ``read_only`` does neither, starts nothing, and takes part in nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog_rebuild import logged_commits
 from millpond.statestore.commit import Committer
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.lease import Leases
 from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
@@ -45,6 +45,8 @@ __all__ = ["LeaseFactory", "Store", "place_of"]
 
 _ROWS: Final = "rows"
 _REBUILT_COMMITS_MAX: Final = 1_000
+_REVIVAL_US: Final = 1_000_000
+_LOG = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
@@ -91,6 +93,8 @@ class Store:
         check_format(snapshot)
         self.store_id = store_id_of(snapshot)
         self._leases: Leases | None = None
+        self._server: EmbeddedZooKeeper | None = None
+        self._revived_us = clock.monotonic_us()
         self._committer: Committer | None = None
         if leases is not None:
             writer_id = rng.token()
@@ -153,10 +157,12 @@ class Store:
         objects = open_objects(f"{root}/{_ROWS}", options)
         if Log(objects).latest_version() is None:
             _create(objects, root, clock, rng, create=create and not read_only)
+        server: EmbeddedZooKeeper | None = None
         with ExitStack() as resources:
             if not read_only and leases is None:
-                find_hosts = partial(_embedded, Path(root), clock, rng, resources)
-                leases = _zookeeper_leases(zookeeper, find_hosts, clock, session_timeout_ms)
+                if zookeeper is None:
+                    server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
+                leases = _zookeeper_leases(zookeeper, server, clock, session_timeout_ms, resources)
             store = cls(
                 root,
                 objects,
@@ -168,6 +174,7 @@ class Store:
                 resources=resources,
             )
             store._resources = resources.pop_all()
+            store._server = server
             return store
 
     @classmethod
@@ -227,6 +234,22 @@ class Store:
         if self._leases is None:
             raise InvalidError("the store was opened to be read only", path=self.path)
         return self._leases
+
+    def revive_zookeeper(self) -> None:
+        """
+        Start the store's own ZooKeeper again if it has died; for whoever waits for it to come back.
+
+        An ensemble is left to those who run it. Tries once a second at most, and never fails:
+        a full disk, say, keeps a server from starting until there is room again.
+        """
+        now_us = self._clock.monotonic_us()
+        if self._server is None or now_us - self._revived_us < _REVIVAL_US:
+            return
+        try:
+            self._server.start_or_join()
+        except (UnavailableError, OSError) as error:
+            _LOG.debug("zookeeper's server does not start: %s", error)
+        self._revived_us = self._clock.monotonic_us()
 
     @property
     def catalog(self) -> Catalog | None:
@@ -343,19 +366,19 @@ def _create(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool
         return
 
 
-def _embedded(folder: Path, clock: Clock, rng: Rng, resources: ExitStack) -> str:
-    server = EmbeddedZooKeeper(folder / "zookeeper", clock, rng)
-    hosts = server.start_or_join()
-    resources.callback(server.close)
-    return hosts
-
-
 def _zookeeper_leases(
-    zookeeper: str | None, find_hosts: Callable[[], str], clock: Clock, session_timeout_ms: int
+    zookeeper: str | None,
+    server: EmbeddedZooKeeper | None,
+    clock: Clock,
+    session_timeout_ms: int,
+    resources: ExitStack,
 ) -> LeaseFactory:
     def connect(store_id: str, writer_id: str) -> Leases:
         # Only now: a store that is refused starts no server.
-        hosts = zookeeper or find_hosts()
+        hosts = zookeeper or ""
+        if server is not None:
+            hosts = server.start_or_join()
+            resources.callback(server.close)
         return ZooKeeperLeases(hosts, store_id, writer_id, clock, session_timeout_ms=session_timeout_ms)
 
     return connect

@@ -81,6 +81,7 @@ class EmbeddedZooKeeper:
         self._answer_timeout_ms = answer_timeout_ms
         self._use: int | None = None
         self._process_id = os.getpid()
+        self._last_port: int | None = None
 
     def start_or_join(self) -> str:
         """
@@ -95,6 +96,7 @@ class EmbeddedZooKeeper:
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             server = self._joinable() or self._start()
+            self._last_port = server.port
             if self._use is None:
                 self._use = os.open(self._folder / "users", os.O_RDWR | os.O_CREAT, 0o644)
                 fcntl.flock(self._use, fcntl.LOCK_SH)
@@ -155,9 +157,11 @@ class EmbeddedZooKeeper:
                 raise InvalidError("the port for zookeeper's server is in use", port=self._port)
             yield self._port
             return
+        # The note is gone after a start that failed, on a full disk for example.
         last = noted(self._folder)
-        if last is not None and is_free(last.port):
-            yield last.port
+        port = self._last_port if last is None else last.port
+        if port is not None and is_free(port):
+            yield port
         for _ in range(_START_ATTEMPTS_MAX):
             yield free_port()
 

@@ -1,7 +1,7 @@
 """
 Two processes on one store: the second takes over, and nothing of the first lands any more.
 
-Both are real processes, with a real ZooKeeper and sessions of a second. The former owner is
+Both are real processes, with a real ZooKeeper and short sessions. The former owner is
 alive, stopped for longer than its session, or stopped in the middle of its commit.
 """
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).resolve().parents[2]
-SESSION_MS = 1_000
+SESSION_MS = 3_000
 
 
 class Owner:

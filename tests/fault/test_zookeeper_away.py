@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
 CLOCK = SystemClock()
 PATIENCE_MS = 60_000
-SHORT_SESSION_MS = 1_000
+SHORT_SESSION_MS = 3_000
 
 
 def server_of(path: Path) -> ServerProcess:
     """
-    The server that the store at ``path`` has started.
+    The server that runs in the folder ``zookeeper`` below ``path``.
     """
     server = noted(path / "zookeeper")
     assert server is not None
@@ -75,17 +75,9 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
     between.close()
 
 
-def killed_and_started_again(path: Path) -> Callable[[], object]:
+def stop(path: Path) -> Callable[[], object]:
     """
-    The server is killed; the way back is to start it on its old port.
-    """
-    server_of(path).kill(CLOCK)
-    return EmbeddedZooKeeper(path / "zookeeper", CLOCK, SystemRng()).start_or_join
-
-
-def stopped_and_continued(path: Path) -> Callable[[], object]:
-    """
-    The server is stopped in its tracks; the way back is to let it go on.
+    Stop the store's server in its tracks; the way back is to let it go on.
     """
     server = server_of(path)
     server.signal(signal.SIGSTOP)
@@ -97,17 +89,18 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
     """
     Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself.
     """
-    paths = tmp_path / "killed", tmp_path / "hanging"
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng())
     with (
-        Store.open(paths[0], session_timeout_ms=30_000) as killed,
-        Store.open(paths[1], session_timeout_ms=30_000) as hanging,
+        Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout_ms=30_000) as killed,
+        Store.open(tmp_path / "other", session_timeout_ms=30_000) as hanging,
         start(killed) as one,
         start(hanging) as other,
     ):
         for run in (one, other):
             write(run, range(10)).wait(PATIENCE_MS)
         probe = probe_of(killed)
-        ways_back = [killed_and_started_again(paths[0]), stopped_and_continued(paths[1])]
+        server_of(tmp_path).kill(CLOCK)
+        go_on = stop(tmp_path / "other")
         assert notices(probe)
         version = killed.snapshot().version
         receipts = [write(run, numbers) for numbers in (range(10, 20), range(20, 30)) for run in (one, other)]
@@ -116,8 +109,8 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
         # Whoever knows that ZooKeeper is away does not commit; whoever cannot know it is safe by its fence.
         assert killed.snapshot().version == version
         assert not receipts[0].is_durable
-        for way_back in ways_back:
-            way_back()
+        server.start_or_join()
+        go_on()
         assert all(receipt.wait(PATIENCE_MS) for receipt in receipts)
         expected = written(numbered(range(30)))
         assert (ledger_of(killed), ledger_of(hanging)) == (expected, expected)
@@ -125,6 +118,24 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
             store.leases.high_water.flush()
             snapshot = store.snapshot()
             assert store.leases.high_water.read() == Mark(snapshot.version, snapshot.digest)
+    server.close()
+
+
+def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
+    """
+    When the server beside the store is killed, the run that waits for it starts it anew and goes on.
+    """
+    path = tmp_path / "pond"
+    with Store.open(path) as store, start(store) as run:
+        write(run, range(10)).wait(PATIENCE_MS)
+        probe, before = probe_of(store), server_of(path)
+        before.kill(CLOCK)
+        assert notices(probe)
+        assert write(run, range(10, 20)).wait(PATIENCE_MS)
+        after = server_of(path)
+        assert after.port == before.port
+        assert after.process_id != before.process_id
+        assert ledger_of(store) == written(numbered(range(20)))
 
 
 def test_away_for_longer_than_the_session_ends_the_run(
@@ -142,7 +153,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         assert notices(probe)
         late = write(run, range(10, 20))
         # Nobody else takes the store: it is the session's end alone that ends the leases.
-        CLOCK.sleep_ms(3 * SHORT_SESSION_MS)
+        CLOCK.sleep_ms(2 * SHORT_SESSION_MS)
         assert not late.is_durable
         proxy.mend()
 
@@ -214,11 +225,11 @@ def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None
     with Store.open(path, session_timeout_ms=SHORT_SESSION_MS) as store:
         run = start(store)
         write(run, range(10)).wait(PATIENCE_MS)
-        way_back = stopped_and_continued(path)
+        go_on = stop(path)
         receipt = write(run, range(10, 20))
-        CLOCK.sleep_ms(3 * SHORT_SESSION_MS)
+        CLOCK.sleep_ms(2 * SHORT_SESSION_MS)
         receipts = [receipt, write(run, range(20, 30))]
-        way_back()
+        go_on()
         durable = [_is_durable(one) for one in receipts]
         run.abandon()
         kept = [*range(10), *(n for n in range(10, 30) if durable[n // 10 - 1])]

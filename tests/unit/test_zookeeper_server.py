@@ -165,6 +165,18 @@ def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
     assert running(tmp_path).process_id != old.process_id
 
 
+def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> None:
+    """
+    Clients wait on the old port, so it is taken again also after a start that failed and left no note.
+    """
+    user = use()
+    hosts = user.start_or_join()
+    running(tmp_path).kill(CLOCK)
+    (tmp_path / "server.json").unlink()
+
+    assert user.start_or_join() == hosts
+
+
 def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
     """
     A stale note that names another program's process and port leads to a new server, and kills nobody.
