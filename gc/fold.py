@@ -1,0 +1,190 @@
+"""
+Folds: an interval's files rewritten so that each key is one row in them, without its garbage.
+
+A fold reads its files with their checksums, combines the updates of each key by the reader's
+rule, keeps what somebody may still need, and writes one file. Its rows carry the newest
+contributing (sequencer, commit number, superstep), so they stand where they stood against all
+other updates of their keys. What goes:
+
+- updates that a newer one in the fold overrides;
+- productions that have been delivered: those of all supersteps before the last one;
+- record ids that lie further behind the low watermark than the slack (MillWheel §6.1.1);
+- tombstones and empty rows, if the fold is complete: no older file of the interval is left.
+
+Nobody waits for a fold. It is prepared beside the supersteps and becomes part of the table by a
+commit of the interval's owner, with the owner's next commit number, like any other write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.gc.fold_plan import Fold
+from millpond.statestore.commit import IntervalWrite
+from millpond.statestore.merge import combine_updates
+from millpond.statestore.row import ROW_SCHEMA, Fence
+from millpond.statestore.rowfile import PARQUET, RowFile, RowFormat, read_row_files, write_row_file
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+
+__all__ = ["FoldRules", "Folded", "fold_files", "fold_updates"]
+
+_Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldRules:
+    """
+    What a fold must keep.
+
+    Attributes:
+        pending_from: productions of this superstep and later ones may be undelivered.
+        ids_from: record ids of this event time and later ones may be delivered again.
+    """
+
+    pending_from: Superstep
+    ids_from: EventTimeMicros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """
+    A fold that has been prepared and waits to be committed.
+
+    Attributes:
+        fold: what was rewritten.
+        file: what it became; ``None`` when nothing of it was needed any more.
+    """
+
+    fold: Fold
+    file: RowFile | None
+
+    def write(self, fence: Fence) -> IntervalWrite:
+        """
+        The interval's part of the commit that puts the new file in the place of the old ones.
+
+        Args:
+            fence: the owner's next one.
+        """
+        added = () if self.file is None else (self.file,)
+        return IntervalWrite(
+            interval=self.fold.interval,
+            fence=fence,
+            added=tuple(
+                replace(file, sequencer=fence.sequencer, commit_number=fence.commit_number) for file in added
+            ),
+            removed=tuple(file.path for file in self.fold.files),
+        )
+
+    @property
+    def freed_bytes(self) -> int:
+        """
+        How much smaller the table becomes.
+        """
+        before = sum(file.size_bytes for file in self.fold.files)
+        return before - (0 if self.file is None else self.file.size_bytes)
+
+
+def fold_files(
+    objects: Objects,
+    fold: Fold,
+    rules: FoldRules,
+    *,
+    fence: Fence,
+    token: str,
+    row_format: RowFormat = PARQUET,
+) -> Folded:
+    """
+    Read the files of a fold and write the one that is to replace them; nothing is committed.
+
+    Args:
+        objects: the table's root.
+        fold: what to rewrite.
+        rules: what to keep.
+        fence: the owner's last or next one; no row may be newer.
+        token: 32 fresh hexadecimal digits.
+        row_format: the encoding of the new file.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+        UnavailableError: the store is away.
+    """
+    updates = read_row_files(objects, [file.path for file in fold.files], interval=fold.interval)
+    rows = fold_updates(updates, rules, is_complete=fold.is_complete)
+    if not rows.num_rows:
+        return Folded(fold=fold, file=None)
+    file = write_row_file(
+        objects,
+        fold.interval,
+        rows,
+        superstep=fold.superstep,
+        fence=fence,
+        token=token,
+        row_format=row_format,
+    )
+    return Folded(fold=fold, file=file)
+
+
+def fold_updates(updates: pa.Table, rules: FoldRules, *, is_complete: bool) -> pa.Table:
+    """
+    One update per key, sorted by key, that means what all of them mean, without what nobody needs.
+
+    Args:
+        updates: row updates in `ROW_SCHEMA`, in any order.
+        rules: what to keep.
+        is_complete: there are no older updates of these keys elsewhere.
+    """
+    combined = combine_updates(updates)
+    keys = combined.column("key").combine_chunks()
+    places = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
+    columns = {name: combined.column(name) for name in combined.column_names}
+    columns["record_ids"] = _record_ids(updates, places, len(keys), rules.ids_from)
+    columns["productions"] = _productions(updates, places, len(keys), rules.pending_from)
+    rows = pa.table({name: columns[name] for name in ROW_SCHEMA.names}, schema=ROW_SCHEMA)
+    return rows.filter(_is_needed(rows)) if is_complete else rows
+
+
+def _is_needed(rows: pa.Table) -> pa.ChunkedArray:
+    has_timers = pc.greater(pc.fill_null(pc.list_value_length(rows.column("timers")), 0), 0)
+    needed = has_timers
+    for name in ("state", "state_bytes", "record_ids", "productions", "hold"):
+        needed = pc.or_(needed, rows.column(name).is_valid())
+    return needed
+
+
+def _record_ids(updates: pa.Table, places: _Index, count: int, ids_from: EventTimeMicros) -> pa.ListArray:
+    """
+    By key, the ids of all its updates that are not older than ``ids_from``; null where there are none.
+    """
+    lists = updates.column("record_ids").combine_chunks()
+    ids, owners = lists.flatten(), places[pc.list_parent_indices(lists).to_numpy()]
+    times = pc.fill_null(ids.field("at").cast(pa.int64()), np.iinfo(np.int64).max).to_numpy()
+    kept = np.flatnonzero(times >= ids_from)
+    kept = kept[np.argsort(owners[kept], kind="stable")]
+    lengths = np.bincount(owners[kept], minlength=count)
+    return _lists(ids.take(pa.array(kept)), lengths, "record_ids")
+
+
+def _productions(
+    updates: pa.Table, places: _Index, count: int, pending_from: Superstep
+) -> pa.ListArray | pa.Array:
+    """
+    By key, what its updates of ``pending_from`` and later produced; null where that is nothing.
+    """
+    lists = updates.column("productions").combine_chunks()
+    owners = pc.list_parent_indices(lists).to_numpy()
+    pending = updates.column("superstep").to_numpy()[owners] >= pending_from
+    kept = np.flatnonzero(pending)
+    kept = kept[np.argsort(places[owners[kept]], kind="stable")]
+    lengths = np.bincount(places[owners[kept]], minlength=count)
+    return _lists(lists.flatten().take(pa.array(kept)), lengths, "productions")
+
+
+def _lists(values: pa.Array, lengths: _Index, name: str) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    type_ = ROW_SCHEMA.field(name).type
+    return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pa.array(lengths == 0))

@@ -1,0 +1,202 @@
+"""
+Which files a fold rewrites: size-tiered, per interval, and never out of order.
+
+The files of an interval, oldest first, are a run in time: each holds the updates of supersteps
+after those of the file before it. A fold replaces a *contiguous stretch* of them by one file, so
+files keep holding disjoint stretches of time and combining updates stays right (a fold of the
+first and third of three updates would put the first above the second).
+
+Two rules bound what readers pay. Tiers: as soon as ``fan_in`` files of about a size have
+gathered at the young end, they become one; so each row is rewritten once a tier, and a tier
+holds few files. Garbage: when the young files together are as large as the oldest, which holds
+the interval's bulk, everything becomes one file, and what is dead goes. Nothing here does any
+input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.live_file import LiveFile
+from millpond.statestore.types import Superstep
+
+__all__ = ["Fold", "FoldPolicy", "newest_superstep", "plan_fold"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldPolicy:
+    """
+    When files are folded.
+
+    Args:
+        fan_in: as many files of a tier become one.
+        files_max: above that many files of an interval the young ones are folded whatever their
+            sizes; readers of a key meet that many files, and those that came since.
+        small_bytes: files up to this size are the first tier; each further tier is ``fan_in`` times larger.
+        garbage_ratio: young files of this share of the oldest file's bytes are folded into it.
+        fold_bytes_max: what one fold reads at most; it bounds memory.
+    """
+
+    fan_in: int = 8
+    files_max: int = 32
+    small_bytes: int = 1 << 16
+    garbage_ratio: float = 1.0
+    fold_bytes_max: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        """
+        Refuse bounds under which folding never ends or never begins.
+        """
+        if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
+            raise InvalidError("a fold policy cannot work with these bounds", policy=self)
+
+    def tier(self, size_bytes: int) -> int:
+        """
+        The tier of a file of that size.
+
+        Example:
+            >>> [FoldPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
+            [0, 0, 1, 1, 2]
+        """
+        tier, limit = 0, self.small_bytes
+        while size_bytes > limit:
+            tier, limit = tier + 1, limit * self.fan_in
+        return tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """
+    Files of an interval that are to become one.
+
+    Attributes:
+        interval: whose files.
+        files: oldest first.
+        is_complete: no older file of the interval is left, so what is deleted may go for good.
+    """
+
+    interval: Interval
+    files: tuple[LiveFile, ...]
+    is_complete: bool
+
+    @property
+    def superstep(self) -> Superstep:
+        """
+        The newest superstep among the files.
+        """
+        return Superstep(max(newest_superstep(file) or 0 for file in self.files))
+
+
+def plan_fold(
+    files: Sequence[LiveFile],
+    interval: Interval,
+    *,
+    before: Superstep,
+    policy: FoldPolicy,
+    everything: bool = False,
+) -> Fold | None:
+    """
+    The fold that the interval needs now; ``None`` when it needs none.
+
+    Args:
+        files: all live files that can hold keys of the interval.
+        interval: whose.
+        before: files with rows of this superstep or a later one stay as they are: their
+            productions may be undelivered, and soft state may not have heard of them.
+        policy: when to fold.
+        everything: fold all that may be folded, whatever the policy says about sizes.
+    """
+    if any(newest_superstep(file) is None for file in files):
+        return None
+    ordered = sorted(files, key=lambda file: (newest_superstep(file) or 0, file.added_version, file.path))
+    settled = [file for file in ordered if (newest_superstep(file) or 0) < before]
+    if any(_is_foreign(file) for file in ordered[len(settled) :]):
+        # It may hold old rows beside new ones; once the superstep has passed it can be folded too.
+        return None
+    first = 1 + max((place for place, file in enumerate(settled) if _spans(file, interval)), default=-1)
+    begin = _everything(settled, first) if everything else _begin(settled, first, policy)
+    begin = _in_order(settled, first, begin, policy)
+    if begin is None:
+        return None
+    return Fold(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
+
+
+def newest_superstep(file: LiveFile) -> int | None:
+    """
+    The newest superstep among a file's rows; a fold's output tells it by its tag only.
+    """
+    if file.max_superstep is not None:
+        return file.max_superstep
+    tag = file.tags.get("superstep", "")
+    return int(tag) if tag.isdecimal() else None
+
+
+def _is_foreign(file: LiveFile) -> bool:
+    return not file.interval_id
+
+
+def _spans(file: LiveFile, interval: Interval) -> bool:
+    """
+    Whether a file may hold keys of other intervals too, so that this one cannot replace it.
+    """
+    if file.interval_id:
+        return file.interval_id != interval.app_id
+    low, high = file.min_key, file.max_key
+    return low is None or high is None or not (interval.contains(low) and interval.contains(high))
+
+
+def _everything(settled: Sequence[LiveFile], first: int) -> int | None:
+    return first if len(settled) - first > 1 else None
+
+
+def _begin(settled: Sequence[LiveFile], first: int, policy: FoldPolicy) -> int | None:
+    sizes = [file.size_bytes for file in settled]
+    count = len(sizes) - first
+    if count < 2:
+        return None
+    if first == 0 and _is_half_garbage(sizes, policy):
+        return 0
+    for tier in range(policy.tier(max(sizes[first:])) + 1):
+        begin, found = len(sizes), 0
+        while begin > first and policy.tier(sizes[begin - 1]) <= tier:
+            begin -= 1
+            found += policy.tier(sizes[begin]) == tier
+        if found >= policy.fan_in:
+            return begin
+    return first + 1 if count >= policy.files_max else None
+
+
+def _is_half_garbage(sizes: Sequence[int], policy: FoldPolicy) -> bool:
+    young = sum(sizes[1:])
+    is_worth_it = len(sizes) > policy.fan_in or sizes[0] >= policy.small_bytes
+    return is_worth_it and young >= policy.garbage_ratio * sizes[0] and _fits(sizes, policy)
+
+
+def _fits(sizes: Sequence[int], policy: FoldPolicy) -> bool:
+    return sum(sizes) <= policy.fold_bytes_max
+
+
+def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None, policy: FoldPolicy) -> int | None:
+    """
+    The nearest start at or before ``begin`` from which the files are a stretch of time of their own.
+    """
+    if begin is None:
+        return None
+    for start in range(begin, first - 1, -1):
+        if _is_stretch(settled, start):
+            fits = _fits([file.size_bytes for file in settled[start:]], policy)
+            return start if fits else None
+    return None
+
+
+def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
+    if start == 0:
+        return True
+    older = newest_superstep(settled[start - 1]) or 0
+    return all(
+        not _is_foreign(file) or (file.min_superstep is not None and file.min_superstep > older)
+        for file in settled[start:]
+    )
