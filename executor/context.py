@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 from millpond.executor.event_time import Moment, to_micros
 from millpond.executor.key_timers import KeyTimers
 from millpond.executor.productions import Productions
-from millpond.executor.record import InputTime
+from millpond.executor.record_columns import InputTime
 from millpond.executor.state import State
 from millpond.executor.timer import Timer
 from millpond.statestore.errors import InvalidError

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from millpond.executor.arrivals import Arrivals
 from millpond.executor.bundle import Bundle, BundleResult, BundleStatistics
 from millpond.executor.deduplication import Admission, admit
 from millpond.executor.grouping import Grouping, encode_keys, group
 from millpond.executor.key_turn import KeyTurns
-from millpond.executor.record import RecordColumns
+from millpond.executor.record_columns import RecordColumns
 from millpond.executor.row_update import Outcome, row_updates, summarise
 from millpond.executor.state import Encoded
 from millpond.executor.timer import Timers
@@ -62,8 +65,14 @@ class IntervalProcessor:
         arrivals = Arrivals.of(bundle.deliveries, with_ids=self._node.exactly_once)
         codes = encode_keys(arrivals.keys)
         admission = admit(arrivals, codes, soft_state)
+        late = _late(arrivals, admission, bundle)
+        kept = admission.kept
+        dropped = 0
+        if late.any() and self._node.on_late == "drop":
+            kept = np.flatnonzero(~late) if kept is None else kept[~late]
+            dropped = int(late.sum())
         due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time)
-        grouping = group(codes, arrivals.at, admission.kept, due)
+        grouping = group(codes, arrivals.at, kept, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
         columns = RecordColumns(
@@ -77,8 +86,9 @@ class IntervalProcessor:
         turns = KeyTurns(self._node, bundle, columns)
         outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(
-            records=len(at),
-            late=int((at < bundle.watermark).sum()),
+            records=len(at) + dropped,
+            late=int(late.sum()),
+            dropped=dropped,
             duplicates=admission.duplicates,
             timers=turns.fired,
             keys=len(grouping.keys),
@@ -129,6 +139,15 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=interval.app_id,
         )
+
+
+def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArray[np.bool_]:
+    """
+    Which of the admitted records are behind the low watermark.
+    """
+    at = arrivals.at if admission.kept is None else arrivals.at[admission.kept]
+    late: npt.NDArray[np.bool_] = at < bundle.watermark
+    return late
 
 
 def _run(turns: KeyTurns, grouping: Grouping, soft_state: SoftState) -> Outcome:

@@ -17,7 +17,8 @@ from millpond.executor.bundle import DeadLetter
 from millpond.executor.context import Context
 from millpond.executor.key_timers import KeyTimers, TimersSavepoint
 from millpond.executor.productions import Productions
-from millpond.executor.record import InputTime, RecordColumns, Records
+from millpond.executor.record import Records
+from millpond.executor.record_columns import InputTime, RecordColumns
 from millpond.executor.state import Encoded, KeyState
 from millpond.executor.timer import Timer, Timers
 from millpond.statestore.codec import JsonCodec

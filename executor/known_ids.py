@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,36 +17,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.known_files import FileKeys
 from millpond.executor.row_reader import RowReader
 from millpond.statestore.bloom import RecordIdFilter
 from millpond.statestore.interval import Interval
 
-__all__ = ["ID_COLUMNS", "FileKeys", "KnownIds", "ids_in"]
+__all__ = ["ID_COLUMNS", "KnownIds", "ids_in"]
 
 ID_COLUMNS: Final = ("key", "record_ids")
 
 _FILTER_CAPACITY_MIN: Final = 262_144
 _FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class FileKeys:
-    """
-    A file and the range of keys it may hold; ``None`` when unknown.
-    """
-
-    path: str
-    min_key: str | None
-    max_key: str | None
-
-    def may_hold_any(self, low: str, high: str) -> bool:
-        """
-        Whether a key in ``low..high`` may be in the file.
-        """
-        return (self.max_key is None or low <= self.max_key) and (
-            self.min_key is None or self.min_key <= high
-        )
 
 
 class KnownIds:

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from millpond.executor.collector import collector_paused
 from millpond.executor.eviction import EvictionPolicy, window_aware
-from millpond.executor.known_ids import FileKeys, KnownIds
+from millpond.executor.known_files import FileKeys, KnownFiles
+from millpond.executor.known_ids import KnownIds
 from millpond.executor.row_cache import CacheUndo, RowCache
 from millpond.executor.row_reader import (
     RowChanges,
@@ -89,9 +90,7 @@ class SoftState:
         self._cache = RowCache(self._budget_bytes, self._policy)
         self._timers = TimerQueue()
         self._ids = KnownIds(self._interval, self._reader, self._budget_bytes // 4)
-        self._files: dict[str, FileKeys] = {}
-        self._position: str | None = None
-        self._superstep = 0
+        self._files = KnownFiles()
         self._tentative: list[_Tentative] = []
 
     @property
@@ -100,7 +99,7 @@ class SoftState:
         The last file applied, be it only adopted; ``None`` before the first.
         """
         adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
-        return adopted[-1] if adopted else self._position
+        return adopted[-1] if adopted else self._files.position
 
     @property
     def timers(self) -> TimerQueue:
@@ -121,7 +120,7 @@ class SoftState:
         """
         The files that hold the interval's rows, adopted ones included.
         """
-        return list(self._files.values())
+        return self._files.all
 
     @property
     def used_bytes(self) -> int:
@@ -154,34 +153,30 @@ class SoftState:
         while self._tentative and self._tentative[-1].path not in committed:
             self._take_back(self._tentative.pop())
         for bundle in self._tentative:
-            self._position = bundle.path
-            self._superstep = max(self._superstep, bundle.superstep)
+            if bundle.path is not None:
+                self._files.confirm(bundle.path, bundle.superstep)
         self._tentative.clear()
 
     def _take_back(self, bundle: _Tentative) -> None:
         self._cache.undo(bundle.undo)
         self._timers.put(bundle.undo.timers)
         if bundle.path is not None:
-            self._files.pop(bundle.path, None)
+            self._files.disown(bundle.path)
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
-        added = [file for file in files if file.path not in self._files]
-        if self._files and not added and len(files) == len(self._files):
+        if self._files.are(files):
             return
-        rewrites = [file for file in added if _is_rewrite(file, self._superstep)]
-        news = [file for file in added if _is_news(file, self._superstep)]
-        # Files that went without a trace, or that hold old and new rows alike, prove nothing.
-        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
-        if not self._files or has_lost_files or len(rewrites) + len(news) < len(added):
+        news = self._files.news_in(files)
+        if news is None:
             self._rebuild(files)
             return
-        self._files = _keys_by_path(files)
+        self._files.take_in(files, news)
         if news:
             self._catch_up(news)
 
     def _rebuild(self, files: Sequence[LiveFile]) -> None:
         self.reset()
-        self._files = _keys_by_path(files)
+        self._files.take_in(files, files)
         if not files:
             return
         paths = [file.path for file in files]
@@ -189,15 +184,13 @@ class SoftState:
         summary = summarise_rows(merged)
         self._timers.fill(summary.event, summary.wall, summary.hold)
         self._cache.fill(merged, summary)
-        self._advance(files)
 
-    def _catch_up(self, fresh: Sequence[LiveFile]) -> None:
+    def _catch_up(self, news: Sequence[LiveFile]) -> None:
         columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
-        updates = self._reader.read([file.path for file in fresh], columns, interval=self._interval)
+        updates = self._reader.read([file.path for file in news], columns, interval=self._interval)
         if self._ids.is_prepared:
             self._ids.follow(updates)
         self._apply_changes(load_changes(combine_updates(updates)))
-        self._advance(fresh)
 
     def _apply_changes(self, changes: RowChanges) -> None:
         keys, states, timers = changes.keys, changes.states, changes.timers
@@ -213,10 +206,6 @@ class SoftState:
             timers = {key: timers[key] for key in keys if key in timers}
         self._cache.put(keys, states, timers)
         self._evict((0, 0))
-
-    def _advance(self, files: Sequence[LiveFile]) -> None:
-        self._position = files[-1].path
-        self._superstep = max(self._superstep, *(_newest_superstep(file) or 0 for file in files))
 
     # ------------------------------------------------------------- serving a bundle
 
@@ -244,7 +233,7 @@ class SoftState:
 
     def _fetch(self, keys: list[str]) -> None:
         low, high = min(keys), max(keys)
-        paths = [file.path for file in self._files.values() if file.may_hold_any(low, high)]
+        paths = [file.path for file in self._files.all if file.may_hold_any(low, high)]
         updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval)
         self._cache.load(load_rows(merge_updates(updates)))
 
@@ -292,37 +281,9 @@ class SoftState:
         bundle.path, bundle.superstep = file.path, file.superstep
         self._ids.keep(file.path, bundle.updates)
         bundle.updates = bundle.updates.slice(0, 0)
-        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key)
+        self._files.adopt(file)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
 
     def _evict(self, clocks: tuple[int, int]) -> None:
         if self._cache.is_over_budget:
             self._cache.evict(self._timers.waits(*clocks))
-
-
-def _newest_superstep(file: LiveFile) -> int | None:
-    if file.max_superstep is not None:
-        return file.max_superstep
-    # A fold leaves exact statistics out and bounds them by its tag.
-    tag = file.tags.get("superstep", "")
-    return int(tag) if tag.isdecimal() else None
-
-
-def _is_rewrite(file: LiveFile, superstep: int) -> bool:
-    """
-    Whether a file can only repeat what was committed, and applied, up to ``superstep``.
-    """
-    written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
-    newest = _newest_superstep(file)
-    return not written_by_a_superstep and newest is not None and newest <= superstep
-
-
-def _is_news(file: LiveFile, superstep: int) -> bool:
-    """
-    Whether everything in a file was committed after ``superstep``.
-    """
-    return file.min_superstep is not None and file.min_superstep > superstep
-
-
-def _keys_by_path(files: Sequence[LiveFile]) -> dict[str, FileKeys]:
-    return {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}

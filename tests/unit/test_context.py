@@ -188,7 +188,7 @@ class TestState:
                 return value
 
         class Surrogate(JsonCodec):
-            def encode(self, value: Any) -> str:  # noqa: ARG002
+            def encode(self, value: Any) -> str:
                 return "\ud800"
 
         for codec in (Wrong(), Surrogate()):

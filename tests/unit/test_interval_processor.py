@@ -186,6 +186,25 @@ class TestOrder:
 
         assert states(run)["k"][2:] == ["fired 10"]
 
+    def test_a_replaced_timer_fires_at_its_new_time_only(self) -> None:
+        """
+        A timer that was due and is set again to a later time waits for that time.
+        """
+
+        class Moves(Log):
+            def process_timer(self, context: Context, timer: Timer) -> None:
+                super().process_timer(context, timer)
+                if timer.at < 20:
+                    context.set_timer(90, "20")
+
+        run = run_of(Moves())
+        run.step([delivery(("k", 1, "timer:10"), ("k", 1, "timer:20"))])
+        early = run.step(watermark=50)
+        late = run.step(watermark=90)
+
+        assert (early.statistics.timers, early.next_event_timer, late.statistics.timers) == (1, 90, 1)
+        assert states(run)["k"][2:] == ["fired 10", "fired 20"]
+
     def test_timers_that_never_end_are_stopped(self) -> None:
         """
         A timer that sets itself again in the past is an error that names computation and key.
@@ -199,7 +218,7 @@ class TestOrder:
                 context.set_timer(timer.at)
 
         run = run_of(Forever())
-        with pytest.raises(InvalidError, match="keep setting timers.*computation=`log` key=`k`"):
+        with pytest.raises(InvalidError, match=r"keep setting timers.*computation=`log` key=`k`"):
             run.step([delivery(("k", 1, 0))], watermark=5)
         assert FIRINGS_MAX == 100_000
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.record import InputTime, Record, RecordColumns, Records
+from millpond.executor.record import Record, Records
+from millpond.executor.record_columns import InputTime, RecordColumns
 from millpond.executor.values import JsonValues
 from millpond.statestore.errors import DataError
 from millpond.statestore.types import EventTimeMicros

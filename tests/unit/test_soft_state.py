@@ -168,6 +168,45 @@ class TestFollowing:
         assert due(loser, 99) == {"a", "b"}
         assert loser.timers.hold() == 11
 
+    def test_the_timers_of_a_bundle_that_lost_are_taken_back(self) -> None:
+        """
+        A timer that it set is gone, one that it consumed is pending again.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        run.attempt(run.bundle(records(("b", 7)), watermark=10))
+        soft_state = run.soft_state()
+        soft_state.synchronise(run.files)
+
+        assert (due(soft_state, 99), soft_state.timers.hold()) == ({"a"}, 10)
+        assert [timer.at for timer in soft_state.timers_of("a")] == [10]
+
+    def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
+        """
+        A row that went while its bundle was pending comes back whole, timers included.
+        """
+        run = run_of(budget_bytes=0)
+        run.step(records(("a", 10)))
+
+        class Touches(Append):
+            def process_record(self, context: Context, record: Record) -> None:
+                context.state.set([*context.state.get([]), record.value])
+
+        soft_state = run.soft_state()
+        touching = IntervalRun(ComputationNode(name="c", computation=Touches(), subscriptions=()), INTERVAL)
+        touching.objects, touching.files, touching.superstep = run.objects, run.files, run.superstep
+        touching.replace_soft_state(0, soft_state)
+        bundle = touching.bundle(records(("a", 20)))
+        touching.attempt(bundle)
+        result = touching.attempt(bundle).result
+
+        assert result.updates is not None
+        assert result.updates.select(["state", "timers"]).to_pylist() == [
+            {"state": "[10,20]", "timers": None}
+        ]
+        assert (result.hold, result.next_event_timer) == (10, 10)
+        assert result.updates.column("hold").cast(pa.int64()).to_pylist() == [10]
+
     def test_a_bundle_that_was_never_adopted_is_taken_back(self) -> None:
         """
         Processing again without a file in between starts from the committed rows.
@@ -194,12 +233,14 @@ class TestFollowing:
         run.step(records(("b", 20)))
         soft_state.synchronise(run.files)
         reader.reads.clear()
-        run.optimise()
-        soft_state.synchronise(run.files)
+        for _ in range(2):  # two files by one, then one by one
+            run.optimise()
+            soft_state.synchronise(run.files)
 
         assert reader.reads == []
         assert state_of(soft_state, "a", "b") == ["[10]", "[20]"]
         assert [count for count, _, _ in reader.reads] == [1]
+        assert [file.path for file in soft_state.files] == [file.path for file in run.files]
 
     def test_a_rewrite_that_reaches_further_is_read_with_all_files(self) -> None:
         """
