@@ -27,12 +27,12 @@ class BatchTime:
     One micro-batch.
 
     Attributes:
-        rows: records in it.
+        rows_read: what Spark has read for it; more than its records where an engine looks at them twice.
         batch_ms: from looking for input to the checkpoint.
         parts_ms: Spark's split of that time, by its names.
     """
 
-    rows: int
+    rows_read: int
     batch_ms: float
     parts_ms: Mapping[str, int]
 
@@ -60,7 +60,7 @@ class EngineResult:
         Measured records by measured time: the mean, so a slow batch counts.
         """
         measured = self.measured
-        return sum(time.rows for time in measured) / sum(time.batch_ms for time in measured) * 1_000
+        return len(measured) * self.load.rows_per_batch / sum(time.batch_ms for time in measured) * 1_000
 
     def to_json(self) -> dict[str, Any]:
         """
@@ -86,7 +86,7 @@ def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
     """
     return tuple(
         BatchTime(
-            rows=progress["numInputRows"],
+            rows_read=progress["numInputRows"],
             batch_ms=float(progress["durationMs"]["triggerExecution"]),
             parts_ms=progress["durationMs"],
         )

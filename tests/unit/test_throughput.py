@@ -1,0 +1,87 @@
+"""
+The benchmark gives both engines the same records, and reports every batch of both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import millpond as mp
+from benchmarks import commit_time, millpond_spark, transform_with_state
+from benchmarks.batches import Load, write_batches
+from benchmarks.engine_result import BatchTime, EngineResult, percentile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOAD = Load(rows_per_batch=400, keys_per_batch=50, batches=2, warm_up=1)
+
+
+def _batches(folder: Path) -> list[pa.Table]:
+    return [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+
+
+def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
+    """
+    A batch has as many rows and keys as its load says, each key equally often.
+    """
+    batches = _batches(write_batches(tmp_path / "inputs", LOAD))
+    assert len(batches) == LOAD.files
+    for batch in batches:
+        counts = batch.column("key").value_counts().to_pylist()
+        assert {count["counts"] for count in counts} == {8}
+        assert len(counts) == LOAD.keys_per_batch
+
+
+def test_no_record_id_comes_twice(tmp_path: Path) -> None:
+    """
+    Record ids are unique over all batches, so deduplication finds nothing to drop.
+    """
+    ids = pa.concat_tables(_batches(write_batches(tmp_path / "inputs", LOAD))).column("id")
+    assert len(ids.unique()) == LOAD.files * LOAD.rows_per_batch
+
+
+def test_the_warm_up_is_reported_and_does_not_count() -> None:
+    """
+    The rate is that of the measured batches; the raw times have all of them.
+    """
+    times = [BatchTime(rows_read=400, batch_ms=ms, parts_ms={}) for ms in (9_000.0, 100.0, 300.0)]
+    result = EngineResult(engine="x", load=LOAD, times=tuple(times)).to_json()
+    assert result["records_per_second"] == 2_000.0
+    assert result["batches"] == 2
+    assert result["batch_ms"] == [9_000.0, 100.0, 300.0]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.99, 4.0), (0.25, 1.0)])
+def test_a_percentile_is_one_of_the_values(share: float, expected: float) -> None:
+    """
+    A percentile is the smallest value that enough of the values do not exceed.
+    """
+    assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
+
+
+def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Millpond and Spark's own state go through the same batches, and no record is lost or counted twice.
+    """
+    inputs = write_batches(tmp_path / "inputs", LOAD)
+    ours = millpond_spark.measure(spark, tmp_path / "pond", LOAD, inputs)
+    theirs = transform_with_state.measure(spark, tmp_path / "checkpoint", LOAD, inputs)
+    assert len(ours.times) == len(theirs.times) == LOAD.files
+    with mp.Store.open(tmp_path / "pond", read_only=True) as store:
+        states = store.rows_view("count").to_arrow().column("state").to_pylist()
+    assert states == ["24"] * LOAD.keys_per_batch
+
+
+def test_commits_leave_the_number_of_live_files_as_it_is() -> None:
+    """
+    Commits are measured on tables of the size that the report says.
+    """
+    (result,) = commit_time.measure(2, shapes=((1_000, 10),))
+    assert (result["keys"], result["live_files"], result["commits"]) == (1_000, 10, 2)
+    assert len(result["commit_ms"]) == 2
