@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -28,6 +29,8 @@ __all__ = [
     "dead_letter_updates",
     "write_dead_letters",
 ]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 DEAD_LETTERS = "dead_letters"
 """Reserved name of the computation, and of the stream, that hold dead letters."""
@@ -118,7 +121,17 @@ def write_dead_letters(
 
 
 def _readable(letter: DeadLetter) -> dict[str, object]:
-    fields = asdict(letter)
-    if letter.at is not None:
-        fields["at"] = datetime.fromtimestamp(letter.at / 1_000_000, tz=UTC).isoformat()
-    return fields
+    fields = {
+        # An error's text may hold anything; JSON only what has a UTF-8 form.
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in asdict(letter).items()
+    }
+    return fields if letter.at is None else {**fields, "at": _date(letter.at)}
+
+
+def _date(at: int) -> str | int:
+    try:
+        return (_EPOCH + timedelta(microseconds=at)).isoformat()
+    except OverflowError:
+        # Timers may lie beyond the calendar.
+        return at

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.log import Log
 from millpond.statestore.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
@@ -57,13 +58,16 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     """
     An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
 
+    A computation that is owned but has no rows yet, such as ``dead_letters``, is an empty one.
     Nothing is read before a query asks for it. Times are shown in UTC.
 
     Example:
         ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
     """
     connection = _fresh_duckdb()
-    for computation in snapshot.computations:
+    owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
+    names = {interval.computation for interval in owned if interval is not None}
+    for computation in sorted(names.union(snapshot.computations)):
         RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
     return connection
 

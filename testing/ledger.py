@@ -18,7 +18,7 @@ from millpond.executor.record import Record
 from millpond.executor.sink import Sink
 from millpond.statestore.store import Store
 
-__all__ = ["LEDGER", "ROWS", "Ledger", "ledger_of", "ledger_pipeline", "numbered", "written"]
+__all__ = ["LEDGER", "ROWS", "START_US", "Ledger", "ledger_of", "ledger_pipeline", "numbered", "written"]
 
 LEDGER = "ledger"
 """Name of the computation, of its pipeline and of the stream that it produces."""
@@ -27,6 +27,7 @@ ROWS = "rows"
 """Name of the injected stream."""
 
 START_US = 1_700_000_000_000_000
+"""Event time of the record number 0."""
 
 
 class Ledger(Computation):
