@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.observation import InputObservation
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import Fence
 from millpond.statestore.rowfile import RowFile
@@ -127,11 +128,12 @@ class DeadLetter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatistics:
     """
-    Counts of one bundle.
+    Counts of one bundle; ``dropped`` are those late records that user code was not given.
     """
 
     records: int = 0
     late: int = 0
+    dropped: int = 0
     duplicates: int = 0
     timers: int = 0
     keys: int = 0
@@ -168,22 +170,6 @@ class BundleResult:
     hold: EventTimeMicros | None = None
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputObservation:
-    """
-    What was seen of one outside input: feeds the injector's low watermark.
-
-    Attributes:
-        stream: the injected stream.
-        records: readable records, each counted once however many consumers it has.
-        newest_at: greatest event time among them, ``None`` when there were none.
-    """
-
-    stream: str
-    records: int
-    newest_at: EventTimeMicros | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

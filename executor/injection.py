@@ -24,7 +24,7 @@ from millpond.executor.values import ArrowValues, PythonValues
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Injected", "Rows", "read_injected", "row_count", "row_values"]
+__all__ = ["Injected", "Rows", "member_names", "read_injected", "row_count", "row_values"]
 
 _Read = TypeVar("_Read")
 
@@ -75,6 +75,23 @@ def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected
         ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
+    """
+    Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
+
+    Raises:
+        InvalidError: the column is missing.
+    """
+    if node.member is None:
+        return None
+    if isinstance(node.member, str) and isinstance(rows, pa.Table):
+        found = _existing(rows, node.member, "member").to_pylist()
+    else:
+        plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        found, _ = _cells(node.member, plain, lambda cell: cell, None)
+    return [cell if isinstance(cell, str) and cell else None for cell in found]
 
 
 def row_count(rows: Rows) -> int:

@@ -5,9 +5,8 @@ A policy is what the user writes down, frozen and without state; its *logic* is 
 told what has been consumed, it says how far event time has come, and never goes back. Logic
 is rebuilt from the journaled watermark alone, so a restart loses nothing but patience.
 
-Where the others go: observed percentiles, files (the oldest unfinished one, figure 10), the
-user's own function, and partitions with an expected set are each one more policy beside
-`BoundedDisorder` with its own logic; the runners know only the two protocols.
+`injector_policies` has the policies that need more than a bound; the runners know only the
+two protocols.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from millpond.executor.duration import Duration, duration_us
+from millpond.executor.observation import TimesSeen
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
-__all__ = ["BoundedDisorder", "InjectorLogic", "ManualWatermark", "WatermarkPolicy"]
+__all__ = ["BoundedDisorder", "FollowingLogic", "InjectorLogic", "ManualWatermark", "WatermarkPolicy"]
 
 
 class InjectorLogic(Protocol):
@@ -34,12 +34,12 @@ class InjectorLogic(Protocol):
         """
         ...
 
-    def observe(self, newest_at: EventTimeMicros) -> None:
+    def observe(self, seen: TimesSeen) -> None:
         """
-        Tell that records up to ``newest_at`` have been consumed and committed.
+        Tell of records that are consumed with the commit at hand.
 
-        To observe records before their commit gives up the guarantee that the watermark
-        never passes a record that nobody has processed.
+        What the watermark becomes counts only once they are committed: before, it could pass
+        a record that nobody has processed.
         """
         ...
 
@@ -82,7 +82,7 @@ class BoundedDisorder:
 
     Example:
         >>> logic = BoundedDisorder("10us").start()
-        >>> logic.observe(EventTimeMicros(100))
+        >>> logic.observe(TimesSeen(newest_at=EventTimeMicros(100), oldest_at=EventTimeMicros(95)))
         >>> logic.watermark
         90
 
@@ -110,7 +110,7 @@ class BoundedDisorder:
         """
         Make the running side; it goes on from a journaled watermark, if there is one.
         """
-        return _FollowingLogic(saved, self.bound_us)
+        return FollowingLogic(saved, self.bound_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +123,10 @@ class ManualWatermark:
         """
         Make the running side; it goes on from a journaled watermark, if there is one.
         """
-        return _FollowingLogic(saved, None)
+        return FollowingLogic(saved, None)
 
 
-class _FollowingLogic:
+class FollowingLogic:
     """
     Follows the newest record at a fixed distance (``None``: not at all), and promises of the source.
     """
@@ -139,14 +139,26 @@ class _FollowingLogic:
 
     @property
     def watermark(self) -> EventTimeMicros:
+        """
+        How far event time has come.
+        """
         return self._watermark
 
-    def observe(self, newest_at: EventTimeMicros) -> None:
+    def observe(self, seen: TimesSeen) -> None:
+        """
+        Move on with the newest record, unless this watermark does not follow records.
+        """
         if self._bound_us is not None:
-            self.advance(EventTimeMicros(newest_at - self._bound_us))
+            self.advance(EventTimeMicros(seen.newest_at - self._bound_us))
 
     def advance(self, at: EventTimeMicros) -> None:
+        """
+        Move up to ``at``; never back.
+        """
         self._watermark = max(self._watermark, at)
 
     def finish(self) -> None:
+        """
+        Move after all time.
+        """
         self._watermark = TIME_MAX_US

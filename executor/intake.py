@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from millpond.executor.injection import Rows
+from millpond.executor.injector_time import Standing
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
@@ -85,12 +86,21 @@ class Arrival:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Movement:
     """
-    The source's promise about one stream: nothing older than ``at`` will come.
+    What the source says about one stream, or about one of its members.
+
+    Attributes:
+        stream: the stream.
+        at: nothing older than this will come; ``None``: no promise.
+        standing: whether it is idle, gone or expected; ``None``: that stays.
+        member: the member; ``None``: all of the stream.
+        receipt: tells when it has been taken in.
     """
 
     stream: str
-    at: EventTimeMicros
+    at: EventTimeMicros | None
     receipt: Receipt
+    standing: Standing | None = None
+    member: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

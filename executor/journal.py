@@ -106,6 +106,7 @@ def definition_of(topology: Topology) -> PipelineDefinition:
                 "on_error": node.on_error,
                 "retries": node.retries,
                 "intervals": node.intervals,
+                "on_late": node.on_late,
             },
         )
         for node in topology.computations.values()

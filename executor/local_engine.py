@@ -105,7 +105,8 @@ class LocalEngine:
             InvalidError: user code failed and failures stop the pipeline.
             UnavailableError: a service is away; soft state is sound.
         """
-        entered = enter(self._coordinator.topology, outside, is_bounded=is_bounded)
+        watches = {rows.stream: self._coordinator.watch(rows.stream) for rows in outside}
+        entered = enter(self._coordinator.topology, outside, is_bounded=is_bounded, watches=watches)
         self._cut_intervals(entered)
         plan = self._coordinator.begin(inputs={rows.stream for rows in outside})
         self._follow(self._store.committer.snapshot.version)

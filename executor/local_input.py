@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from millpond.executor.bundle import DeadLetter, Deliveries, InputObservation
 from millpond.executor.delivery import describe_value, take
-from millpond.executor.injection import Injected, Rows, read_injected, row_values
+from millpond.executor.injection import Injected, Rows, member_names, read_injected, row_values
+from millpond.executor.observation import Watch, observe_times
 from millpond.executor.topology import Topology
-from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["Entered", "OutsideRows", "enter"]
 
@@ -46,7 +46,13 @@ class Entered:
     observations: list[InputObservation]
 
 
-def enter(topology: Topology, outside: Sequence[OutsideRows], *, is_bounded: bool) -> Entered:
+def enter(
+    topology: Topology,
+    outside: Sequence[OutsideRows],
+    *,
+    is_bounded: bool,
+    watches: Mapping[str, Watch] | None = None,
+) -> Entered:
     """
     Read key, time and id of every row, for every consumer.
 
@@ -54,6 +60,7 @@ def enter(topology: Topology, outside: Sequence[OutsideRows], *, is_bounded: boo
         topology: who consumes what.
         outside: the rows, in the order of their arrival.
         is_bounded: leave the newest times out, so that watermarks wait for the input's end.
+        watches: what to look at in each stream's records, where it is more than their times.
     """
     by_computation: dict[str, list[Deliveries]] = {}
     letters: list[DeadLetter] = []
@@ -64,7 +71,9 @@ def enter(topology: Topology, outside: Sequence[OutsideRows], *, is_bounded: boo
             deliveries, unreadable = _split(each, name, injected)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
-        observations.append(_observation(each, list(readings.values()), is_bounded=is_bounded))
+        watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
+        members = member_names(topology.injectors[each.stream], each.rows)
+        observations.append(_observation(watch, list(readings.values()), members, is_bounded=is_bounded))
     return Entered(by_computation=by_computation, letters=letters, observations=observations)
 
 
@@ -118,9 +127,15 @@ def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[
     return take(deliveries, chosen), letters
 
 
-def _observation(outside: OutsideRows, readings: Sequence[Injected], *, is_bounded: bool) -> InputObservation:
-    readable = readings[0].at if readings else np.empty(0, np.int64)
+def _observation(
+    watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
+) -> InputObservation:
+    at = readings[0].at if readings else np.empty(0, np.int64)
     if readings and readings[0].errors:
-        readable = np.delete(readable, list(readings[0].errors))
-    newest = None if is_bounded or not len(readable) else EventTimeMicros(int(readable.max()))
-    return InputObservation(stream=outside.stream, records=len(readable), newest_at=newest)
+        unreadable = set(readings[0].errors)
+        at = np.delete(at, list(unreadable))
+        if members is not None:
+            members = [member for row, member in enumerate(members) if row not in unreadable]
+    if is_bounded:
+        return InputObservation(stream=watch.stream, records=len(at), newest_at=None)
+    return observe_times(watch, at, members)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 import pyarrow as pa
 
 from millpond.executor.duration import Instant, instant_us
 from millpond.executor.injection import Rows, read_injected
+from millpond.executor.injector_time import Standing
 from millpond.executor.intake import Arrival, Movement, Receipt
 from millpond.executor.local_rows import RowsLike, pieces, rows_from
 from millpond.executor.local_worker import BUNDLE_RECORDS_MAX, LocalWorker
@@ -94,17 +95,37 @@ class LocalRun:
             self._put(Arrival(stream=stream, rows=piece, count=count, receipt=receipt), timeout_ms)
         return receipt
 
-    def advance_watermark(self, stream: str, at: Instant) -> Receipt:
+    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> Receipt:
         """
         Promise that nothing older than ``at`` will come on a stream, after what has been injected so far.
 
         What it gives up: records before ``at`` are late from then on. Windows close and timers fire.
 
+        Args:
+            stream: an injected stream.
+            at: the time.
+            member: promise it for one of the stream's members only.
+
         Raises:
-            InvalidError: nobody injects this stream, or ``at`` is no time.
+            InvalidError: nobody injects this stream, it expects no such member, or ``at`` is no time.
             MillpondError: what ended the run.
         """
-        return self._move(stream, instant_us(at))
+        return self._move(stream, at=instant_us(at), member=member)
+
+    def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> Receipt:
+        """
+        Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected`` again.
+
+        What is idle or gone holds nobody back; records that it brings nevertheless may be late.
+        Idle ends with the next record, gone does not. It is forgotten when the run ends.
+
+        Raises:
+            InvalidError: nobody injects this stream, or it expects no such member.
+            MillpondError: what ended the run.
+        """
+        if standing not in get_args(Standing):
+            raise InvalidError("a stream is expected, idle or gone", stream=stream, standing=standing)
+        return self._move(stream, standing=standing, member=member)
 
     def finish(self, stream: str) -> Receipt:
         """
@@ -114,11 +135,18 @@ class LocalRun:
             InvalidError: nobody injects this stream.
             MillpondError: what ended the run.
         """
-        return self._move(stream, TIME_MAX_US)
+        return self._move(stream, at=TIME_MAX_US)
 
-    def _move(self, stream: str, at: EventTimeMicros) -> Receipt:
-        self._topology.injector(stream)
-        movement = Movement(stream=stream, at=at, receipt=Receipt())
+    def _move(
+        self,
+        stream: str,
+        *,
+        at: EventTimeMicros | None = None,
+        standing: Standing | None = None,
+        member: str | None = None,
+    ) -> Receipt:
+        self._topology.injector(stream).check_member(member)
+        movement = Movement(stream=stream, at=at, standing=standing, member=member, receipt=Receipt())
         self._put(movement, None)
         return movement.receipt
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millpond.executor.injection import Rows
-from millpond.executor.intake import Intake, Taken
+from millpond.executor.intake import Intake, Movement, Taken
 from millpond.executor.local_engine import LocalEngine, Prepared
 from millpond.executor.local_input import OutsideRows
 from millpond.executor.progress import Progress, SuperstepReport
@@ -117,8 +117,14 @@ class LocalWorker:
             self.engine.settle_sinks()
             return None
         for movement in taken.movements:
-            self.coordinator.advance_injector(movement.stream, movement.at)
+            self._move(movement)
         return self._superstep([OutsideRows(stream=a.stream, rows=a.rows) for a in taken.arrivals])
+
+    def _move(self, movement: Movement) -> None:
+        if movement.at is not None:
+            self.coordinator.advance_injector(movement.stream, movement.at, movement.member)
+        if movement.standing is not None:
+            self.coordinator.declare_injector(movement.stream, movement.standing, movement.member)
 
     def _superstep(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Final, Unpack, get_args
 
 from millpond.executor.computation import Computation
 from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.duration import Duration, duration_us
 from millpond.executor.injector import BoundedDisorder, WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.sink import Sink
@@ -22,6 +23,7 @@ from millpond.executor.topology import (
     FieldExtractor,
     InjectorNode,
     OnError,
+    OnLate,
     SinkNode,
     Subscription,
     Topology,
@@ -72,6 +74,9 @@ class Pipeline:
         at: FieldExtractor,
         id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
         watermark: WatermarkPolicy = _NO_DISORDER,
+        idle_after: Duration | None = None,
+        members: Sequence[str] = (),
+        member: FieldExtractor | None = None,
     ) -> Stream:
         """
         Let outside records in on a stream.
@@ -83,6 +88,12 @@ class Pipeline:
             id: the id under which the publisher may repeat a record, likewise; ``None``
                 means that every record counts, also one that comes twice.
             watermark: how the low watermark follows from the records.
+            idle_after: how long the stream, or one of its members, may be silent before it holds
+                nobody back any more; what it brings after that may be late. ``None``: for ever.
+            members: the senders that are expected. The watermark is the least of theirs, so one
+                that is missing or silent holds it, until it is idle or declared gone. What
+                others send is taken in and moves nothing.
+            member: how the sender of a row is got: a column's name or a function of the row.
 
         Raises:
             InvalidError: the name is bad or taken, or an argument is of the wrong type.
@@ -96,7 +107,17 @@ class Pipeline:
             _check_field("id", id, name)
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
             raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
-        self._injectors[name] = InjectorNode(stream=name, key=key, at=at, id=id, watermark=watermark)
+        _check_members(name, members, member)
+        self._injectors[name] = InjectorNode(
+            stream=name,
+            key=key,
+            at=at,
+            id=id,
+            watermark=watermark,
+            idle_after_us=None if idle_after is None else _positive(name, "idle_after", idle_after),
+            members=tuple(members),
+            member=member,
+        )
         return self.stream(name)
 
     def add(
@@ -193,6 +214,24 @@ def _check_field(argument: str, field: object, stream: str) -> None:
         )
 
 
+def _positive(stream: str, argument: str, duration: Duration) -> int:
+    found = duration_us(duration)
+    if found <= 0:
+        raise InvalidError(f"{argument} is longer than nothing", stream=stream, value=duration)
+    return found
+
+
+def _check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
+    if isinstance(members, str) or not all(isinstance(one, str) and one for one in members):
+        raise InvalidError("members is a list of names", stream=stream, members=members)
+    if len(set(members)) < len(members):
+        raise InvalidError("a member is named twice", stream=stream, members=list(members))
+    if bool(members) != (member is not None):
+        raise InvalidError("members and member belong together", stream=stream)
+    if member is not None:
+        _check_field("member", member, stream)
+
+
 def _check_computation(name: str, computation: object) -> None:
     if inspect.isclass(computation):
         raise InvalidError(
@@ -233,6 +272,8 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         raise InvalidError("exactly_once is true or false", computation=name)
     if options.get("on_error", "dead_letter") not in get_args(OnError):
         raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
+    if options.get("on_late", "process") not in get_args(OnLate):
+        raise InvalidError("no such way to treat late records", computation=name, on_late=options["on_late"])
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

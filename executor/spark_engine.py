@@ -76,7 +76,14 @@ class SparkEngine:
         slots = self._slots_of(plan)
         routed = self._routers[position.stream].route(frame, routes, slots)
         first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
-        source = RoutedInput(stream=position.stream, columns=routed.columns, first_targets=first)
+        injector = topology.injectors[position.stream]
+        source = RoutedInput(
+            stream=position.stream,
+            columns=routed.columns,
+            first_targets=first,
+            watch=self._coordinator.watch(position.stream),
+            member=cloudpickle.dumps(injector) if injector.members else None,
+        )
         reports = self._run(routed.frame, self._task_plan(plan, slots, source))
         return self._commit(plan, reports, position)
 

@@ -13,8 +13,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from millpond.executor.duration import Instant, instant_us
+from millpond.executor.injector_time import Standing
 from millpond.executor.position import BOUNDED_SOURCE
 from millpond.executor.progress import Progress, SuperstepReport
 from millpond.executor.spark_engine import SparkEngine
@@ -22,7 +24,7 @@ from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.types import Clock
+from millpond.statestore.types import Clock, EventTimeMicros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -107,6 +109,51 @@ class SparkRun:
         """
         with self._guarded():
             return self._reported(self._engine.advance())
+
+    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> None:
+        """
+        Promise that nothing older than ``at`` will come on a stream; see `LocalRun.advance_watermark`.
+
+        It is durable with the next superstep.
+
+        Raises:
+            InvalidError: nobody injects this stream, it expects no such member, or ``at`` is no time.
+        """
+        moment = instant_us(at)
+        self._coordinator.topology.injector(stream).check_member(member)
+        with self._guarded():
+            self._coordinator.advance_injector(stream, moment, member)
+
+    def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> None:
+        """
+        Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected``; see `LocalRun.declare`.
+
+        Raises:
+            InvalidError: nobody injects this stream, or it expects no such member.
+        """
+        if standing not in get_args(Standing):
+            raise InvalidError("a stream is expected, idle or gone", stream=stream, standing=standing)
+        self._coordinator.topology.injector(stream).check_member(member)
+        with self._guarded():
+            self._coordinator.declare_injector(stream, standing, member)
+
+    def watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The input low watermark of a computation after the last superstep.
+
+        Raises:
+            InvalidError: the pipeline has no such computation.
+        """
+        name = self._coordinator.topology.computation(computation).name
+        with self._lock:
+            return self._coordinator.watermark(name)
+
+    def has_work(self) -> bool:
+        """
+        Whether a superstep without outside input would do anything.
+        """
+        with self._guarded():
+            return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:
         """

@@ -29,7 +29,9 @@ from millpond.executor.delivery import (
     within,
 )
 from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.injection import member_names
 from millpond.executor.interval_processor import IntervalProcessor
+from millpond.executor.observation import Watch, observe_times
 from millpond.executor.routed_columns import TARGET, RoutedColumns
 from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan
@@ -40,7 +42,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.objects import open_objects
 from millpond.statestore.rowfile import write_row_file
 from millpond.statestore.system import SystemRng
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+from millpond.statestore.types import Objects, Superstep, WallTimeMicros
 
 __all__ = ["SLOT_REPORT_SCHEMA", "RoutedInput", "SlotReport", "TaskPlan", "make_task", "read_slot_reports"]
 
@@ -60,11 +62,15 @@ class RoutedInput:
         stream: the injected stream.
         columns: where the parts of a record are.
         first_targets: positions of the first consumer's intervals, so that each record is counted once.
+        watch: what to look at in the records.
+        member: the pickled injector, if its records' senders matter.
     """
 
     stream: str
     columns: RoutedColumns
     first_targets: frozenset[int]
+    watch: Watch
+    member: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,16 +332,20 @@ class _Records:
 
     def observation(self) -> InputObservation:
         """
-        How many records came, each counted for its first consumer only, and the newest event time.
+        How many records came, and their times; each counts for its first consumer only.
         """
         readable = self._table.filter(pc.greater_equal(self._table.column(TARGET), 0))
-        newest = pc.max(_times(readable, self._columns.at)).as_py()
         first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
-        return InputObservation(
-            stream=self._source.stream,
-            records=pc.sum(first).as_py() or 0,
-            newest_at=None if newest is None else EventTimeMicros(newest),
-        )
+        records = pc.sum(first).as_py() or 0
+        watch = self._source.watch if records else replace(self._source.watch, with_delays=False)
+        if records:
+            readable = readable.filter(first)
+        at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
+        members = None
+        if self._source.member is not None:
+            own = readable.select(self._columns.own)
+            members = member_names(cloudpickle.loads(self._source.member), own)
+        return observe_times(watch, at, members, records=records)
 
     def _ids(self, table: pa.Table) -> pa.Array | None:
         if self._columns.id is None:

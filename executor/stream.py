@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.executor.key_extractor import KeyExtractor
-from millpond.executor.topology import OnError
+from millpond.executor.topology import OnError, OnLate
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class ComputationOptions(TypedDict, total=False):
     on_error: OnError
     retries: int
     intervals: int | None
+    on_late: OnLate
 
 
 @dataclass(frozen=True, slots=True, repr=False)

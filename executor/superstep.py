@@ -23,7 +23,9 @@ import pyarrow as pa
 from millpond.executor.bundle import DeadLetter, InputObservation, Manifest
 from millpond.executor.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
 from millpond.executor.delivery import keys_of, read_productions
+from millpond.executor.injector_time import Standing
 from millpond.executor.journal import Journal
+from millpond.executor.observation import Watch
 from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.position import (
@@ -100,7 +102,7 @@ class Coordinator:
             on_held=on_held,
             pause_timeout_ms=pause_timeout_ms,
         )
-        self._time = TimeKeeper(topology)
+        self._time = TimeKeeper(topology, clock)
         self._sinks = SinkDelivery(store, topology)
         self._journal = Journal(store, topology, clock)
         self._pending = PendingProductions()
@@ -204,7 +206,7 @@ class Coordinator:
         """
         Whether a superstep without new input would do anything: productions to deliver, timers due.
         """
-        if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
+        if self._time.tick() or any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
             return True
         now = self._clock.now_us()
         return any(self._is_due(owned, now) for owned in self._ownership.all())
@@ -216,13 +218,25 @@ class Coordinator:
         times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
         return min((at for at in times if at is not None), default=None)
 
-    def advance_injector(self, stream: str, watermark: EventTimeMicros) -> None:
+    def advance_injector(self, stream: str, watermark: EventTimeMicros, member: str | None = None) -> None:
         """
         Move an injector's low watermark by hand (a test stream); takes effect with the next superstep.
 
         What it gives up: records before ``watermark`` are late from then on.
         """
-        self._time.advance(stream, watermark)
+        self._time.advance(stream, watermark, member)
+
+    def declare_injector(self, stream: str, standing: Standing, member: str | None = None) -> None:
+        """
+        Say that an injected stream, or one of its members, is idle, gone, or expected again.
+        """
+        self._time.declare(stream, standing, member)
+
+    def watch(self, stream: str) -> Watch:
+        """
+        What tasks are to look at while records of an injected stream come in.
+        """
+        return self._time.watch(stream)
 
     def finish_input(self, stream: str) -> None:
         """
@@ -270,6 +284,7 @@ class Coordinator:
             inputs: injected streams that bring records; their consumers must have intervals
                 (see `create_intervals`).
         """
+        self._time.tick()
         self._create_downstream_intervals()
         now = self._clock.now_us()
         streams = set(inputs) | set(self._pending.summaries)

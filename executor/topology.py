@@ -31,6 +31,7 @@ __all__ = [
     "FieldExtractor",
     "InjectorNode",
     "OnError",
+    "OnLate",
     "SinkNode",
     "Subscription",
     "Topology",
@@ -38,6 +39,9 @@ __all__ = [
 
 OnError: TypeAlias = Literal["dead_letter", "stop"]
 """What becomes of a record whose code keeps raising: kept as a dead letter, or the run stops."""
+
+OnLate: TypeAlias = Literal["process", "drop"]
+"""What becomes of a record behind the low watermark: user code gets it, or it is only counted."""
 
 FieldExtractor: TypeAlias = str | Callable[[Any], Any]
 """How an injector gets key, time or id: a column's name, or a function of the row as a ``dict``."""
@@ -54,6 +58,9 @@ class InjectorNode:
         at: how its event time is got: microseconds, a time with a zone, or ISO text.
         id: how the id is got under which the publisher repeats it; ``None``: it never does.
         watermark: how the low watermark follows from the records.
+        idle_after_us: silence after which the stream no longer holds anybody back; ``None``: never.
+        members: the senders that are expected; the watermark is that of the last of them.
+        member: how the sender of a record is got.
     """
 
     stream: str
@@ -61,6 +68,21 @@ class InjectorNode:
     at: FieldExtractor
     id: FieldExtractor | None
     watermark: WatermarkPolicy
+    idle_after_us: int | None = None
+    members: tuple[str, ...] = ()
+    member: FieldExtractor | None = None
+
+    def check_member(self, member: str | None) -> None:
+        """
+        Refuse a member that is not expected.
+
+        Raises:
+            InvalidError: names it.
+        """
+        if member is not None and member not in self.members:
+            raise InvalidError(
+                "no such member is expected", stream=self.stream, member=member, members=list(self.members)
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +109,7 @@ class ComputationNode:
         on_error: what becomes of a record whose code keeps raising.
         retries: how often such a record is tried again first.
         intervals: how many key intervals to start with; ``None`` lets the runner choose.
+        on_late: what becomes of records behind the input low watermark; they are counted either way.
     """
 
     name: str
@@ -97,6 +120,7 @@ class ComputationNode:
     on_error: OnError = "dead_letter"
     retries: int = 2
     intervals: int | None = None
+    on_late: OnLate = "process"
 
     def subscription(self, stream: str) -> Subscription | None:
         """

@@ -164,7 +164,7 @@ def _code_can_travel(topology: Topology) -> None:
             culprit = {"computation": node.name, "stream": subscription.stream}
             _check_pickles("the key extractor cannot be pickled", subscription.key, culprit)
     for injector in topology.injectors.values():
-        for field in ("key", "at", "id", "watermark"):
+        for field in ("key", "at", "id", "watermark", "member"):
             culprit = {"stream": injector.stream, "argument": field}
             _check_pickles("the injector cannot be pickled", getattr(injector, field), culprit)
 

@@ -21,6 +21,7 @@ class Totals:
         injected: readable records that came from outside, each counted once.
         records: records processed, summed over all computations.
         late: records that were behind the watermark of their computation.
+        dropped: those of them that user code was not given, because ``on_late`` says so.
         duplicates: outside records discarded because their id had been consumed.
         timers: timers fired.
         dead_letters: records and timers that could not be processed.
@@ -30,6 +31,7 @@ class Totals:
     injected: int = 0
     records: int = 0
     late: int = 0
+    dropped: int = 0
     duplicates: int = 0
     timers: int = 0
     dead_letters: int = 0
@@ -65,6 +67,7 @@ def count(
         injected=sum(seen.records for seen in inputs),
         records=sum(s.records for s in statistics),
         late=sum(s.late for s in statistics),
+        dropped=sum(s.dropped for s in statistics),
         duplicates=sum(s.duplicates for s in statistics),
         timers=sum(s.timers for s in statistics),
         dead_letters=len(letters),

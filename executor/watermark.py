@@ -75,8 +75,8 @@ class WatermarkAuthority:
     """
     Knows how far event time has come everywhere in one pipeline.
 
-    It is told four kinds of facts (injectors, intervals, undelivered productions, and at the
-    start the journaled values) and solves the equations when somebody asks after a change.
+    It is told what injectors, intervals and undelivered productions say, which injectors are
+    idle, and at the start the journaled values, and solves the equations when somebody asks after a change.
     It is used by one thread at a time.
 
     Args:
@@ -87,6 +87,7 @@ class WatermarkAuthority:
         self._topology = topology
         self._consumers = {name: _consumers(topology, node) for name, node in topology.computations.items()}
         self._injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
+        self._idle: frozenset[str] = frozenset()
         self._intervals = {name: IntervalMap() for name in topology.computations}
         self._undelivered: Mapping[str, EventTimeMicros] = {}
         self._inputs = dict.fromkeys(topology.computations, TIME_MIN_US)
@@ -125,6 +126,15 @@ class WatermarkAuthority:
             raise InvalidError("no injector feeds this stream", stream=stream)
         if watermark > known:
             self._injected[stream] = watermark
+            self._changed = True
+
+    def set_idle(self, streams: Iterable[str]) -> None:
+        """
+        Say which injected streams are idle, all of them: they hold nobody back while others go on.
+        """
+        idle = frozenset(streams)
+        if idle != self._idle:
+            self._idle = idle
             self._changed = True
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
@@ -198,12 +208,23 @@ class WatermarkAuthority:
 
     def _bound_of(self, stream: str) -> EventTimeMicros:
         if stream in self._injected:
-            return self._injected[stream]
+            return self._injector_bound(stream)
         undelivered = self._undelivered.get(stream, TIME_MAX_US)
         if stream == DEAD_LETTERS:
             # An unreadable outside record becomes a dead letter before any computation sees it.
-            return min([undelivered, *self._injected.values()])
+            return min([undelivered, *map(self._injector_bound, self._injected)])
         return undelivered
+
+    def _injector_bound(self, stream: str) -> EventTimeMicros:
+        """
+        An injector's own watermark; that of the slowest active one while it is idle and behind.
+        """
+        own = self._injected[stream]
+        if stream not in self._idle:
+            return own
+        others = [at for name, at in self._injected.items() if name not in self._idle]
+        # An input that has ended says nothing about how far the others are.
+        return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
 
 
 def _consumers(topology: Topology, node: ComputationNode) -> tuple[str, ...]:

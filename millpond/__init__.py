@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from millpond.executor.context import Context
     from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
     from millpond.executor.injector import BoundedDisorder, ManualWatermark
+    from millpond.executor.injector_policies import Monotone, ObservedPercentile, Perfect, UserWatermark
     from millpond.executor.local_run import LocalRun
     from millpond.executor.local_runner import LocalRunner
     from millpond.executor.pipeline import DEAD_LETTERS, Pipeline
@@ -65,8 +66,11 @@ _HOMES: Final[dict[str, str]] = {
     "LocalRunner": "executor.local_runner",
     "ManualWatermark": "executor.injector",
     "MillpondError": "statestore.errors",
+    "Monotone": "executor.injector_policies",
     "MsgpackCodec": "statestore.codec",
+    "ObservedPercentile": "executor.injector_policies",
     "OutcomeUnknownError": "statestore.errors",
+    "Perfect": "executor.injector_policies",
     "Pipeline": "executor.pipeline",
     "Record": "executor.record",
     "Records": "executor.record",
@@ -77,6 +81,7 @@ _HOMES: Final[dict[str, str]] = {
     "Stream": "executor.stream",
     "Timer": "executor.timer",
     "UnavailableError": "statestore.errors",
+    "UserWatermark": "executor.injector_policies",
     "foreach_batch": "executor.foreach_batch",
 }
 
@@ -99,8 +104,11 @@ __all__ = [
     "LocalRunner",
     "ManualWatermark",
     "MillpondError",
+    "Monotone",
     "MsgpackCodec",
+    "ObservedPercentile",
     "OutcomeUnknownError",
+    "Perfect",
     "Pipeline",
     "Record",
     "Records",
@@ -111,6 +119,7 @@ __all__ = [
     "Stream",
     "Timer",
     "UnavailableError",
+    "UserWatermark",
     "foreach_batch",
 ]
 

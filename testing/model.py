@@ -104,6 +104,7 @@ class ModelBundle:
     dead_letters: list[ModelLetter] = field(default_factory=list)
     records: int = 0
     late: int = 0
+    dropped: int = 0
     duplicates: int = 0
     timers: int = 0
     keys: int = 0
@@ -136,7 +137,7 @@ class ModelInterval:
         bundle = ModelBundle()
         clocks = {TimeDomain.EVENT: watermark, TimeDomain.WALL: wall_time}
         rows = {key: row.copy() for key, row in self._rows.items()}
-        accepted = self._without_duplicates(rows, records, bundle)
+        accepted = self._punctual(rows, self._without_duplicates(rows, records, bundle), watermark, bundle)
         due = {key for key, row in rows.items() if _first_due(row, clocks) is not None}
         for key in sorted({record.key for record in accepted} | due):
             arrived = sorted((r for r in accepted if r.key == key), key=lambda record: record.at)
@@ -187,6 +188,20 @@ class ModelInterval:
                 ids.add(record.id)
             accepted.append(record)
         return accepted
+
+    def _punctual(
+        self, rows: dict[str, ModelRow], accepted: list[ModelRecord], watermark: int, bundle: ModelBundle
+    ) -> list[ModelRecord]:
+        if self.node.on_late == "process":
+            return accepted
+        for record in accepted:
+            if record.at < watermark:
+                bundle.records += 1
+                bundle.late += 1
+                bundle.dropped += 1
+                if self.node.exactly_once and record.id is not None:
+                    rows[record.key].ids.discard(record.id)
+        return [record for record in accepted if record.at >= watermark]
 
 
 class _Turn:

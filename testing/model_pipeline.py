@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.executor.injector import InjectorLogic
 from millpond.executor.key_extractor import extract_key
+from millpond.executor.observation import TimesSeen
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import TimeDomain
@@ -170,7 +171,9 @@ class ModelPipeline:
         times = [row[str(node.at)] for row in rows if row[str(node.key)] is not None]
         readable = [at for at in times if at is not None]
         if readable:
-            self._injectors[stream].observe(EventTimeMicros(max(readable)))
+            self._injectors[stream].observe(
+                TimesSeen(newest_at=EventTimeMicros(max(readable)), oldest_at=EventTimeMicros(min(readable)))
+            )
 
     @staticmethod
     def _key(extract: Callable[..., str]) -> str | None:

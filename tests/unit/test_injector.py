@@ -9,8 +9,16 @@ from datetime import timedelta
 import pytest
 
 from millpond.executor.injector import BoundedDisorder, ManualWatermark, WatermarkPolicy
+from millpond.executor.observation import TimesSeen
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+
+
+def seen(at: int) -> TimesSeen:
+    """
+    One record at ``at``.
+    """
+    return TimesSeen(newest_at=at, oldest_at=at)
 
 
 def test_nothing_is_known_before_the_first_record():
@@ -26,7 +34,7 @@ def test_it_follows_the_newest_record_at_the_bound():
     """
     logic = BoundedDisorder("30s").start()
 
-    logic.observe(100_000_000)
+    logic.observe(seen(100_000_000))
 
     assert logic.watermark == 70_000_000
 
@@ -36,9 +44,9 @@ def test_it_never_falls():
     Older records and older promises change nothing.
     """
     logic = BoundedDisorder(0).start()
-    logic.observe(100)
+    logic.observe(seen(100))
 
-    logic.observe(50)
+    logic.observe(seen(50))
     logic.advance(60)
 
     assert logic.watermark == 100
@@ -49,7 +57,7 @@ def test_the_source_may_promise_more():
     A promise moves the watermark past the records.
     """
     logic = BoundedDisorder("1s").start()
-    logic.observe(100)
+    logic.observe(seen(100))
 
     logic.advance(500)
 
@@ -62,9 +70,9 @@ def test_it_goes_on_from_a_saved_watermark():
     """
     logic = BoundedDisorder(10).start(1_000)
 
-    logic.observe(1_005)
+    logic.observe(seen(1_005))
     assert logic.watermark == 1_000
-    logic.observe(1_020)
+    logic.observe(seen(1_020))
     assert logic.watermark == 1_010
 
 
@@ -75,7 +83,7 @@ def test_a_finished_input_is_after_all_time():
     logic = BoundedDisorder(0).start()
 
     logic.finish()
-    logic.observe(5)
+    logic.observe(seen(5))
 
     assert logic.watermark == TIME_MAX_US
 
@@ -86,7 +94,7 @@ def test_a_very_old_record_does_not_underflow():
     """
     logic = BoundedDisorder(2**63 - 1).start()
 
-    logic.observe(-(2**55))
+    logic.observe(seen(-(2**55)))
 
     assert logic.watermark == TIME_MIN_US
 
@@ -97,7 +105,7 @@ def test_a_manual_watermark_moves_only_by_promise():
     """
     logic = ManualWatermark().start()
 
-    logic.observe(100)
+    logic.observe(seen(100))
     assert logic.watermark == TIME_MIN_US
     logic.advance(70)
     assert logic.watermark == 70

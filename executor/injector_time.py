@@ -1,0 +1,157 @@
+"""
+How far one injected stream has come: its members, who of them is silent, and what they say.
+
+A stream without members is one member. Its watermark is the least of its members' watermarks;
+whoever is idle or gone is left out, and when nobody is left it stands still. The watermark
+alone is journaled: after a restart every member goes on from there and counts as just heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from millpond.executor.injector import InjectorLogic
+from millpond.executor.injector_policies import wants_delays
+from millpond.executor.observation import WHOLE, InputObservation, TimesSeen, Watch
+from millpond.executor.topology import InjectorNode
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
+
+__all__ = ["InjectorTime", "Standing"]
+
+Standing: TypeAlias = Literal["expected", "idle", "gone"]
+"""What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """
+    One sender: the running side of the policy, when it was last heard of, what is declared of it.
+    """
+
+    logic: InjectorLogic
+    heard_us: int
+    standing: Standing = "expected"
+    newest_at: EventTimeMicros | None = None
+
+
+class InjectorTime:
+    """
+    The low watermark of one injected stream.
+
+    Args:
+        node: the injector.
+        saved: the journaled watermark.
+        now_us: the monotonic clock.
+    """
+
+    def __init__(self, node: InjectorNode, saved: EventTimeMicros, now_us: int) -> None:
+        self._node = node
+        self._watermark = saved
+        names = node.members or (WHOLE,)
+        self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
+
+    @property
+    def watermark(self) -> EventTimeMicros:
+        """
+        Bound on the times of records still to come from members that are not idle; never falls.
+        """
+        return self._watermark
+
+    def watch(self, *, with_delays: bool = False) -> Watch:
+        """
+        What tasks are to look at in the next superstep.
+        """
+        newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
+        return Watch(
+            stream=self._node.stream,
+            newest=newest,
+            with_delays=with_delays or wants_delays(self._node.watermark),
+        )
+
+    def observe(self, seen: InputObservation, now_us: int) -> None:
+        """
+        Take in what a superstep saw; it must be committed before the watermark is published.
+        """
+        for name, times in self._by_member(seen).items():
+            member = self._members.get(name)
+            if member is None:
+                continue
+            member.heard_us = now_us
+            if member.standing == "idle":
+                member.standing = "expected"
+            member.logic.observe(times)
+            member.newest_at = max(times.newest_at, member.newest_at or times.newest_at)
+        self.settle(now_us)
+
+    def _by_member(self, seen: InputObservation) -> Mapping[str, TimesSeen]:
+        if self._node.members:
+            return seen.members
+        if seen.newest_at is None:
+            return {}
+        oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
+        return {WHOLE: TimesSeen(newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays)}
+
+    def advance(self, at: EventTimeMicros, now_us: int, member: str | None = None) -> None:
+        """
+        The source, or one of its members, promises that nothing older than ``at`` will come.
+
+        Raises:
+            InvalidError: no such member is expected.
+        """
+        chosen = self._chosen(member)
+        for one in chosen:
+            one.logic.advance(at)
+            one.heard_us = now_us
+            if one.standing == "idle":
+                one.standing = "expected"
+        self.settle(now_us)
+
+    def finish(self, now_us: int) -> None:
+        """
+        The input has ended, whoever is missing.
+        """
+        for member in self._members.values():
+            member.logic.finish()
+        self._watermark = TIME_MAX_US
+        self.settle(now_us)
+
+    def declare(self, standing: Standing, now_us: int, member: str | None = None) -> None:
+        """
+        Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
+
+        Raises:
+            InvalidError: no such member is expected.
+        """
+        chosen = self._chosen(member)
+        for one in chosen:
+            one.standing = standing
+            one.heard_us = now_us
+        self.settle(now_us)
+
+    def _chosen(self, member: str | None) -> Iterable[_Member]:
+        self._node.check_member(member)
+        return self._members.values() if member is None else [self._members[member]]
+
+    def settle(self, now_us: int) -> None:
+        """
+        Work out the watermark; silence may have moved it.
+        """
+        heard = [one.logic.watermark for one in self._members.values() if not self._is_silent(one, now_us)]
+        if heard:
+            self._watermark = max(self._watermark, min(heard))
+
+    def is_idle(self, now_us: int) -> bool:
+        """
+        Whether nobody is expected to send at the moment, though the input has not ended.
+        """
+        return self._watermark != TIME_MAX_US and all(
+            self._is_silent(one, now_us) for one in self._members.values()
+        )
+
+    def _is_silent(self, member: _Member, now_us: int) -> bool:
+        if member.standing != "expected":
+            return True
+        after_us = self._node.idle_after_us
+        return after_us is not None and now_us - member.heard_us >= after_us

@@ -1,0 +1,217 @@
+"""
+What time means is the same on both runners: policies, silence, members, late records, restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.injector import BoundedDisorder
+from millpond.executor.injector_policies import Monotone, ObservedPercentile, UserWatermark
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.record import Record
+from millpond.statestore.types import TIME_MIN_US
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_US = 1_800_000_000_000_000
+Open = Callable[[Callable[[], Pipeline]], Any]
+
+
+class Times(Computation):
+    """
+    Keeps the times of its records.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append the record's time.
+        """
+        context.state.set([*context.state.get([]), record.at])
+
+
+def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
+    """
+    Rows at these times.
+    """
+    return [{"k": key, "t": START_US + each, "host": host, "id": f"{host}{each}"} for each in at]
+
+
+def one_stream(**options: Any) -> Callable[[], Pipeline]:
+    """
+    A stream s and a computation c that keeps the times.
+    """
+    late = options.pop("on_late", "process")
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("time")
+        pipeline.inject("s", key="k", at="t", id="id", **options).apply(Times(), name="c", on_late=late)
+        return pipeline
+
+    return make
+
+
+def two_streams() -> Pipeline:
+    """
+    Two streams, each idle after a second, into one computation.
+    """
+    pipeline = Pipeline("time")
+    for name in ("s", "other"):
+        pipeline.inject(name, key="k", at="t", watermark=Monotone(), idle_after="1s")
+    pipeline.add(Times(), name="c", subscribes={"s": None, "other": None})
+    return pipeline
+
+
+class Facts:
+    """
+    Each fact is a test; who inherits brings a runner.
+    """
+
+    def test_an_observed_percentile_is_learnt_and_kept(self, play: Open) -> None:
+        """
+        The watermark trails by the disorder that was seen; a restart neither loses nor lowers it.
+        """
+        run = play(one_stream(watermark=ObservedPercentile(100, records_min=3)))
+        run.inject("s", rows(1_000))
+        assert run.watermark("c") == TIME_MIN_US
+        run.inject("s", rows(1_100, 950, 1_010))
+        assert run.watermark("c") == START_US + 1_100 - 50
+
+        run.restart()
+        assert run.watermark("c") == START_US + 1_050
+        run.inject("s", rows(1_060))
+
+        assert run.watermark("c") == START_US + 1_050
+
+    def test_the_users_function_moves_the_watermark(self, play: Open) -> None:
+        """
+        It sees the oldest and newest times of what came.
+        """
+        run = play(one_stream(watermark=UserWatermark(lambda seen: seen.oldest_at)))
+
+        run.inject("s", rows(30, 10, 20))
+
+        assert run.watermark("c") == START_US + 10
+
+    def test_late_records_are_dropped_where_that_is_wanted(self, play: Open) -> None:
+        """
+        They are counted, user code never sees them, and one at the watermark is not late.
+        """
+        run = play(one_stream(watermark=BoundedDisorder(0), on_late="drop"))
+        run.inject("s", rows(100))
+
+        run.inject("s", rows(99, 100 + 1, 98))
+        run.inject("s", [*rows(99, 101), {**rows(101)[0], "id": "again"}])
+        counts = run.run.summary().run
+
+        assert (counts.late, counts.dropped, counts.duplicates, counts.records) == (3, 3, 1, 6)
+        assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 101},{START_US + 101}]"}
+
+    def test_late_records_are_processed_by_default(self, play: Open) -> None:
+        """
+        They are counted, and user code gets them.
+        """
+        run = play(one_stream(watermark=BoundedDisorder(0)))
+        run.inject("s", rows(100))
+
+        run.inject("s", rows(99))
+        counts = run.run.summary().run
+
+        assert (counts.late, counts.dropped) == (1, 0)
+        assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 99}]"}
+
+    def test_a_missing_member_holds_everybody(self, play: Open) -> None:
+        """
+        The watermark waits for each expected member, until the missing one is declared gone.
+        """
+        run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
+        run.inject("s", [*rows(100), *rows(40, host="b")])
+        assert run.watermark("c") == TIME_MIN_US
+
+        run.declare("s", "gone", "c")
+        assert run.watermark("c") == START_US + 40
+        run.restart()
+        run.inject("s", [*rows(200), *rows(300, host="b"), *rows(1, host="stranger")])
+        assert run.watermark("c") == START_US + 40
+        run.advance("s", START_US + 250, "c")
+
+        assert run.watermark("c") == START_US + 200
+
+    def test_an_idle_stream_stops_holding(self, play: Open) -> None:
+        """
+        After its time of silence the other stream's watermark counts alone; its late record is late.
+        """
+        run = play(two_streams)
+        run.inject("other", rows(10))
+        run.inject("s", rows(100))
+        assert run.watermark("c") == START_US + 10
+
+        run.clock.advance_ms(900)
+        run.inject("s", rows(200))
+        assert run.watermark("c") == START_US + 10
+        run.clock.advance_ms(100)
+        run.settle()
+        assert run.watermark("c") == START_US + 200
+
+        run.restart()
+        assert run.watermark("c") == START_US + 200
+        run.inject("other", rows(20))
+
+        assert run.run.summary().run.late == 1
+        assert run.watermark("c") == START_US + 200
+
+
+class TestLocalRunner(Facts):
+    """
+    On the local runner.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path) -> Iterator[Open]:
+        """
+        Plays a pipeline; it is stopped when the test ends.
+        """
+        opened: list[Play] = []
+
+        def start(make: Callable[[], Pipeline]) -> Play:
+            run = LocalPlay(make, tmp_path, ManualClock(START_US))
+            run.start()
+            opened.append(run)
+            return run
+
+        yield start
+        for run in opened:
+            run.stop()
+
+
+class TestSpark(Facts):
+    """
+    On Spark.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
+        """
+        Plays a pipeline; it is stopped when the test ends.
+        """
+        opened: list[Play] = []
+
+        def start(make: Callable[[], Pipeline]) -> Play:
+            run = SparkPlay(make, tmp_path, ManualClock(START_US))
+            run.spark = spark
+            run.start()
+            opened.append(run)
+            return run
+
+        yield start
+        for run in opened:
+            run.stop()
