@@ -3,22 +3,26 @@ Ownership: the intervals of a pipeline that this process holds, and their fences
 
 Taking over is a commit: before a new owner writes anything, it commits a fence without
 files, and from then on every write of the former owner fails, however late it lands
-(MillWheel §6.2: "new workers invalidate any extant sequencers").
+(MillWheel §6.2: "new workers invalidate any extant sequencers"). Whoever owns the control
+interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
+so two owners never leave two sets of intervals behind, whose timers would fire twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle import BundleResult
 from millpond.executor.dead_letter import control_interval
+from millpond.executor.position import claim_app_id, pipeline_number, rival_of
 from millpond.executor.recovery import IntervalSummary, scan_interval
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
-from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
+from millpond.statestore.errors import FencedError, InvalidError, OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.lease import Lease, OnHeld
 from millpond.statestore.row import Fence
@@ -27,7 +31,10 @@ from millpond.statestore.types import Clock, CommitNumber, Sequencer
 
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
 
-_POLL_MS = 50.0
+_POLL_MS: Final = 50.0
+
+_CUT_CHARACTERS_MAX: Final = 256
+"""A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
 
 
 class OwnedInterval:
@@ -120,17 +127,32 @@ class Ownership:
     def open(self) -> None:
         """
         Take every interval that the table knows of this pipeline, and the control interval.
+
+        Raises:
+            InvalidError: a computation of this name belongs to another pipeline of the store.
         """
-        snapshot = self._store.committer.refresh()
-        names = set(self._topology.computations)
-        known = [Interval.from_app_id(app_id) for app_id in snapshot.txns]
-        existing = sorted(i for i in known if i is not None and i.computation in names)
-        self._take([self._control, *existing])
+        self._store.committer.refresh()
+        self._take([self._control, *self._known()])
+        # A former owner may have cut keys until that very fence; nobody can after it.
+        missed = [interval for interval in self._known() if interval not in self._owned]
+        if missed:
+            self._take(missed)
 
     def create(self, node: ComputationNode, sample: pa.Array) -> None:
         """
         Cut the keys of a computation that has never run, and take the intervals.
+
+        Raises:
+            FencedError: another process owns the pipeline; nothing was written.
+            InvalidError: a computation of this name belongs to another pipeline of the store.
         """
+        self.wait_until_held()
+        stored = self._store.committer.refresh().fence_of(self._control)
+        if stored != self.control.fence:
+            # Before any lease is taken: the new owner may hold one on the same interval.
+            raise FencedError(
+                "another process has taken the pipeline", stored=stored, mine=self.control.fence
+            )
         count = node.intervals or self._intervals
         cuts = boundaries_of(sample, count)
         self._take(list(intervals_from_boundaries(node.name, cuts)))
@@ -152,8 +174,7 @@ class Ownership:
         timeout; settles an unknown outcome by reading back, never by a blind retry.
         """
         committed = self._commit_settled(request)
-        for write in request.writes:
-            self._owned[write.interval].fence = write.fence
+        self._move_on(request)
         return committed
 
     def wait_until_held(self) -> None:
@@ -177,18 +198,34 @@ class Ownership:
             else:
                 return
 
+    def _known(self) -> list[Interval]:
+        """
+        The pipeline's intervals in the table, except the control interval.
+        """
+        found = map(Interval.from_app_id, self._store.committer.snapshot.txns)
+        names = self._topology.computations
+        return sorted(
+            interval for interval in found if interval is not None and interval.computation in names
+        )
+
     def _take(self, intervals: Sequence[Interval]) -> None:
         snapshot = self._store.committer.refresh()
+        claims = self._claims(intervals)
+        owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
         leases = self._store.leases.take_all(wanted, on_held=self._on_held)
         self._owned |= {
             interval: OwnedInterval(interval, lease, IntervalSummary())
             for interval, lease in zip(intervals, leases, strict=True)
         }
-        writes = tuple(
+        writes = [
             IntervalWrite(interval=interval, fence=self._owned[interval].fence) for interval in intervals
-        )
-        self._commit_settled(CommitRequest(kind="fence", writes=writes, positions={}, metadata={}))
+        ]
+        if owned_before is not None:
+            writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
+        request = CommitRequest(kind="fence", writes=tuple(writes), positions=claims, metadata={})
+        self._commit_settled(request)
+        self._move_on(request)
         # Only now is the scan final: nothing of a former owner can land after the fence.
         fenced = self._store.committer.snapshot
         for interval in intervals:
@@ -196,6 +233,27 @@ class Ownership:
                 files = fenced.files_of(interval)
                 self._owned[interval].summary = scan_interval(self._store.objects, interval, files)
         self._index()
+
+    def _claims(self, intervals: Sequence[Interval]) -> dict[str, int]:
+        """
+        What the commit that takes ``intervals`` must claim, after a look at who else does.
+        """
+        pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
+        names = {interval.computation for interval in intervals if interval != self._control}
+        for name in sorted(names):
+            rival = rival_of(positions, pipeline, name)
+            if rival is not None:
+                raise InvalidError(
+                    "the computation's rows belong to another pipeline of this store: choose another name",
+                    computation=name,
+                    pipeline=pipeline,
+                    belongs_to=rival,
+                )
+        return {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+
+    def _move_on(self, request: CommitRequest) -> None:
+        for write in request.writes:
+            self._owned[write.interval].fence = write.fence
 
     def _index(self) -> None:
         self._by_computation = {
@@ -227,7 +285,8 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
     """
     Cuts that give each of ``count`` intervals about the same share of the sampled keys.
 
-    Fewer cuts come back when the sample has fewer distinct keys.
+    Fewer cuts come back when the sample has fewer distinct keys. Of a long key its beginning is
+    the cut, which divides the keys nearly as well.
 
     Example:
         >>> boundaries_of(pa.array(["a", "b", "c", "d"]), 2)
@@ -238,7 +297,7 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
     ordered = sample.take(pc.sort_indices(sample))
     positions = [len(ordered) * part // count for part in range(1, count)]
     lowest = ordered[0].as_py()
-    cuts = {ordered[position].as_py() for position in positions}
+    cuts = {ordered[position].as_py()[:_CUT_CHARACTERS_MAX] for position in positions}
     return tuple(sorted(cut for cut in cuts if cut > lowest))
 
 

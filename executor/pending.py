@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from millpond.executor.bundle import ProductionSummary
 from millpond.executor.dead_letter import control_interval
 from millpond.executor.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.executor.position import claimed_by
 from millpond.executor.recovery import undelivered_sources
 from millpond.executor.topology import Topology
 from millpond.statestore.rowfile import RowFile
@@ -73,10 +74,13 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     """
     if not superstep:
         return PendingProductions()
+    snapshot = store.committer.snapshot
     control = control_interval(topology.name)
+    # What a computation has produced is delivered even if the pipeline has it no more.
+    producers = claimed_by(snapshot.txns, topology.name) | topology.computations.keys()
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
-    for source in undelivered_sources(store.committer.snapshot, topology.computations, control, superstep):
+    for source in undelivered_sources(snapshot, producers, control, superstep):
         found = summarise_productions(read_productions(store.objects, [source]))
         if found:
             streams = frozenset(summary.stream for summary in found)

@@ -8,7 +8,9 @@ only ever rise.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import quote, unquote
 
 from millpond.statestore.catalog_facts import input_app_id, superstep_app_id
@@ -19,8 +21,12 @@ __all__ = [
     "BOUNDED_SOURCE",
     "LOCAL_SOURCE",
     "admit_batch",
+    "claim_app_id",
+    "claimed_by",
     "input_app_id",
     "input_positions",
+    "pipeline_number",
+    "rival_of",
     "superstep_app_id",
     "superstep_of",
     "total_app_id",
@@ -50,6 +56,53 @@ def total_app_id(pipeline: str, counter: str) -> str:
     Names a running total over the pipeline's whole life, such as ``records``.
     """
     return _app_id("total", pipeline, counter)
+
+
+_CLAIM_PREFIX: Final = "millpond/claim/"
+_SUPERSTEP_PREFIX: Final = superstep_app_id("")
+
+
+def claim_app_id(computation: str) -> str:
+    """
+    Names the claim of a pipeline on a computation, whose version is the `pipeline_number`.
+
+    There is one a computation, so that of two pipelines that want the same one a single commit wins.
+    """
+    return _CLAIM_PREFIX + quote(computation, safe="")
+
+
+def pipeline_number(pipeline: str) -> int:
+    """
+    A pipeline's name as a number that a Delta ``txn`` can hold.
+    """
+    return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
+
+
+def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
+    """
+    Every computation that a pipeline has ever run, those included that it has no more.
+    """
+    number = pipeline_number(pipeline)
+    return frozenset(
+        unquote(app_id.removeprefix(_CLAIM_PREFIX))
+        for app_id, version in positions.items()
+        if version == number and app_id.startswith(_CLAIM_PREFIX)
+    )
+
+
+def rival_of(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
+    """
+    The other pipeline that a computation belongs to; ``None`` when it is free or one's own.
+    """
+    number = positions.get(claim_app_id(computation))
+    if number in (None, pipeline_number(pipeline)):
+        return None
+    names = (
+        unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))
+        for app_id in positions
+        if app_id.startswith(_SUPERSTEP_PREFIX)
+    )
+    return next((name for name in names if pipeline_number(name) == number), "another one")
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:

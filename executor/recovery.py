@@ -86,19 +86,24 @@ def undelivered_sources(
 
     Superstep *n* delivers everything that earlier ones produced, so only the last one's
     productions can be undelivered. Files that somebody else rewrote carry no tags; they
-    are included whenever their range of supersteps reaches that far.
+    are included whenever their range of supersteps reaches that far. The order is that of the
+    run itself, by computation and then by key, so that a restart changes no order of arrival.
 
     Args:
         snapshot: the table.
-        computations: the pipeline's.
+        computations: the pipeline's, those included that it has no more.
         control: the pipeline's own interval, which holds its dead letters and nobody else's.
         superstep: the last one.
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):
-        files += [(file, None) for file in snapshot.files_in(computation)]
+        files += [(file, None) for file in sorted(snapshot.files_in(computation), key=_by_key)]
     return tuple(
         ProductionSource(path=file.path, superstep=superstep, interval=interval)
         for file, interval in files
         if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
     )
+
+
+def _by_key(file: LiveFile) -> tuple[str, int, str]:
+    return file.min_key or "", file.added_version, file.path
