@@ -340,7 +340,9 @@ class Coordinator:
         self._time.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
-        written_letters = self._write_letters(plan, letters, control.next_fence)
+        written_letters = self._ownership.patiently(
+            lambda: self._write_letters(plan, letters, control.next_fence)
+        )
         writes = [self._write_of(control, written_letters.file)]
         writes += [
             self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None

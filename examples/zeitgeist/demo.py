@@ -113,7 +113,7 @@ def run(demo: Demo, console: Console) -> None:
         counts, memory_mib = _run_on_spark(demo, console)
         results = read_results(demo.tables)
         late = _compare(demo, console, results)
-        summary = Summary.of(counts, memory_mib, late=late, alerts=len(results.final_alerts))
+        summary = Summary.of(counts, results, late=late, memory_mib=memory_mib)
     _show(demo, console, summary, results)
     summary.write(demo.summary)
 

@@ -5,18 +5,20 @@ The run in numbers, as ``summary.json`` has them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import millpond as mp
+from examples.zeitgeist.results import Results, days_of
 
 __all__ = ["Summary"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END_OF_TIME_US: Final = 2**63 - 1
+_DAYS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class Summary:
         late_records: flights that were too late to be counted in their hour.
         behind_watermark: records that came behind the low watermark; how many depends on the cut into batches.
         alerts: spikes and dips, each counted once.
+        strongest_days: the days with the strongest alerts, by their dates in New York.
         final_watermark: ``+inf`` once the input has ended, else the time before which all is done.
         peak_memory_mib: all processes together, at most.
         peak_memory_mib_by_program: the same, by the name of the program.
@@ -43,13 +46,14 @@ class Summary:
     late_records: int
     behind_watermark: int
     alerts: int
+    strongest_days: Sequence[Mapping[str, Any]]
     final_watermark: str
     peak_memory_mib: int
     peak_memory_mib_by_program: Mapping[str, int]
     elapsed_seconds: float
 
     @classmethod
-    def of(cls, run: mp.RunSummary, memory_mib: Mapping[str, int], *, late: int, alerts: int) -> Summary:
+    def of(cls, run: mp.RunSummary, results: Results, *, late: int, memory_mib: Mapping[str, int]) -> Summary:
         """
         The summary of a run that has just ended.
         """
@@ -60,7 +64,8 @@ class Summary:
             records_per_second=round(run.run.injected / seconds, 1),
             late_records=late,
             behind_watermark=run.totals.late,
-            alerts=alerts,
+            alerts=len(results.final_alerts),
+            strongest_days=_strongest_days(results),
             final_watermark=_time(run.watermark),
             peak_memory_mib=sum(memory_mib.values()),
             peak_memory_mib_by_program=memory_mib,
@@ -81,6 +86,19 @@ class Summary:
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text(f"{json.dumps(asdict(self), indent=2)}\n", encoding="utf-8")
         unfinished.replace(path)
+
+
+def _strongest_days(results: Results) -> list[dict[str, Any]]:
+    days = days_of(results).head(_DAYS)
+    return [
+        {
+            "day": f"{day:%Y-%m-%d}",
+            "strength": round(float(row.strength), 2),
+            "alerts": int(row.spikes + row.dips),
+            "cancelled": int(row.cancelled),
+        }
+        for day, row in days.iterrows()
+    ]
 
 
 def _time(watermark_us: int) -> str:

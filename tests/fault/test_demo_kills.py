@@ -110,7 +110,7 @@ class Outcome:
             assert ours == theirs, name
         for name in COMPUTATIONS:
             assert self.rows[name].equals(other.rows[name]), name
-        for name in ("records", "late_records", "alerts", "final_watermark"):
+        for name in ("records", "late_records", "alerts", "strongest_days", "final_watermark"):
             assert self.summary[name] == other.summary[name], name
 
 
