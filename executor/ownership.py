@@ -10,8 +10,8 @@ so two owners never leave two sets of intervals behind, whose timers would fire 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,7 @@ from millpond.statestore.types import Clock, CommitNumber, Sequencer
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
 
 _POLL_MS: Final = 50.0
+_Result = TypeVar("_Result")
 
 _CUT_CHARACTERS_MAX: Final = 256
 """A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
@@ -263,6 +264,23 @@ class Ownership:
             for name in self._topology.computations
         }
 
+    def patiently(self, action: Callable[[], _Result]) -> _Result:
+        """
+        What ``action`` returns, asked again while a service is away, up to the pause timeout.
+
+        Raises:
+            OutcomeUnknownError: it still does not say.
+            UnavailableError: it is still away.
+        """
+        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
+        while True:
+            try:
+                return action()
+            except (OutcomeUnknownError, UnavailableError):
+                if self._clock.monotonic_us() > deadline_us:
+                    raise
+                self._clock.sleep_ms(_POLL_MS)
+
     def _commit_settled(self, request: CommitRequest) -> Committed:
         """
         Commit the request once, however often the store has to be asked.
@@ -270,15 +288,12 @@ class Ownership:
         ``commit`` settles what it left unknown before, and equal requests are one commit, so
         asking again is a read-back first and never a blind retry.
         """
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        while True:
+
+        def commit() -> Committed:
             self.wait_until_held()
-            try:
-                return self._store.committer.commit(request)
-            except (OutcomeUnknownError, UnavailableError):
-                if self._clock.monotonic_us() > deadline_us:
-                    raise
-                self._clock.sleep_ms(_POLL_MS)
+            return self._store.committer.commit(request)
+
+        return self.patiently(commit)
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:

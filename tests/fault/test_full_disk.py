@@ -1,0 +1,232 @@
+"""
+A full disk: the run waits, says so when it may not wait longer, and goes on with the same answer.
+
+A small tmpfs stands for the disk where mounting is allowed, with everything of the store on it,
+ZooKeeper and catalog included; an object store that has no room stands for it everywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import orjson
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.intake import Receipt
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.sink import DeltaSink
+from millpond.executor.spark_runner import SparkRunner
+from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.testing.faulty_objects import Fault, FaultyObjects
+from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.fault
+
+CLOCK = SystemClock()
+PATIENCE_MS = 60_000
+ALWAYS = 1_000_000
+BLOCK = bytes(4_096)
+
+
+class Disk(Protocol):
+    """
+    A place for a store that can be filled up.
+    """
+
+    def open(self) -> Store: ...
+
+    def fill(self) -> None: ...
+
+    def free(self) -> None: ...
+
+
+class Tmpfs:
+    """
+    A file system in memory of a few megabytes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def open(self) -> Store:
+        return Store.open(self.folder / "pond")
+
+    def fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(BLOCK)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def free(self) -> None:
+        self._filler.unlink()
+
+
+class NoRoom:
+    """
+    An object store that takes nothing on paths with a certain part while it is full.
+    """
+
+    def __init__(self, within: str = "") -> None:
+        self.objects = FaultyObjects(MemoryObjects())
+        self._within = within
+        self._registry = MemoryRegistry()
+
+    def open(self) -> Store:
+        return Store.in_memory(objects=self.objects, registry=self._registry)
+
+    def fill(self) -> None:
+        self.objects.plan(Fault.REFUSED, "put_if_absent", within=self._within, times=ALWAYS)
+
+    def free(self) -> None:
+        self.objects.heal()
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
+    """
+    A mounted tmpfs; the test is skipped where nobody may mount one.
+    """
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield Tmpfs(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(params=["tmpfs", "everything", "the log", "row files", "dead letters"])
+def disk(request: pytest.FixtureRequest) -> Disk:
+    """
+    A disk of each kind; objects may lack room for some of their paths only.
+    """
+    parts = {
+        "everything": "",
+        "the log": "_delta_log",
+        "row files": f"={LEDGER}",
+        "dead letters": "=dead_letters",
+    }
+    if request.param == "tmpfs":
+        small: Tmpfs = request.getfixturevalue("tmpfs")
+        return small
+    return NoRoom(parts[request.param])
+
+
+def write(run: LocalRun, *numbers: int) -> Receipt:
+    """
+    Inject good rows, and one without a key.
+    """
+    unreadable = {"k": None, "t": 1, "id": f"none {numbers}", "n": -1}
+    return run.inject(ROWS, [*numbered(numbers), unreadable])
+
+
+def letters(store: Store) -> int:
+    return store.rows_view("dead_letters").to_arrow().num_rows
+
+
+def test_a_run_waits_for_room(disk: Disk) -> None:
+    """
+    While the disk is full nothing is acknowledged; with room again everything is, once.
+    """
+    with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
+        write(run, 0, 1).wait(PATIENCE_MS)
+        version = store.snapshot().version
+        disk.fill()
+        receipts = [write(run, number, number + 1) for number in range(2, 12, 2)]
+        assert not receipts[0].wait(500)
+        assert store.snapshot().version == version
+        assert run.is_active
+        disk.free()
+        assert all(receipt.wait(PATIENCE_MS) for receipt in receipts)
+        assert ledger_of(store) == written(numbered(range(12)))
+        assert letters(store) == 6
+
+
+def test_a_run_that_may_not_wait_says_why(disk: Disk) -> None:
+    """
+    When waiting is over the run ends in an error about the store, nothing is half written, and a restart goes on.
+    """
+    with disk.open() as store:
+        run = LocalRunner(store, progress=False, pause_timeout_ms=200).start(ledger_pipeline())
+        write(run, 0, 1).wait(PATIENCE_MS)
+        version = store.snapshot().version
+        disk.fill()
+        with pytest.raises((UnavailableError, OutcomeUnknownError)):
+            write(run, 2, 3).wait(PATIENCE_MS)
+        assert store.snapshot().version == version
+        assert ledger_of(store) == written(numbered(range(2)))
+        disk.free()
+        run.abandon()
+    with disk.open() as store:
+        with LocalRunner(store, progress=False).start(ledger_pipeline()) as again:
+            write(again, 0, 1, 2, 3).wait(PATIENCE_MS)
+        assert ledger_of(store) == written(numbered(range(4)))
+
+
+def test_a_full_sink_stops_the_run_and_gets_the_rest_later(tmpfs: Tmpfs, tmp_path: Path) -> None:
+    """
+    What a sink had no room for it gets at the next start, once; the store goes no further meanwhile.
+    """
+    sink = tmpfs.folder / "sink"
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+    ) as store:
+        run = LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink))), stepping=True)
+        run.inject(ROWS, numbered([0, 1]))
+        run.run_until_quiet()
+        tmpfs.fill()
+        run.inject(ROWS, numbered([2, 3]))
+        run.step()
+        version = store.snapshot().version
+        run.inject(ROWS, numbered([4]))
+        with pytest.raises((UnavailableError, OutcomeUnknownError)):
+            run.run_until_quiet()
+        assert store.snapshot().version == version
+        run.abandon()
+        tmpfs.free()
+        with LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink)))) as again:
+            again.inject(ROWS, numbered([4])).wait(PATIENCE_MS)
+        values = DeltaTable(sink).to_pyarrow_table().column("value").to_pylist()
+        assert sorted(orjson.loads(value)["n"] for value in values) == [0, 1, 2, 3, 4]
+        assert ledger_of(store) == written(numbered(range(5)))
+
+
+@pytest.mark.spark
+def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession) -> None:
+    """
+    Tasks that find no room end the run with the reason in the error; run again, it gives the same answer.
+    """
+    registry = MemoryRegistry()
+    rows = [tuple(row.values()) for row in numbered(range(10))]
+    frame = spark.createDataFrame(rows, "k string, t long, id string, n long").coalesce(1)
+    with Store.open(
+        tmpfs.folder / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+    ) as store:
+        runner = SparkRunner(store, spark=spark, progress=False, intervals=1)
+        runner.run(ledger_pipeline(), {})
+        tmpfs.fill()
+        with pytest.raises(Exception, match=r"(?is)no space left"):
+            runner.run(ledger_pipeline(), {ROWS: frame})
+        assert ledger_of(store) == {}
+        tmpfs.free()
+        runner.run(ledger_pipeline(), {ROWS: frame})
+        assert ledger_of(store) == written(numbered(range(10)))
