@@ -25,6 +25,7 @@ from millpond.executor.local_worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.summary import RunSummary
 from millpond.executor.superstep_plan import InputPosition
+from millpond.executor.topology import Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
@@ -94,6 +95,19 @@ class LocalRun:
         for count, piece in cut:
             self._put(Arrival(stream=stream, rows=piece, count=count, receipt=receipt), timeout_ms)
         return receipt
+
+    def inject_durably(self, stream: str, rows: RowsLike) -> None:
+        """
+        Hand outside rows in and return once their effects are durable; in stepping mode it steps until then.
+
+        Raises:
+            InvalidError: nobody injects this stream, or a column is missing or of the wrong type.
+            MillpondError: what ended the run.
+        """
+        receipt = self.inject(stream, rows)
+        while not self._worker.is_threaded and not receipt.is_durable:
+            self.step()
+        receipt.wait()
 
     def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> Receipt:
         """
@@ -225,6 +239,13 @@ class LocalRun:
         Whether the run still takes input.
         """
         return self._worker.is_active
+
+    @property
+    def topology(self) -> Topology:
+        """
+        The checked pipeline that runs.
+        """
+        return self._topology
 
     def watermark(self, computation: str) -> EventTimeMicros:
         """

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from millpond.executor.computation import Computation
     from millpond.executor.context import Context
+    from millpond.executor.directory_injector import FILE_ROW, DirectoryInjector
     from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
     from millpond.executor.injector import BoundedDisorder, ManualWatermark
     from millpond.executor.injector_policies import Monotone, ObservedPercentile, Perfect, UserWatermark
@@ -57,6 +58,8 @@ _HOMES: Final[dict[str, str]] = {
     "DEAD_LETTERS": "executor.pipeline",
     "DataError": "statestore.errors",
     "DeltaSink": "executor.sink",
+    "DirectoryInjector": "executor.directory_injector",
+    "FILE_ROW": "executor.directory_injector",
     "FencedError": "statestore.errors",
     "ForeachBatch": "executor.foreach_batch",
     "InternalError": "statestore.errors",
@@ -87,6 +90,7 @@ _HOMES: Final[dict[str, str]] = {
 
 __all__ = [
     "DEAD_LETTERS",
+    "FILE_ROW",
     "BoundedDisorder",
     "BytesCodec",
     "Codec",
@@ -95,6 +99,7 @@ __all__ = [
     "Context",
     "DataError",
     "DeltaSink",
+    "DirectoryInjector",
     "FencedError",
     "ForeachBatch",
     "InternalError",
