@@ -12,10 +12,9 @@ that come later in the same superstep, instead of keeping them until the commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -28,6 +27,7 @@ from millpond.executor.delivery import (
     read_productions,
     within,
 )
+from millpond.executor.inline import INLINE
 from millpond.executor.local_input import Entered, OutsideRows, enter
 from millpond.executor.local_interval import LocalInterval
 from millpond.executor.position import input_positions
@@ -40,9 +40,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ class LocalEngine:
         self._coordinator = coordinator
         self._rng = rng
         self._cache_bytes = cache_bytes
-        self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else _INLINE
+        self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         self._intervals: dict[Interval, LocalInterval] = {}
         self._produced: dict[str, pa.Table] = {}
         self._version: TableVersion | None = None
@@ -221,7 +218,7 @@ class LocalEngine:
             for place, (part, deliveries) in enumerate(work, 1):
                 interval = self._interval(part.interval)
                 result = interval.process(plan, part, deliveries)
-                writer = self._writer if place < len(work) else _INLINE
+                writer = self._writer if place < len(work) else INLINE
                 token = self._rng.token()
                 file = writer.submit(interval.write, plan, part, result.updates, token)
                 started.append((interval, part, result, file))
@@ -268,25 +265,6 @@ class LocalEngine:
             made = LocalInterval(node, interval, self._store.objects, self._cache_bytes)
             self._intervals[interval] = made
         return self._intervals[interval]
-
-
-class _InlineExecutor(Executor):
-    """
-    Does the work at once, in the calling thread.
-    """
-
-    def submit(
-        self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> Future[_Result]:
-        future: Future[_Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
-            future.set_exception(failure)
-        return future
-
-
-_INLINE: Final = _InlineExecutor()
 
 
 def _letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:

@@ -8,6 +8,7 @@ hundred, and for the simulation. It is not a cluster; `SparkRunner` is, on the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
 from millpond.executor.topology import Topology
+from millpond.executor.upkeep import UpkeepPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.store import Store
@@ -36,6 +38,7 @@ __all__ = ["LocalRunner"]
 _MIB: Final = 1 << 20
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
+_UPKEEP: Final = UpkeepPolicy()
 
 
 class LocalRunner:
@@ -51,6 +54,8 @@ class LocalRunner:
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do when another process holds the pipeline: ``take`` it over (the other
             one's next commit fails), ``wait`` as a standby, or ``refuse``.
+        upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
+            ``millpond gc``.
         progress: show a progress line in a terminal and log supersteps.
         clock: the source of time.
         rng: the source of file names.
@@ -73,6 +78,7 @@ class LocalRunner:
         intake_records_max: int = 100_000,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
+        upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
         clock: Clock | None = None,
         rng: Rng | None = None,
@@ -87,6 +93,7 @@ class LocalRunner:
         self._intake_records_max = intake_records_max
         self._pause_timeout_ms = pause_timeout_ms
         self._on_held = on_held
+        self._upkeep = upkeep
         self._progress = progress
         self._clock = clock or SystemClock()
         self._rng = rng or SystemRng()
@@ -160,6 +167,7 @@ class LocalRunner:
             intervals=self._intervals,
             pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
+            upkeep=self._upkeep and replace(self._upkeep, background=bool(writers)),
         )
         coordinator.open()
         progress = Progress(

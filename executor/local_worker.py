@@ -115,6 +115,7 @@ class LocalWorker:
     def _handle(self, taken: Taken) -> SuperstepReport | None:
         if not taken and not self.coordinator.has_work():
             self.engine.settle_sinks()
+            self.coordinator.maintain()
             return None
         for movement in taken.movements:
             self._move(movement)
@@ -137,6 +138,7 @@ class LocalWorker:
         report = self.engine.commit(prepared, position)
         self.standing = self._stand()
         self._progress.report(report)
+        self.coordinator.maintain()
         return report
 
     def _stand(self) -> Standing:

@@ -191,6 +191,8 @@ class SparkRun:
             try:
                 if self._failure is None and self._coordinator.has_work():
                     self._reported(self._engine.advance())
+                elif self._failure is None:
+                    self._coordinator.maintain()
             except BaseException as failure:  # noqa: BLE001 - kept, and raised to whoever waits
                 self._failure = failure
                 return
@@ -310,4 +312,5 @@ class SparkRun:
         self._last_superstep_us = self._clock.monotonic_us()
         if report is not None:
             self._progress.report(report)
+            self._coordinator.maintain()
         return report

@@ -17,6 +17,7 @@ from millpond.executor.spark_session import spark_session
 from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.topology import Topology
+from millpond.executor.upkeep import UpkeepPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.store import Store, place_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkRunner"]
 
 _MIB = 1 << 20
+_UPKEEP = UpkeepPolicy()
 
 
 class SparkRunner:
@@ -47,6 +49,8 @@ class SparkRunner:
             one's next commit fails), ``wait`` as a standby, or ``refuse``.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         accept_checkpoint: go on with a streaming checkpoint that this store has never seen.
+        upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
+            ``millpond gc``.
         progress: show a progress line in a terminal and log every superstep.
         clock: the source of time.
         rng: the source of file names.
@@ -70,6 +74,7 @@ class SparkRunner:
         on_held: OnHeld = "take",
         pause_timeout_ms: float = 300_000,
         accept_checkpoint: bool = False,
+        upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
         clock: Clock | None = None,
         rng: Rng | None = None,
@@ -83,6 +88,7 @@ class SparkRunner:
         self._on_held = on_held
         self._pause_timeout_ms = pause_timeout_ms
         self._accept_checkpoint = accept_checkpoint
+        self._upkeep = upkeep
         self._progress = progress
         self._clock = clock or SystemClock()
         self._rng = rng or SystemRng()
@@ -183,6 +189,7 @@ class SparkRunner:
             accept_checkpoint=self._accept_checkpoint,
             pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
+            upkeep=self._upkeep,
         )
         coordinator.open()
         engine = SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=self._cache_bytes)

@@ -42,6 +42,7 @@ from millpond.executor.superstep_plan import InputPosition, IntervalPlan, Supers
 from millpond.executor.time_keeper import TimeKeeper
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.executor.totals import Totals, count
+from millpond.executor.upkeep import Upkeep, UpkeepPolicy
 from millpond.statestore.action import JsonValue
 from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
@@ -75,6 +76,7 @@ class Coordinator:
         accept_checkpoint: take an outside source that the store does not know.
         pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
+        upkeep: how the store is kept small; ``None`` leaves it alone.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Coordinator:
         accept_checkpoint: bool = False,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
+        upkeep: UpkeepPolicy | None = None,
     ) -> None:
         self.topology = topology
         self._store = store
@@ -105,6 +108,9 @@ class Coordinator:
         self._time = TimeKeeper(topology, clock)
         self._sinks = SinkDelivery(store, topology)
         self._journal = Journal(store, topology, clock)
+        self._upkeep = Upkeep(
+            store, self._ownership, self._journal, topology.name, clock=clock, rng=rng, policy=upkeep
+        )
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
         self._totals = Totals()
@@ -133,6 +139,7 @@ class Coordinator:
             self._observe(owned)
         self._sinks.open(self._superstep, self._pending.sources)
         self._journal.open()
+        self._upkeep.open()
 
     def close(self) -> None:
         """
@@ -141,6 +148,7 @@ class Coordinator:
         try:
             self._sinks.close()
         finally:
+            self._upkeep.close()
             self._journal.close()
             self._ownership.close()
 
@@ -360,11 +368,21 @@ class Coordinator:
         committed = self._ownership.commit(request)
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._journal.record(request, committed, commit_ms)
+        self._upkeep.note(request)
         self._totals = totals
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)
         self._sinks.deliver(plan.superstep, self._pending.sources)
         return self._report(plan, committed.version, counts, commit_ms)
+
+    def maintain(self) -> None:
+        """
+        Let the upkeep do its part, between two supersteps: it costs one commit at most.
+
+        Raises:
+            FencedError: another process has taken an interval.
+        """
+        self._upkeep.run(self._superstep, self._time.input_watermark)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
         written = [(letters.file, letters.productions)]

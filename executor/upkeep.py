@@ -1,0 +1,252 @@
+"""
+Upkeep: folds, and the other housekeeping, beside a running pipeline.
+
+A fold is prepared by a thread of its own while supersteps go on, and becomes part of the table
+between two supersteps, by one commit of the intervals' owner. So it never conflicts with a
+superstep, and the next one waits for that commit and for nothing else. Without the thread (a
+simulation, a stepped test) everything happens within `Upkeep.run`, in a fixed order.
+
+What fails here costs space and never data: a fold that could not be prepared, or whose files
+somebody else has replaced, is dropped and planned again. Only losing the lease ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from millpond.executor.duration import Duration, duration_us
+from millpond.executor.inline import INLINE
+from millpond.executor.journal import Journal
+from millpond.executor.ownership import Ownership
+from millpond.gc.fold import Folded, FoldRules, fold_files
+from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.statestore.commit import CommitRequest
+from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
+
+__all__ = ["Upkeep", "UpkeepPolicy"]
+
+_LOG = logging.getLogger("millpond")
+_FOLDS_PER_COMMIT: Final = 32
+_FOLDS_WAITING_MAX: Final = 64
+_STALL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepPolicy:
+    """
+    How a running pipeline keeps its store small.
+
+    Args:
+        folds: when an interval's files become one.
+        id_slack: how far behind the low watermark record ids are still known. What it gives up:
+            an outside record that comes again after more than that counts again, as a late one.
+        background: whether folds are prepared by a thread of their own.
+    """
+
+    folds: FoldPolicy = field(default_factory=FoldPolicy)
+    id_slack: Duration = "3h"
+    background: bool = True
+
+    @property
+    def id_slack_us(self) -> int:
+        """
+        The slack in microseconds.
+        """
+        return duration_us(self.id_slack)
+
+
+class Upkeep:
+    """
+    Folds the intervals of one pipeline; used by the coordinator's thread, between supersteps.
+
+    Args:
+        store: the open store.
+        ownership: the intervals, and the way to commit.
+        journal: told of every commit.
+        pipeline: its name.
+        clock: measures commits.
+        rng: the source of file names.
+        policy: when and how; ``None``: not at all.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ownership: Ownership,
+        journal: Journal,
+        pipeline: str,
+        *,
+        clock: Clock,
+        rng: Rng,
+        policy: UpkeepPolicy | None,
+    ) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._journal = journal
+        self._pipeline = pipeline
+        self._clock = clock
+        self._rng = rng
+        self._is_on = policy is not None
+        self._policy = policy or UpkeepPolicy(background=False)
+        has_thread = self._policy.background
+        self._worker: Executor = ThreadPoolExecutor(1, "millpond-upkeep") if has_thread else INLINE
+        self._files: defaultdict[Interval, int] = defaultdict(int)
+        self._in_flight: dict[Interval, Future[Folded]] = {}
+        self._damaged: set[Interval] = set()
+
+    def open(self) -> None:
+        """
+        Look at what earlier runs have left.
+        """
+        snapshot = self._store.committer.snapshot
+        for owned in self._ownership.all():
+            self._files[owned.interval] = len(snapshot.files_of(owned.interval))
+
+    def note(self, request: CommitRequest) -> None:
+        """
+        Intervals have got files.
+        """
+        for write in request.writes:
+            self._files[write.interval] += len(write.added)
+
+    def run(self, superstep: Superstep, watermark: Callable[[str], EventTimeMicros]) -> None:
+        """
+        Commit the folds that are ready, and start those that are due.
+
+        Args:
+            superstep: the last one committed.
+            watermark: input low watermark by computation.
+
+        Raises:
+            FencedError: another process has taken an interval.
+        """
+        if not self._is_on:
+            return
+        self._stall()
+        self._land()
+        for interval in self._due():
+            self._start(interval, superstep, watermark)
+        if self._worker is INLINE:
+            self._land()
+
+    def close(self) -> None:
+        """
+        Stop; what was prepared and not committed is removed again.
+        """
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        for future in self._in_flight.values():
+            if not future.cancelled() and future.exception() is None:
+                self._discard(future.result())
+        self._in_flight.clear()
+
+    # -- folds -----------------------------------------------------------------------------
+
+    def _due(self) -> list[Interval]:
+        room = _FOLDS_WAITING_MAX - len(self._in_flight)
+        due = (
+            interval
+            for interval, files in self._files.items()
+            if files >= self._policy.folds.fan_in
+            and interval not in self._in_flight
+            and interval not in self._damaged
+        )
+        return [interval for interval, _ in zip(due, range(room), strict=False)]
+
+    def _start(
+        self, interval: Interval, superstep: Superstep, watermark: Callable[[str], EventTimeMicros]
+    ) -> None:
+        self._files[interval] = 0
+        files = self._store.committer.snapshot.files_of(interval)
+        fold = plan_fold(files, interval, before=superstep, policy=self._policy.folds)
+        if fold is None:
+            return
+        computation = interval.computation
+        mark = TIME_MIN_US if interval == self._ownership.control.interval else watermark(computation)
+        prepare = partial(
+            fold_files,
+            self._store.objects,
+            fold,
+            FoldRules(pending_from=superstep, ids_from=self._ids_from(mark)),
+            fence=self._ownership.get(interval).fence,
+            token=self._rng.token(),
+        )
+        self._in_flight[interval] = self._worker.submit(prepare)
+
+    def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:
+        # Where the input has ended, no watermark tells how old a repetition may be.
+        if watermark in {TIME_MIN_US, TIME_MAX_US}:
+            return TIME_MIN_US
+        return EventTimeMicros(max(watermark - self._policy.id_slack_us, TIME_MIN_US))
+
+    def _stall(self) -> None:
+        """
+        Let the folds catch up, for a bounded time, when files come faster than they are folded.
+        """
+        limit = 2 * self._policy.folds.files_max
+        behind = [future for interval, future in self._in_flight.items() if self._files[interval] >= limit]
+        if behind:
+            wait(behind, timeout=_STALL_S)
+
+    def _land(self) -> None:
+        ready = [interval for interval, future in self._in_flight.items() if future.done()]
+        prepared = [self._result(interval) for interval in ready[:_FOLDS_PER_COMMIT]]
+        folds = [folded for folded in prepared if folded is not None and self._is_current(folded)]
+        if not folds:
+            return
+        request = CommitRequest(
+            kind="fold",
+            writes=tuple(
+                each.write(self._ownership.get(each.fold.interval).next_fence)
+                for each in sorted(folds, key=lambda each: each.fold.interval.app_id)
+            ),
+            metadata={"pipeline": self._pipeline},
+        )
+        started_us = self._clock.monotonic_us()
+        try:
+            committed = self._ownership.commit(request)
+        except ConflictError as error:
+            _LOG.info("a fold was overtaken: %s", error)
+            for folded in folds:
+                self._discard(folded)
+            return
+        self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
+
+    def _result(self, interval: Interval) -> Folded | None:
+        future = self._in_flight.pop(interval)
+        try:
+            return future.result()
+        except DataError as error:
+            # Whoever needs the rows will be refused them; folding them is not the way to notice.
+            _LOG.error("an interval is not folded any more: %s", error)
+            self._damaged.add(interval)
+        except UnavailableError as error:
+            _LOG.info("a fold could not be prepared: %s", error)
+            self._files[interval] += self._policy.folds.fan_in
+        return None
+
+    def _is_current(self, folded: Folded) -> bool:
+        snapshot = self._store.committer.snapshot
+        if all(snapshot.file(file.path) is not None for file in folded.fold.files):
+            return True
+        self._discard(folded)
+        return False
+
+    def _discard(self, folded: Folded) -> None:
+        """
+        Remove a file that no commit names; if that fails too, the orphan collector finds it.
+        """
+        if folded.file is None:
+            return
+        try:
+            self._store.objects.delete([folded.file.path])
+        except MillpondError as error:
+            _LOG.debug("a file that nobody needs is left: %s", error)
