@@ -8,6 +8,7 @@ intervals of a slot, the driver collects the reports and commits once (architect
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import cloudpickle
@@ -25,6 +26,7 @@ from millpond.executor.spark_task import (
 )
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, SuperstepPlan
+from millpond.statestore.check import check
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
@@ -93,8 +95,7 @@ class SparkEngine:
         """
         plan = self._coordinator.begin()
         slots = self._slots_of(plan)
-        empty = self._spark.range(0, slots, 1, slots)
-        reports = self._run(empty, self._task_plan(plan, slots, None))
+        reports = self._run(self._empty(slots), self._task_plan(plan, slots, None))
         return self._commit(plan, reports, None)
 
     def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
@@ -124,12 +125,34 @@ class SparkEngine:
         )
 
     def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
+        """
+        Run every slot exactly once, as far as its report counts.
+
+        Spark leaves out what it knows to be empty: a frame without rows may have no partition, and
+        so no task, though productions and timers wait in every slot. Those slots are run without it.
+        """
+        found = self._collect(frame, plan)
+        missing = set(range(plan.slots)) - {report.slot for report in found}
+        if missing:
+            rest = self._collect(self._empty(plan.slots), replace(plan, input=None))
+            found += tuple(report for report in rest if report.slot in missing)
+        ran = sorted(report.slot for report in found)
+        check(ran == list(range(plan.slots)), "each slot reports once", slots=plan.slots, reports=ran)
+        return found
+
+    def _collect(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
         reports = frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow()
         found = read_slot_reports(reports.column("report").cast(pa.binary()).to_pylist())
         for report in found:
             if report.failure is not None:
                 raise report.failure
         return found
+
+    def _empty(self, slots: int) -> DataFrame:
+        """
+        A partition for each slot, and nothing that a task would look at.
+        """
+        return self._spark.range(0, slots, 1, slots)
 
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None

@@ -37,6 +37,7 @@ from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import ArrowValues
+from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects import open_objects
@@ -106,12 +107,14 @@ class SlotReport:
     What one task reports to the driver.
 
     Attributes:
+        slot: which one.
         manifests: one per interval that had work.
         dead_letters: unreadable records.
         inputs: what was seen of the outside input.
         failure: why the task gave up, where another attempt could only fail again.
     """
 
+    slot: int
     manifests: tuple[Manifest, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     inputs: tuple[InputObservation, ...] = ()
@@ -142,7 +145,7 @@ def _attempt(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
         return run_slot(plan, slot, batches)
     except (InvalidError, DataError) as failure:
         failure.add_note(traceback.format_exc())
-        return SlotReport(failure=failure)
+        return SlotReport(slot=slot, failure=failure)
 
 
 def read_slot_reports(pickled: Iterable[bytes]) -> tuple[SlotReport, ...]:
@@ -160,9 +163,14 @@ def run_slot(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
         plan: the superstep.
         slot: which intervals.
         batches: the routed records of the outside input; ignored when the plan names none.
+
+    Raises:
+        InternalError: records of another slot are among them; nobody would process these.
     """
     worker = _Worker.of(plan)
     records = _Records.read(plan, batches)
+    if records is not None:
+        records.check_slot(slot, plan.slots)
     manifests: list[Manifest] = []
     letters = [] if records is None else list(records.dead_letters())
     productions = _Productions(worker.objects, plan.sources)
@@ -175,6 +183,7 @@ def run_slot(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
         if deliveries or part.due:
             manifests.append(worker.run(plan, part, node, deliveries))
     return SlotReport(
+        slot=slot,
         manifests=tuple(manifests),
         dead_letters=tuple(letters),
         inputs=() if records is None else (records.observation(),),
@@ -276,6 +285,14 @@ class _Records:
         if plan.input is None or not collected:
             return None
         return cls(plan.input, pa.Table.from_batches(collected).combine_chunks(), plan.intervals)
+
+    def check_slot(self, slot: int, slots: int) -> None:
+        """
+        Refuse records that Spark has brought to the wrong partition, rather than pass over them.
+        """
+        positions = (target if target >= 0 else -1 - target for target in self._targets)
+        strays = sorted(position for position in positions if position % slots != slot)
+        check(not strays, "records come to the slot of their interval", slot=slot, slots=slots, strays=strays)
 
     def deliveries(self, position: int) -> tuple[Deliveries, ...]:
         """
