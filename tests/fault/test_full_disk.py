@@ -23,6 +23,7 @@ from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.sink import DeltaSink
 from millpond.executor.spark_runner import SparkRunner
+from millpond.executor.superstep_plan import InputPosition
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
@@ -32,7 +33,7 @@ from millpond.testing.faulty_objects import Fault, FaultyObjects
 from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.fault
 
@@ -216,17 +217,25 @@ def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession) -> None:
     Tasks that find no room end the run with the reason in the error; run again, it gives the same answer.
     """
     registry = MemoryRegistry()
-    rows = [tuple(row.values()) for row in numbered(range(10))]
-    frame = spark.createDataFrame(rows, "k string, t long, id string, n long").coalesce(1)
+
+    def batch(number: int) -> tuple[DataFrame, InputPosition]:
+        rows = [tuple(row.values()) for row in numbered(range(number * 5, number * 5 + 5))]
+        frame = spark.createDataFrame(rows, "k string, t long, id string, n long").coalesce(1)
+        return frame, InputPosition(stream=ROWS, source="test", batch=number)
+
     with Store.open(
         tmpfs.folder / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
     ) as store:
         runner = SparkRunner(store, spark=spark, progress=False, intervals=1)
-        runner.run(ledger_pipeline(), {})
+        run = runner.open(ledger_pipeline())
+        run.consume(*batch(0))
         tmpfs.fill()
         with pytest.raises(Exception, match=r"(?is)no space left"):
-            runner.run(ledger_pipeline(), {ROWS: frame})
-        assert ledger_of(store) == {}
+            run.consume(*batch(1))
+        run.abandon()
+        assert ledger_of(store) == written(numbered(range(5)))
         tmpfs.free()
-        runner.run(ledger_pipeline(), {ROWS: frame})
+        again = runner.open(ledger_pipeline())
+        again.consume(*batch(1))
+        again.stop()
         assert ledger_of(store) == written(numbered(range(10)))
