@@ -1,0 +1,151 @@
+"""
+Bytes of a store are cut, emptied, changed or removed: an error that names the file, never older data.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.executor.local_runner import LocalRunner
+from millpond.statestore.errors import DataError
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.zookeeper_process import HOST, noted
+from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+
+pytestmark = pytest.mark.fault
+
+CLOCK = SystemClock()
+Damage = Callable[[Path], object]
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES: dict[str, Damage] = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "cut after a line": lambda file: file.write_bytes(
+        b"".join(file.read_bytes().splitlines(keepends=True)[:-1])
+    ),
+    "emptied": lambda file: file.write_bytes(b""),
+    "zeroed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "removed": lambda file: file.unlink(),
+    "changed": flip_a_bit,
+    "replaced": lambda file: shutil.copy(file.with_name(f"{int(file.stem) - 1:020d}.json"), file),
+}
+
+
+def run_on(store: Store, *numbers: int) -> None:
+    with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
+        for number in numbers:
+            run.inject(ROWS, numbered([number])).wait(60_000)
+
+
+def last_commit(path: Path) -> Path:
+    return max((path / "rows" / "_delta_log").glob("*.json"))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[[], Store]:
+    """
+    Opens one store with one mark, kept in memory.
+    """
+    registry = MemoryRegistry()
+    return lambda: Store.open(
+        tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+    )
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_last_commit_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
+    """
+    However the last commit was damaged, opening names its file, and mended bytes are taken again.
+    """
+    with opened() as store:
+        run_on(store, 0, 5)
+    file = last_commit(tmp_path / "pond")
+    whole = file.read_bytes()
+    DAMAGES[damage](file)
+
+    with pytest.raises(DataError, match=re.escape(file.name)):
+        opened()
+    file.write_bytes(whole)
+    with opened() as store:
+        assert ledger_of(store) == {"k0": [0, 5]}
+
+
+def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_path: Path) -> None:
+    """
+    A log whole in itself, but without its newest commits, is refused with the version that is missing.
+    """
+    with opened() as store:
+        run_on(store, 0)
+        copy = shutil.copytree(tmp_path / "pond" / "rows", tmp_path / "older")
+        run_on(store, 5)
+        newest = store.snapshot().version
+    shutil.rmtree(tmp_path / "pond" / "rows")
+    shutil.copytree(copy, tmp_path / "pond" / "rows")
+
+    with pytest.raises(DataError, match=rf"cut or rolled back .*{newest:020d}\.json.*committed=`{newest}`"):
+        opened()
+
+
+@pytest.mark.zookeeper
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_the_mark_is_in_zookeeper(tmp_path: Path, zookeeper_hosts: str, damage: str) -> None:
+    """
+    With a real ZooKeeper the mark is there as soon as the store is closed, for every later process.
+    """
+    path = tmp_path / "pond"
+    with Store.open(path, zookeeper=zookeeper_hosts) as store:
+        run_on(store, 0, 5)
+    file = last_commit(path)
+    DAMAGES[damage](file)
+
+    with pytest.raises(DataError, match=re.escape(file.name)):
+        Store.open(path, zookeeper=zookeeper_hosts)
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "zeroed", "removed", "changed"])
+def test_a_damaged_row_file_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
+    """
+    Whoever reads a damaged row file, a restarted run or a view, hears its name.
+    """
+    with opened() as store:
+        run_on(store, 0, 5)
+    file = min((tmp_path / "pond" / "rows" / f"computation={LEDGER}").glob("*.parquet"))
+    DAMAGES[damage](file)
+
+    with opened() as store:
+        for read in (lambda: ledger_of(store), lambda: run_on(store, 10)):
+            with pytest.raises(DataError, match=re.escape(file.name)):
+                read()
+
+
+@pytest.mark.zookeeper
+def test_a_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
+    """
+    When somebody else listens on the port of a store's dead server, the next one gets another.
+    """
+    path = tmp_path / "pond"
+    with Store.open(path) as store:
+        run_on(store, 0)
+        server = noted(path / "zookeeper")
+        assert server is not None
+        server.kill(CLOCK)
+    with socket.create_server((HOST, server.port)), Store.open(path) as store:
+        successor = noted(path / "zookeeper")
+        assert successor is not None
+        assert successor.port != server.port
+        run_on(store, 5)
+        assert ledger_of(store) == written(numbered([0, 5]))
