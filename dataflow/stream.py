@@ -1,0 +1,188 @@
+"""
+Streams with windows: the verbs that the dataflow layer adds, and the pipeline that hands them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
+from millpond.dataflow.combiners import ToList
+from millpond.dataflow.element_wise import ElementWise, PaneKey
+from millpond.dataflow.pane import Pane
+from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.timestamp_combiner import TimestampCombiner
+from millpond.dataflow.trigger import Trigger
+from millpond.dataflow.watermark_triggers import Default
+from millpond.dataflow.window import Window
+from millpond.dataflow.window_fn import WindowFn
+from millpond.dataflow.windowed_computation import WindowedComputation
+from millpond.executor.stream import ComputationOptions, Stream
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from millpond.executor.computation import Computation
+    from millpond.executor.duration import Duration
+    from millpond.executor.key_extractor import KeyExtractor
+
+__all__ = ["DataflowStream", "WindowedStream"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DataflowStream(Stream):
+    """
+    A stream whose records may be grouped in windows.
+    """
+
+    def window(
+        self,
+        window_fn: WindowFn,
+        *,
+        trigger: Trigger | None = None,
+        accumulation: Accumulation | str = Accumulation.DISCARDING,
+        allowed_lateness: Duration = 0,
+        timestamp_combiner: TimestampCombiner | str = TimestampCombiner.END_OF_WINDOW,
+        closing: Closing = "if_non_empty",
+        emit_empty_on_time: bool = True,
+        of: ValueExtractor = None,
+    ) -> WindowedStream:
+        """
+        Say where in event time records are grouped, when groups are shown, and how panes relate.
+
+        Args:
+            window_fn: which windows a record belongs to.
+            trigger: when a window shows its contents; when the watermark passes its end, unless given.
+            accumulation: ``"discarding"``, ``"accumulating"`` or ``"retracting"``.
+            allowed_lateness: how long after its end a window takes late records.
+            timestamp_combiner: the event time of panes.
+            closing: what comes when a window expires with elements that no trigger has shown.
+            emit_empty_on_time: whether the on-time pane comes even without news.
+            of: what of a record's value is the element that triggers and combiners see: a field,
+                a function of the value, or ``None`` for all of it.
+
+        Returns:
+            The stream, ready to be combined or processed by window.
+
+        Raises:
+            InvalidError: the arguments cannot be, or do not fit each other.
+        """
+        check_extractor(of)
+        strategy = WindowingStrategy(
+            window_fn=window_fn,
+            trigger=Default() if trigger is None else trigger,
+            accumulation=cast(Accumulation, accumulation),
+            allowed_lateness=allowed_lateness,
+            timestamp_combiner=cast(TimestampCombiner, timestamp_combiner),
+            closing=closing,
+            emit_empty_on_time=emit_empty_on_time,
+        )
+        return WindowedStream(self, strategy, of)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Make any number of values of each one, on their own; windows, panes and retractions stay with them.
+
+        Args:
+            function: given a value, gives values; it must give the same ones for a retraction.
+            name: the step's name.
+            key: how the value's key is got before.
+            options: `ComputationOptions`.
+        """
+        return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key), **options)
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Make one value of each one, like `flat_map`.
+        """
+        return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
+
+    def apply(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        produces: str | Sequence[str] | None = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Let a computation consume this stream; see `Stream.apply`.
+        """
+        made = Stream.apply(self, computation, name=name, key=key, produces=produces, **options)
+        return cast(DataflowStream, made)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedStream:
+    """
+    A stream with a windowing strategy, made by `DataflowStream.window`.
+    """
+
+    stream: DataflowStream
+    strategy: WindowingStrategy
+    of: ValueExtractor = None
+
+    def combine(
+        self,
+        combine: CombineFn,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Combine the values of each key and window into one.
+
+        Args:
+            combine: how, for example ``Count()``.
+            name: the step's name, its table in SQL, and the stream of its panes.
+            key: how the value's key is got; for the result of a windowed step, from its value.
+            options: `ComputationOptions`.
+
+        Returns:
+            The stream of panes; its values are envelopes with ``value``, ``window``, ``at`` and ``pane``.
+
+        Raises:
+            InvalidError: the declaration cannot be right; the error names the culprit.
+        """
+        if not isinstance(combine, CombineFn):
+            raise InvalidError("this is no CombineFn: give an instance", computation=name, combine=combine)
+        computation = WindowedComputation(self.strategy, combine, name, of=self.of)
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+
+    def process_windows(
+        self,
+        function: Callable[[list[Any], Window, Pane], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Hand all values of each key and window to a function, and show what it gives.
+
+        Args:
+            function: given the values in the order in which they came, the window and the pane,
+                gives the values to show.
+            name: the step's name, its table in SQL, and the stream of its panes.
+            key: how the value's key is got; for the result of a windowed step, from its value.
+            options: `ComputationOptions`.
+        """
+        computation = WindowedComputation(self.strategy, ToList(), name, of=self.of, finish=function)
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)

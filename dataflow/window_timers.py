@@ -1,0 +1,104 @@
+"""
+The engine's timers that a key's windows need: those of their triggers, their expiry, and holds.
+
+Triggers keep their timers in the window's state; the engine is told only of what has changed.
+A hold is a timer that never fires: it keeps the output watermark at the time of a pane that is
+still to come (MillWheel §5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from millpond.dataflow.strategy import WindowingStrategy
+from millpond.dataflow.trigger_context import TriggerTimer, parse_timer
+from millpond.dataflow.window import Window
+from millpond.dataflow.window_state import WindowState
+from millpond.executor.context import Context
+from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import TIME_MAX_US
+
+__all__ = ["Wanted", "parse_tag", "set_timers", "wanted_timers"]
+
+# "~" sorts after digits: of timers that are due at the same time, expiry comes last.
+_EXPIRY: Final = "~"
+_HOLD: Final = "~hold/"
+
+
+class Wanted(NamedTuple):
+    """
+    A timer that a window needs.
+
+    Attributes:
+        at: when it fires.
+        domain: on which clock.
+        output_at: the time of what it will show; the watermark is held there.
+    """
+
+    at: int
+    domain: TimeDomain
+    output_at: int
+
+
+def wanted_timers(
+    strategy: WindowingStrategy, windows: Iterable[WindowState], watermark: int
+) -> dict[str, Wanted]:
+    """
+    All timers that the windows need, by tag.
+    """
+    wanted: dict[str, Wanted] = {}
+    for state in windows:
+        window = state.window
+        name = f"{window.start}/{window.end}"
+        expires_at = strategy.expires_at(window)
+        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, expires_at)
+        for text, at in state.timers.items():
+            wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), expires_at, watermark)
+        if state.output_at is not None:
+            tag = f"{_HOLD}{state.output_at}"
+            wanted[tag] = Wanted(TIME_MAX_US, TimeDomain.EVENT, state.output_at)
+    return wanted
+
+
+def _trigger_timer(
+    state: WindowState, at: int, timer: TriggerTimer, expires_at: int, watermark: int
+) -> Wanted:
+    due, window = min(at, TIME_MAX_US), state.window
+    is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
+    if is_for_late:
+        # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
+        output_at = expires_at
+    else:
+        output_at = window.last_at if state.output_at is None else min(state.output_at, window.last_at)
+    return Wanted(due, timer.domain, output_at)
+
+
+def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], floor: int) -> None:
+    """
+    Have the engine's timers follow the windows.
+
+    Args:
+        context: the hook's context.
+        before: what the windows needed when the hook began, without the timer that has fired.
+        after: what they need now.
+        floor: no output may be promised below the time of the hook's input; a hold that was
+            set before goes on standing for those that would lie below.
+    """
+    for tag, wanted in before.items():
+        if tag not in after:
+            context.delete_timer(tag, wanted.domain)
+    for tag, wanted in after.items():
+        if before.get(tag) != wanted:
+            context.set_timer(wanted.at, tag, wanted.domain, max(wanted.output_at, floor))
+
+
+def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None] | None:
+    """
+    Whose timer has fired: a window's trigger's, a window's expiry (``None``), or just a hold.
+    """
+    if tag.startswith(_HOLD):
+        return None
+    name, _, text = tag.removeprefix(_EXPIRY).partition("|")
+    start, _, end = name.partition("/")
+    return Window(int(start), int(end)), parse_timer(text) if text else None

@@ -1,0 +1,182 @@
+"""
+A transcript: a windowed step described as data, with what goes in and what must come out.
+
+This module reads documents and compares panes; `millpond.testing.transcripts` runs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millpond.dataflow.pane import Timing, WindowedValue
+from millpond.dataflow.strategy import WindowingStrategy
+from millpond.dataflow.trigger import Trigger
+from millpond.dataflow.window_fn import WindowFn
+from millpond.statestore.errors import InvalidError
+from millpond.testing.constructors import SECOND_US, construct, seconds_us
+
+__all__ = ["Arrived", "Step", "Transcript", "elements_of", "matches", "pane_fields", "read_transcript"]
+
+STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
+"""What a step may be."""
+
+_TIMED: Final = ("value", "at", "key", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """
+    One step: what is done, and with what.
+    """
+
+    action: str
+    argument: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """
+    One document.
+
+    Attributes:
+        name: what it is called; others may be called the same.
+        error: part of the message with which it must fail; ``None`` when it must not fail.
+        document: the rest, as it was read.
+        steps: what happens.
+    """
+
+    name: str
+    error: str | None
+    document: Mapping[str, Any]
+    steps: tuple[Step, ...]
+
+    def strategy(self) -> WindowingStrategy:
+        """
+        The windowing that it is about.
+
+        Raises:
+            InvalidError: the document describes none.
+        """
+        get = self.document.get
+        return WindowingStrategy(
+            window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
+            trigger=construct(get("trigger_fn", "Default"), Trigger),
+            accumulation=get("accumulation_mode", "accumulating"),
+            allowed_lateness=seconds_us(get("allowed_lateness", 0)),
+            timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
+            closing=get("closing", "never"),
+            emit_empty_on_time=bool(get("emit_empty_on_time", True)),
+        )
+
+
+def read_transcript(document: Any) -> Transcript:
+    """
+    A transcript from a YAML document.
+
+    Raises:
+        InvalidError: it has no steps, or steps of no known kind.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("transcript"), list):
+        raise InvalidError("a transcript is a mapping with a list of steps under `transcript`")
+    error = document.get("error")
+    return Transcript(
+        name=str(document.get("name", "unnamed")),
+        error=None if error is None else str(error),
+        document=document,
+        steps=tuple(_steps(document["transcript"])),
+    )
+
+
+def _steps(listed: Sequence[Any]) -> Iterator[Step]:
+    for one in listed:
+        if not isinstance(one, dict) or len(one) != 1:
+            raise InvalidError("a step is one word and its argument", step=one)
+        ((action, argument),) = one.items()
+        if action not in STEPS:
+            raise InvalidError("no such step", step=action, steps=list(STEPS))
+        yield Step(action, argument)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """
+    One element of an input.
+    """
+
+    value: Any
+    at_us: int
+    key: str
+    id: str | None
+
+
+def elements_of(argument: Any) -> tuple[Arrived, ...]:
+    """
+    The elements of an ``input`` step.
+
+    Raises:
+        InvalidError: an element is neither a number nor a mapping with a time.
+    """
+    if not isinstance(argument, list):
+        raise InvalidError("an input is a list of elements", input=argument)
+    return tuple(map(_element, argument))
+
+
+def _element(one: Any) -> Arrived:
+    fields = one if isinstance(one, dict) else {"value": one}
+    at = fields.get("at", fields.get("value"))
+    if isinstance(at, bool) or not isinstance(at, int | float) or not set(fields) <= set(_TIMED):
+        raise InvalidError("an element is a time in seconds, or {value, at, key, id}", element=one)
+    record_id = fields.get("id")
+    return Arrived(
+        value=fields.get("value", at),
+        at_us=seconds_us(at),
+        key=str(fields.get("key", "k")),
+        id=None if record_id is None else str(record_id),
+    )
+
+
+# ------------------------------------------------------------------------------ panes
+
+
+def pane_fields(key: str, shown: WindowedValue) -> dict[str, Any]:
+    """
+    A pane as transcripts write it: whole seconds, sorted values.
+    """
+    window, pane = shown.window, shown.pane
+    bounds = [-math.inf, math.inf] if window.is_global else [_cut(window.start), _cut(window.last_at)]
+    return {
+        "window": bounds,
+        "values": sorted(shown.value, key=_order),
+        "timestamp": _cut(shown.at),
+        "index": pane.index,
+        "nonspeculative_index": pane.nonspeculative_index,
+        "early": pane.timing is Timing.EARLY,
+        "late": pane.timing is Timing.LATE,
+        "final": pane.is_last,
+        "first": pane.is_first,
+        "retraction": pane.is_retraction,
+        "key": key,
+    }
+
+
+def _cut(micros: int) -> int:
+    return micros // SECOND_US
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    is_number = isinstance(value, int | float)
+    return (not is_number, value if is_number else str(value))
+
+
+def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
+    """
+    Whether a pane has every field that is expected of it.
+
+    Example:
+        >>> matches({"index": 0}, {"index": 0, "values": [1]})
+        True
+    """
+    return all(name in pane and pane[name] == value for name, value in expected.items())
