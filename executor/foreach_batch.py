@@ -31,7 +31,8 @@ class ForeachBatch:
     """
     A function for ``writeStream.foreachBatch`` that keeps a computation's state in a store.
 
-    Leases are taken at the first batch; `close` gives them back (and so does the end of the process).
+    Leases are taken at the first batch; `close` gives them back (and so does the end of the process,
+    and a failure: the next batch, of a query that was started again, takes them anew).
     """
 
     def __init__(self, runner: SparkRunner, pipeline: Pipeline, *, tick_ms: float) -> None:
@@ -45,17 +46,29 @@ class ForeachBatch:
         """
         Consume one micro-batch: exactly one superstep, one commit.
         """
-        self._opened().on_batch(INPUT)(frame, batch)
+        run = self._opened()
+        try:
+            run.on_batch(INPUT)(frame, batch)
+        except BaseException:
+            self._forget(run)
+            run.abandon()
+            raise
 
     def close(self) -> None:
         """
         Give the leases back; everything committed stays.
         """
         with self._lock:
-            run, self._run = self._run, None
+            run = self._run
         if run is not None:
-            atexit.unregister(self.close)
+            self._forget(run)
             run.stop()
+
+    def _forget(self, run: SparkRun) -> None:
+        with self._lock:
+            if self._run is run:
+                self._run = None
+                atexit.unregister(self.close)
 
     def _opened(self) -> SparkRun:
         with self._lock:

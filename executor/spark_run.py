@@ -72,6 +72,7 @@ class SparkRun:
         self._started_us = clock.monotonic_us()
         self._first_totals = coordinator.totals
         self._stopped = False
+        self._closed = False
 
     # -- input -----------------------------------------------------------------------------
 
@@ -101,7 +102,11 @@ class SparkRun:
         """
         Consume a bounded DataFrame, unless the store has it already, and end its stream.
         """
-        self.consume(frame, InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0))
+        with self._guarded():
+            position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
+            self._reported(self._engine.consume(frame, position))
+            # Nothing comes after it: left where it is, its watermark would hold up the others for ever.
+            self._coordinator.finish_input(stream)
 
     def advance(self) -> SuperstepReport | None:
         """
@@ -276,6 +281,7 @@ class SparkRun:
         summary = self.summary()
         try:
             with self._lock:
+                self._closed = True
                 self._coordinator.close()
         finally:
             self._progress.close()
@@ -298,6 +304,9 @@ class SparkRun:
         """
         with self._lock:
             self._raise_failure()
+            if self._closed:
+                # A batch that was under way: without leases it must not even begin.
+                raise InvalidError("the run has been stopped")
             try:
                 yield
             except BaseException as failure:
