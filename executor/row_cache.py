@@ -125,8 +125,10 @@ class RowCache:
         self._remember(merged.column("key"))
         order = self._policy(summary.waits)[::-1]
         used = np.cumsum(summary.weights[order])
-        kept = np.sort(order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))])
-        self.load(load_rows(merged.take(pa.array(kept))))
+        kept = np.zeros(merged.num_rows, np.bool_)
+        kept[order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))]] = True
+        # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
+        self.load(load_rows(merged.filter(pa.array(kept))))
 
     def load(self, rows: LoadedRows) -> None:
         """

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import ROW_SCHEMA
 from millpond.statestore.row_shape import with_values
+from millpond.statestore.wide_column import take_rows
 
 __all__ = ["MERGE_COLUMNS", "combine_updates", "merge_updates"]
 
@@ -132,8 +133,8 @@ def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
     return last
 
 
-def _take(table: pa.Table, name: str, rows: _Index) -> pa.Array:
-    return table.column(name).combine_chunks().take(pa.array(rows, mask=rows < 0))
+def _take(table: pa.Table, name: str, rows: _Index) -> pa.Array | pa.ChunkedArray:
+    return take_rows(table.column(name), pa.array(rows, mask=rows < 0))
 
 
 def _empty_lists(lists: pa.ListArray, unless: pa.BooleanArray | None = None) -> pa.ListArray:
