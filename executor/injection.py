@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.bundle import Values
 from millpond.executor.duration import InstantColumn, instant_column_us, parse_instant_us
@@ -92,6 +93,15 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
         plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
         found, _ = _cells(node.member, plain, lambda cell: cell, None)
     return [cell if isinstance(cell, str) and cell else None for cell in found]
+
+
+def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
+    """
+    Record ids with their scope before them; see `Topology.id_scope`.
+    """
+    if ids is None or not scope:
+        return ids
+    return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
 
 
 def row_count(rows: Rows) -> int:

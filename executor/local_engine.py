@@ -105,7 +105,7 @@ class LocalEngine:
         watches = {rows.stream: self._coordinator.watch(rows.stream) for rows in outside}
         entered = enter(self._coordinator.topology, outside, is_bounded=is_bounded, watches=watches)
         self._cut_intervals(entered)
-        plan = self._coordinator.begin(inputs={rows.stream for rows in outside})
+        plan = self._coordinator.begin(inputs={rows.stream for rows in outside}, with_files=False)
         self._follow(self._store.committer.snapshot.version)
         manifests, produced, letters = self._run_intervals(plan, entered)
         return Prepared(
@@ -168,7 +168,7 @@ class LocalEngine:
         Raises:
             MillpondError: what a sink raised.
         """
-        self._coordinator._sinks.wait()  # noqa: SLF001 - the coordinator's own, and no thread but ours uses it
+        self._coordinator.settle_sinks()
 
     def consumed(self, stream: str) -> dict[str, int]:
         """
@@ -217,7 +217,7 @@ class LocalEngine:
         try:
             for place, (part, deliveries) in enumerate(work, 1):
                 interval = self._interval(part.interval)
-                result = interval.process(plan, part, deliveries)
+                result = interval.process(plan, part, deliveries, self._store.committer.snapshot)
                 writer = self._writer if place < len(work) else INLINE
                 token = self._rng.token()
                 file = writer.submit(interval.write, plan, part, result.updates, token)

@@ -5,7 +5,7 @@ Local input: injected rows on their way to the consumers' intervals, within one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.executor.bundle import DeadLetter, Deliveries, InputObservation
 from millpond.executor.delivery import describe_value, take
-from millpond.executor.injection import Injected, Rows, member_names, read_injected, row_values
+from millpond.executor.injection import Injected, Rows, member_names, read_injected, row_values, scoped_ids
 from millpond.executor.observation import Watch, observe_times
 from millpond.executor.topology import Topology
 
@@ -68,7 +68,8 @@ def enter(
     for each in _merged(outside):
         readings = _read_for_consumers(topology, each)
         for name, injected in readings.items():
-            deliveries, unreadable = _split(each, name, injected)
+            scoped = scoped_ids(injected.ids, topology.id_scope(name, each.stream))
+            deliveries, unreadable = _split(each, name, replace(injected, ids=scoped))
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
         watch = (watches or {}).get(each.stream, Watch(stream=each.stream))

@@ -17,6 +17,7 @@ from millpond.executor.superstep_plan import IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import Objects
 
 __all__ = ["LocalInterval"]
@@ -44,13 +45,13 @@ class LocalInterval:
         self.is_behind = True
 
     def process(
-        self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]
+        self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries], snapshot: Snapshot
     ) -> BundleResult:
         """
         Run the user's code for a bundle; nothing is written yet.
         """
         if self.is_behind:
-            self._soft_state.synchronise(part.files)
+            self._soft_state.synchronise(snapshot.files_of(part.interval))
         self.is_behind = True
         return self._processor.process(
             Bundle(
@@ -60,6 +61,7 @@ class LocalInterval:
                 watermark=part.watermark,
                 wall_time=plan.wall_time,
                 deliveries=deliveries,
+                marks=part.marks,
             )
         )
 
@@ -92,5 +94,5 @@ class LocalInterval:
         """
         The file of the last bundle has been committed, and nobody else has changed anything.
         """
-        self._soft_state._settle_tentative({file.path} if file is not None else set())  # noqa: SLF001
+        self._soft_state.confirm(file)
         self.is_behind = False

@@ -167,6 +167,7 @@ class LocalRunner:
             intervals=self._intervals,
             pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
+            threads=bool(writers),
             upkeep=self._upkeep and replace(self._upkeep, background=bool(writers)),
         )
         coordinator.open()

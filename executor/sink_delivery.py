@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from millpond.executor.delivery import ProductionSource, read_productions
 from millpond.executor.sink import SinkWriter
-from millpond.executor.topology import Topology
+from millpond.executor.topology import SinkNode, Topology
 from millpond.statestore.store import Store
-from millpond.statestore.types import Superstep
+from millpond.statestore.types import Clock, Rng, Superstep
 
 __all__ = ["SinkDelivery"]
 
@@ -27,9 +27,14 @@ class SinkDelivery:
     Writes each committed superstep's productions to the sinks, beside the next superstep.
     """
 
-    def __init__(self, store: Store, topology: Topology) -> None:
+    def __init__(
+        self, store: Store, topology: Topology, clock: Clock, rng: Rng, *, in_background: bool
+    ) -> None:
         self._store = store
         self._topology = topology
+        self._clock = clock
+        self._rng = rng
+        self._in_background = in_background
         self._writers: list[tuple[str, SinkWriter]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -40,20 +45,21 @@ class SinkDelivery:
         """
         if not self._topology.sinks:
             return
-        self._writers = [
-            (node.stream, node.sink.open(self._store.store_id, self._topology.name, node.name))
-            for node in self._topology.sinks.values()
-        ]
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
+        self._writers = [(node.stream, self._open_sink(node)) for node in self._topology.sinks.values()]
+        if self._in_background:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
         self._write(superstep, sources)
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """
         Begin to write a committed superstep's productions; `wait` tells how it went.
         """
-        if self._executor is not None and any(
-            source.concerns(stream for stream, _ in self._writers) for source in sources
-        ):
+        streams = [stream for stream, _ in self._writers]
+        if not any(source.concerns(streams) for source in sources):
+            return
+        if self._executor is None:
+            self._write(superstep, sources)
+        else:
             self._running = self._executor.submit(self._write, superstep, tuple(sources))
 
     def wait(self) -> None:
@@ -78,6 +84,11 @@ class SinkDelivery:
             if self._executor is not None:
                 self._executor.shutdown()
                 self._executor = None
+
+    def _open_sink(self, node: SinkNode) -> SinkWriter:
+        return node.sink.open(
+            self._store.store_id, self._topology.name, node.name, clock=self._clock, rng=self._rng
+        )
 
     def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]

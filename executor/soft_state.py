@@ -149,6 +149,17 @@ class SoftState:
             self.reset()
             raise
 
+    def confirm(self, file: RowFile | None) -> None:
+        """
+        Take in that the last adopted bundle was committed, and that nobody else has changed anything.
+
+        It says what `synchronise` would find out, at a cost that does not grow with the files.
+
+        Args:
+            file: the bundle's file; ``None`` when it changed nothing.
+        """
+        self._settle_tentative(set() if file is None else {file.path})
+
     def _settle_tentative(self, committed: set[str]) -> None:
         while self._tentative and self._tentative[-1].path not in committed:
             self._take_back(self._tentative.pop())

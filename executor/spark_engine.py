@@ -75,6 +75,9 @@ class SparkEngine:
         plan = self._coordinator.begin(inputs={position.stream})
         topology = self._coordinator.topology
         routes = routes_of(topology, position.stream, plan)
+        if not routes:
+            # Nobody consumes the stream: its position moves, and that is all its records do.
+            return self._commit(plan, self._without_input(plan), position)
         slots = self._slots_of(plan)
         routed = self._routers[position.stream].route(frame, routes, slots)
         first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
@@ -83,20 +86,26 @@ class SparkEngine:
             stream=position.stream,
             columns=routed.columns,
             first_targets=first,
+            id_scopes={
+                consumer.computation.name: topology.id_scope(consumer.computation.name, position.stream)
+                for consumer in topology.consumers_of(position.stream)
+            },
             watch=self._coordinator.watch(position.stream),
             member=cloudpickle.dumps(injector) if injector.members else None,
         )
         reports = self._run(routed.frame, self._task_plan(plan, slots, source))
         return self._commit(plan, reports, position)
 
+    def _without_input(self, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
+        slots = self._slots_of(plan)
+        return self._run(self._empty(slots), self._task_plan(plan, slots, None))
+
     def advance(self) -> SuperstepReport:
         """
         One superstep without outside input: delivers productions and fires due timers.
         """
         plan = self._coordinator.begin()
-        slots = self._slots_of(plan)
-        reports = self._run(self._empty(slots), self._task_plan(plan, slots, None))
-        return self._commit(plan, reports, None)
+        return self._commit(plan, self._without_input(plan), None)
 
     def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from millpond.executor.delivery import (
     within,
 )
 from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.executor.injection import member_names
+from millpond.executor.injection import member_names, scoped_ids
 from millpond.executor.interval_processor import IntervalProcessor
 from millpond.executor.observation import Watch, observe_times
 from millpond.executor.routed_columns import TARGET, RoutedColumns
@@ -63,6 +63,7 @@ class RoutedInput:
         stream: the injected stream.
         columns: where the parts of a record are.
         first_targets: positions of the first consumer's intervals, so that each record is counted once.
+        id_scopes: what goes before record ids, by consumer.
         watch: what to look at in the records.
         member: the pickled injector, if its records' senders matter.
     """
@@ -70,6 +71,7 @@ class RoutedInput:
     stream: str
     columns: RoutedColumns
     first_targets: frozenset[int]
+    id_scopes: Mapping[str, bytes]
     watch: Watch
     member: bytes | None = None
 
@@ -307,7 +309,7 @@ class _Records:
                 keys=_column(table, self._columns.key),
                 at=_times(table, self._columns.at).to_numpy(zero_copy_only=False),
                 values=ArrowValues(table.select(self._columns.own)),
-                ids=self._ids(table),
+                ids=self._ids(table, self._intervals[position].interval.computation),
             ),
         )
 
@@ -364,13 +366,15 @@ class _Records:
             members = member_names(cloudpickle.loads(self._source.member), own)
         return observe_times(watch, at, members, records=records)
 
-    def _ids(self, table: pa.Table) -> pa.Array | None:
+    def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
         if self._columns.id is None:
             return None
         ids = _column(table, self._columns.id)
         if pa.types.is_integer(ids.type):
             ids = ids.cast(pa.string())
-        return None if ids.null_count == len(ids) else ids.cast(pa.binary())
+        if ids.null_count == len(ids):
+            return None
+        return scoped_ids(ids.cast(pa.binary()), self._source.id_scopes.get(computation, b""))
 
     def _of_target(self, target: int) -> pa.Table:
         if len(self._targets) == 1:

@@ -77,6 +77,7 @@ class Coordinator:
         pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
         upkeep: how the store is kept small; ``None`` leaves it alone.
+        threads: whether sinks are written beside the next superstep; without, all is done in turn.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Coordinator:
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
         upkeep: UpkeepPolicy | None = None,
+        threads: bool = True,
     ) -> None:
         self.topology = topology
         self._store = store
@@ -106,7 +108,7 @@ class Coordinator:
             pause_timeout_ms=pause_timeout_ms,
         )
         self._time = TimeKeeper(topology, clock)
-        self._sinks = SinkDelivery(store, topology)
+        self._sinks = SinkDelivery(store, topology, clock, rng, in_background=threads)
         self._journal = Journal(store, topology, clock)
         self._upkeep = Upkeep(
             store, self._ownership, self._journal, topology.name, clock=clock, rng=rng, policy=upkeep
@@ -252,6 +254,15 @@ class Coordinator:
         """
         self._time.finish(stream)
 
+    def settle_sinks(self) -> None:
+        """
+        Wait until the sinks have what the last commit gave them.
+
+        Raises:
+            MillpondError: what a sink raised.
+        """
+        self._sinks.wait()
+
     # -- intervals -------------------------------------------------------------------------
 
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
@@ -284,13 +295,15 @@ class Coordinator:
 
     # -- a superstep -----------------------------------------------------------------------
 
-    def begin(self, inputs: Collection[str] = ()) -> SuperstepPlan:
+    def begin(self, inputs: Collection[str] = (), *, with_files: bool = True) -> SuperstepPlan:
         """
         Plan the next superstep.
 
         Args:
             inputs: injected streams that bring records; their consumers must have intervals
                 (see `create_intervals`).
+            with_files: whether to list each interval's files; a runner that follows the log
+                itself need not pay for it.
         """
         self._time.tick()
         self._create_downstream_intervals()
@@ -308,7 +321,7 @@ class Coordinator:
                             interval=owned.interval,
                             fence=owned.next_fence,
                             watermark=self._time.input_watermark(name),
-                            files=snapshot.files_of(owned.interval),
+                            files=snapshot.files_of(owned.interval) if with_files else (),
                             due=due,
                         )
                     )

@@ -43,7 +43,7 @@ class IntervalPlan:
         interval: which keys.
         fence: what its next commit carries.
         watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files that its rows are in, oldest first.
+        files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
         due: whether a pending timer is due.
     """
 

@@ -181,6 +181,22 @@ class Topology:
             return tuple(self.computations.values())
         return self._producers.get(stream, ())
 
+    def id_scope(self, computation: str, stream: str) -> bytes:
+        """
+        What goes before the record ids of ``stream`` in the rows of ``computation``.
+
+        Ids are a publisher's own: where a computation gets records with ids from several
+        injectors, the same id of two streams names two records. Where there is only one
+        such stream, ids are kept as they came.
+        """
+        node = self.computation(computation)
+        named = [s.stream for s in node.subscriptions if self._has_ids(s.stream)]
+        return f"{stream}\0".encode() if len(named) > 1 else b""
+
+    def _has_ids(self, stream: str) -> bool:
+        injector = self.injectors.get(stream)
+        return injector is not None and injector.id is not None
+
     def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
         """
         The sinks that ``stream`` flows into.
