@@ -61,7 +61,6 @@ class LocalInterval:
                 watermark=part.watermark,
                 wall_time=plan.wall_time,
                 deliveries=deliveries,
-                marks=part.marks,
             )
         )
 
