@@ -16,6 +16,7 @@ from millpond.dataflow.trigger_context import TriggerTimer, parse_timer
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
 from millpond.executor.context import Context
+from millpond.executor.duration import INSTANT_MAX_US
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US
 
@@ -52,23 +53,23 @@ def wanted_timers(
         window = state.window
         name = f"{window.start}/{window.end}"
         expires_at = strategy.expires_at(window)
-        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, expires_at)
+        # The end of the global window is no time that a record could carry.
+        late_at = min(expires_at, INSTANT_MAX_US)
+        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, late_at)
         for text, at in state.timers.items():
-            wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), expires_at, watermark)
+            wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
         if state.output_at is not None:
             tag = f"{_HOLD}{state.output_at}"
             wanted[tag] = Wanted(TIME_MAX_US, TimeDomain.EVENT, state.output_at)
     return wanted
 
 
-def _trigger_timer(
-    state: WindowState, at: int, timer: TriggerTimer, expires_at: int, watermark: int
-) -> Wanted:
+def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
     due, window = min(at, TIME_MAX_US), state.window
     is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
     if is_for_late:
         # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
-        output_at = expires_at
+        output_at = late_at
     else:
         output_at = window.last_at if state.output_at is None else min(state.output_at, window.last_at)
     return Wanted(due, timer.domain, output_at)

@@ -116,7 +116,7 @@ class _Shelf:
         if superstep <= self.delivered:
             return
         self.delivered = superstep
-        for row in productions.to_pylist():
+        for row in productions.select(["key", "value"]).to_pylist():
             shown = WindowedValue.from_json(orjson.loads(row["value"]))
             self.panes.append(pane_fields(row["key"], shown))
 

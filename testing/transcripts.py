@@ -133,10 +133,11 @@ def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str |
     expected = document.get("error") if isinstance(document, dict) else None
     try:
         run_transcript(read_transcript(document), opener, restart=restart)
-    except (TranscriptError, MillpondError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is this document's failure
         if expected is not None and str(expected) in str(error):
             return None
-        return f"{error}" if expected is None else f"failed with {error}, not with {expected!r}"
+        why = str(error) if isinstance(error, TranscriptError | MillpondError) else repr(error)
+        return why if expected is None else f"failed with {why}, not with {expected!r}"
     return None if expected is None else f"passed, but should fail with {expected!r}"
 
 
