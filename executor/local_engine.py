@@ -103,7 +103,13 @@ class LocalEngine:
             UnavailableError: a service is away; soft state is sound.
         """
         watches = {rows.stream: self._coordinator.watch(rows.stream) for rows in outside}
-        entered = enter(self._coordinator.topology, outside, is_bounded=is_bounded, watches=watches)
+        entered = enter(
+            self._coordinator.topology,
+            outside,
+            is_bounded=is_bounded,
+            watches=watches,
+            id_scope=self._coordinator.id_scope,
+        )
         self._cut_intervals(entered)
         plan = self._coordinator.begin(inputs={rows.stream for rows in outside}, with_files=False)
         self._follow(self._store.committer.snapshot.version)

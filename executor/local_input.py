@@ -4,7 +4,7 @@ Local input: injected rows on their way to the consumers' intervals, within one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ def enter(
     *,
     is_bounded: bool,
     watches: Mapping[str, Watch] | None = None,
+    id_scope: Callable[[str, str], bytes] | None = None,
 ) -> Entered:
     """
     Read key, time and id of every row, for every consumer.
@@ -61,14 +62,16 @@ def enter(
         outside: the rows, in the order of their arrival.
         is_bounded: leave the newest times out, so that watermarks wait for the input's end.
         watches: what to look at in each stream's records, where it is more than their times.
+        id_scope: what goes before record ids, by computation and stream; see `Topology.id_scope`.
     """
+    scope_of = id_scope or topology.id_scope
     by_computation: dict[str, list[Deliveries]] = {}
     letters: list[DeadLetter] = []
     observations: list[InputObservation] = []
     for each in _merged(outside):
         readings = _read_for_consumers(topology, each)
         for name, injected in readings.items():
-            scoped = scoped_ids(injected.ids, topology.id_scope(name, each.stream))
+            scoped = scoped_ids(injected.ids, scope_of(name, each.stream))
             deliveries, unreadable = _split(each, name, replace(injected, ids=scoped))
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable

@@ -18,7 +18,13 @@ import pyarrow.compute as pc
 
 from millpond.executor.bundle import BundleResult
 from millpond.executor.dead_letter import control_interval
-from millpond.executor.position import claim_app_id, pipeline_number, rival_of
+from millpond.executor.position import (
+    bare_ids_app_id,
+    claim_app_id,
+    pipeline_number,
+    rival_of,
+    stream_number,
+)
 from millpond.executor.recovery import IntervalSummary, scan_interval
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
@@ -250,7 +256,12 @@ class Ownership:
                     pipeline=pipeline,
                     belongs_to=rival,
                 )
-        return {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+        claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+        for name in sorted(names):
+            stream = self._topology.bare_stream(name)
+            if stream is not None and bare_ids_app_id(name) not in positions:
+                claims[bare_ids_app_id(name)] = stream_number(stream)
+        return claims
 
     def _move_on(self, request: CommitRequest) -> None:
         for write in request.writes:

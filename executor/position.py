@@ -21,12 +21,14 @@ __all__ = [
     "BOUNDED_SOURCE",
     "LOCAL_SOURCE",
     "admit_batch",
+    "bare_ids_app_id",
     "claim_app_id",
     "claimed_by",
     "input_app_id",
     "input_positions",
     "pipeline_number",
     "rival_of",
+    "stream_number",
     "superstep_app_id",
     "superstep_of",
     "total_app_id",
@@ -75,7 +77,28 @@ def pipeline_number(pipeline: str) -> int:
     """
     A pipeline's name as a number that a Delta ``txn`` can hold.
     """
-    return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
+    return _number_of(pipeline)
+
+
+def bare_ids_app_id(computation: str) -> str:
+    """
+    Names the choice of the stream whose record ids a computation keeps as they came.
+
+    The version is its `stream_number`. The choice is made once, when the first stream with ids
+    is consumed, and outlives changes of the pipeline: ids that are kept must be found again.
+    """
+    return "millpond/bare_ids/" + quote(computation, safe="")
+
+
+def stream_number(stream: str) -> int:
+    """
+    A stream's name as a number that a Delta ``txn`` can hold.
+    """
+    return _number_of(stream)
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:

@@ -94,7 +94,8 @@ class RecordColumns:
 
     def id(self, index: int) -> bytes | None:
         """
-        The id of the record at ``index``.
+        The id of the record at ``index``, as its publisher gave it.
         """
         found: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
-        return found
+        # Where streams share a computation, their names keep their ids apart: `Topology.id_scope`.
+        return None if found is None else found.removeprefix(f"{self.streams[index]}\0".encode())

@@ -87,8 +87,8 @@ class SparkEngine:
             columns=routed.columns,
             first_targets=first,
             id_scopes={
-                consumer.computation.name: topology.id_scope(consumer.computation.name, position.stream)
-                for consumer in topology.consumers_of(position.stream)
+                name: self._coordinator.id_scope(name, position.stream)
+                for name in (consumer.computation.name for consumer in topology.consumers_of(position.stream))
             },
             watch=self._coordinator.watch(position.stream),
             member=cloudpickle.dumps(injector) if injector.members else None,

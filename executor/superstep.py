@@ -30,6 +30,7 @@ from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.position import (
     admit_batch,
+    bare_ids_app_id,
     input_app_id,
     input_positions,
     superstep_app_id,
@@ -286,6 +287,13 @@ class Coordinator:
             sample: a string array of keys, repeated as often as they occur.
         """
         self._ownership.create(self.topology.computations[computation], sample)
+
+    def id_scope(self, computation: str, stream: str) -> bytes:
+        """
+        What goes before the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
+        """
+        bare = self._store.committer.snapshot.txns.get(bare_ids_app_id(computation))
+        return self.topology.id_scope(computation, stream, bare)
 
     def intervals_of(self, computation: str) -> tuple[Interval, ...]:
         """

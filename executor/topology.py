@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
+from millpond.executor.position import stream_number
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -181,17 +182,29 @@ class Topology:
             return tuple(self.computations.values())
         return self._producers.get(stream, ())
 
-    def id_scope(self, computation: str, stream: str) -> bytes:
+    def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """
         What goes before the record ids of ``stream`` in the rows of ``computation``.
 
         Ids are a publisher's own: where a computation gets records with ids from several
-        injectors, the same id of two streams names two records. Where there is only one
-        such stream, ids are kept as they came.
+        injectors, the same id of two streams names two records. Of the first such stream
+        ids are kept as they came.
+
+        Args:
+            computation: the consumer.
+            stream: the injected stream.
+            bare: `stream_number` of the first stream, once it has been chosen; it stays so.
         """
-        node = self.computation(computation)
-        named = [s.stream for s in node.subscriptions if self._has_ids(s.stream)]
-        return f"{stream}\0".encode() if len(named) > 1 else b""
+        first = self.bare_stream(computation)
+        chosen = bare if bare is not None or first is None else stream_number(first)
+        return b"" if chosen in (None, stream_number(stream)) else f"{stream}\0".encode()
+
+    def bare_stream(self, computation: str) -> str | None:
+        """
+        The first stream with record ids that a computation subscribes to.
+        """
+        subscriptions = self.computation(computation).subscriptions
+        return next((s.stream for s in subscriptions if self._has_ids(s.stream)), None)
 
     def _has_ids(self, stream: str) -> bool:
         injector = self.injectors.get(stream)
