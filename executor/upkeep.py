@@ -26,11 +26,20 @@ from millpond.executor.journal import Journal
 from millpond.executor.ownership import Ownership
 from millpond.gc.fold import Folded, FoldRules, fold_files
 from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.round import Retention, Round, collect_garbage
 from millpond.statestore.commit import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import (
+    TIME_MAX_US,
+    TIME_MIN_US,
+    Clock,
+    EventTimeMicros,
+    Rng,
+    Superstep,
+    TableVersion,
+)
 
 __all__ = ["Upkeep", "UpkeepPolicy"]
 
@@ -38,6 +47,7 @@ _LOG = logging.getLogger("millpond")
 _FOLDS_PER_COMMIT: Final = 32
 _FOLDS_WAITING_MAX: Final = 64
 _STALL_S: Final = 1.0
+_FIRST_ROUND_AFTER: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +59,16 @@ class UpkeepPolicy:
         folds: when an interval's files become one.
         id_slack: how far behind the low watermark record ids are still known. What it gives up:
             an outside record that comes again after more than that counts again, as a late one.
+        retention: how long a version of the table stays readable after it has been replaced;
+            savepoints keep theirs for as long as they are open.
+        collect_every: after so many versions garbage is collected, and a checkpoint written.
         background: whether folds are prepared by a thread of their own.
     """
 
     folds: FoldPolicy = field(default_factory=FoldPolicy)
     id_slack: Duration = "3h"
+    retention: Duration = "1h"
+    collect_every: int = 1_024
     background: bool = True
 
     @property
@@ -62,6 +77,14 @@ class UpkeepPolicy:
         The slack in microseconds.
         """
         return duration_us(self.id_slack)
+
+    @property
+    def kept(self) -> Retention:
+        """
+        What collectors leave.
+        """
+        keep_ms = duration_us(self.retention) // 1_000
+        return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_every)
 
 
 class Upkeep:
@@ -102,12 +125,16 @@ class Upkeep:
         self._files: defaultdict[Interval, int] = defaultdict(int)
         self._in_flight: dict[Interval, Future[Folded]] = {}
         self._damaged: set[Interval] = set()
+        self._round: Future[Round] | None = None
+        self._round_due = TableVersion(0)
 
     def open(self) -> None:
         """
         Look at what earlier runs have left.
         """
         snapshot = self._store.committer.snapshot
+        # Soon after a start, for many short runs make garbage too; but a start has more urgent work.
+        self._round_due = TableVersion(snapshot.version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
         for owned in self._ownership.all():
             self._files[owned.interval] = len(snapshot.files_of(owned.interval))
 
@@ -133,6 +160,9 @@ class Upkeep:
             return
         self._stall()
         self._land()
+        if self._is_round_due():
+            self._start_round(superstep)
+            return
         for interval in self._due():
             self._start(interval, superstep, watermark)
         if self._worker is INLINE:
@@ -149,6 +179,35 @@ class Upkeep:
         self._in_flight.clear()
 
     # -- folds -----------------------------------------------------------------------------
+
+    def _is_round_due(self) -> bool:
+        if self._round is not None and self._round.done():
+            self._report_round(self._round)
+            self._round = None
+        return self._round is None and self._store.committer.snapshot.version >= self._round_due
+
+    def _start_round(self, superstep: Superstep) -> None:
+        if self._in_flight:
+            # A fold's file that waits for its commit would look like an orphan: folds end first.
+            return
+        self._round_due = TableVersion(self._store.committer.snapshot.version + self._policy.collect_every)
+        work = partial(
+            collect_garbage,
+            self._store.objects,
+            self._store.catalog,
+            self._clock,
+            retention=self._policy.kept,
+            owned={owned.interval: superstep for owned in self._ownership.all()},
+        )
+        self._round = self._worker.submit(work)
+
+    def _report_round(self, done: Future[Round]) -> None:
+        try:
+            found = done.result()
+        except MillpondError as error:
+            _LOG.warning("garbage is left for the next round: %s", error)
+        else:
+            _LOG.debug("collected up to version %d (%s)", found.horizon, found.held_by)
 
     def _due(self) -> list[Interval]:
         room = _FOLDS_WAITING_MAX - len(self._in_flight)

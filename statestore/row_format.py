@@ -23,7 +23,17 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.row import ROW_SCHEMA
 from millpond.statestore.row_shape import check_names
 
-__all__ = ["ROWS_PER_GROUP", "IpcRowFormat", "MayHold", "ParquetRowFormat", "RowFormat", "decode_rows"]
+__all__ = [
+    "ROWS_PER_GROUP",
+    "IpcRowFormat",
+    "MayHold",
+    "ParquetRowFormat",
+    "RowFormat",
+    "decode_rows",
+    "has_parquet_seal",
+    "parquet_seal_holds",
+    "seal_parquet",
+]
 
 ROWS_PER_GROUP: Final = 16_384
 """Rows in a Parquet row group: the least that a point read has to decode."""
@@ -97,13 +107,13 @@ class ParquetRowFormat:
             column_encoding={"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
             write_statistics=["key", "sequencer", "commit_number", "superstep"],
         )
-        return _seal_parquet(memoryview(sink.getvalue()))
+        return seal_parquet(memoryview(sink.getvalue()))
 
     def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
         """
         Read the row groups that may hold wanted keys, checking seal and pages.
         """
-        if sealed and not _parquet_seal_holds(memoryview(data)):
+        if sealed and not parquet_seal_holds(memoryview(data)):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
@@ -157,13 +167,27 @@ def _footer_start(view: memoryview) -> int:
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
 
 
-def _seal_parquet(view: memoryview) -> bytes:
+def seal_parquet(view: memoryview) -> bytes:
+    """
+    The Parquet file with a seal before its footer.
+    """
     start = _footer_start(view)
     checksum = zlib.crc32(view[start:], zlib.crc32(view[:start]))
     return b"".join((view[:start], _seal(checksum), view[start:]))
 
 
-def _parquet_seal_holds(view: memoryview) -> bool:
+def has_parquet_seal(view: memoryview) -> bool:
+    """
+    Whether there is a seal where one would be, broken or not.
+    """
+    start = _footer_start(view)
+    return bytes(view[max(start - _SEAL_BYTES, 0) : max(start - 4, 0)]) == _SEAL
+
+
+def parquet_seal_holds(view: memoryview) -> bool:
+    """
+    Whether the file carries a seal and is what was sealed.
+    """
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)

@@ -1,0 +1,101 @@
+"""
+The log: checkpoints, and the commit files that a checkpoint stands for.
+
+A checkpoint sums the log up, so that a cold open does not read it from version 0. Once the
+horizon has passed a checkpoint, the commits before it are deleted; its own commit file stays,
+and with it the digest that the next commit is chained to and the high-water mark is held
+against. Oldest files go first, so a collection that is killed leaves a shorter log and no hole.
+
+Commits of the last two minutes stay whatever the retention: a writer that has just read a
+version relies on finding the next ones (`millpond.statestore.log_follower`, fact F4).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+from millpond.gc.collector import Collection
+from millpond.gc.horizon import version_at
+from millpond.gc.log_sum import sum_log
+from millpond.gc.survey import Survey
+from millpond.gc.vacuum import delete_files
+from millpond.statestore.checkpoint import checkpoint_path, write_part
+from millpond.statestore.errors import ObjectExistsError
+from millpond.statestore.log import LOG_FOLDER, Log
+from millpond.statestore.types import Clock, Objects, TableVersion
+
+__all__ = ["LogCollector", "write_checkpoint"]
+
+_OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
+_KEPT_MS: Final = 120_000
+
+
+class LogCollector:
+    """
+    Deletes commit files and checkpoints behind a checkpoint that the horizon has passed.
+
+    Args:
+        survey: the store as it was found.
+        clock: tells how old commits are.
+    """
+
+    kind = "log"
+
+    def __init__(self, survey: Survey, clock: Clock) -> None:
+        self._survey = survey
+        self._clock = clock
+
+    def collect(self, *, dry_run: bool = False) -> Collection:
+        """
+        Delete them, or name them.
+
+        Raises:
+            UnavailableError: the store is away; some may be gone.
+        """
+        paths = self._garbage()
+        if not dry_run:
+            delete_files(self._survey.objects, paths)
+        return Collection(kind=self.kind, paths=paths)
+
+    def _garbage(self) -> tuple[str, ...]:
+        settled = self._survey.settled
+        if settled is None:
+            return ()
+        log = Log(self._survey.objects)
+        young = version_at(log, self._survey.newest.version, self._clock.now_us() // 1_000 - _KEPT_MS)
+        known = [each.version for each in log.inventory().checkpoints]
+        limit = max((each for each in known if each <= min(settled.version, young)), default=0)
+        matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
+        return tuple(path for path, match in matches if match and int(match[1]) < limit)
+
+
+def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
+    """
+    Write a checkpoint of the newest version, if there is none of the last ``every`` versions.
+
+    Returns:
+        The version of the checkpoint that was written.
+
+    Raises:
+        DataError: the log is damaged.
+        UnavailableError: the store is away.
+    """
+    log = Log(objects)
+    inventory = log.inventory()
+    last = max((checkpoint.version for checkpoint in inventory.checkpoints), default=TableVersion(0))
+    if inventory.latest is None or inventory.latest - last < every:
+        return None
+    listed = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
+    total = sum_log(log, inventory.latest)
+    actions = tuple(total.actions(on_disk=listed))
+    try:
+        objects.put_if_absent(checkpoint_path(total.version), write_part(actions))
+    except ObjectExistsError:
+        # Somebody else has written it, and it says the same.
+        return None
+    pointer = {"version": total.version, "size": len(actions)}
+    objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
+    return total.version

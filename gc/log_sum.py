@@ -1,0 +1,128 @@
+"""
+The sum of a log: everything that a checkpoint must say, at one version.
+
+A `Snapshot` keeps what the engine asks for; a checkpoint repeats the actions themselves, with
+their statistics and times, and remembers removed files as long as they lie on disk. Each
+commit passes through a snapshot on its way, so seals and the digest chain are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from millpond.statestore.action import Action, Add, Metadata, Protocol, Remove, Txn
+from millpond.statestore.check import check
+from millpond.statestore.checkpoint import Checkpoint
+from millpond.statestore.commit_file import digest_of
+from millpond.statestore.errors import DataError
+from millpond.statestore.log import Log
+from millpond.statestore.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.types import TableVersion
+
+__all__ = ["LogSum", "sum_log"]
+
+
+class LogSum:
+    """
+    What a log says up to a version.
+
+    Attributes:
+        snapshot: the same as the engine sees it.
+        adds: live files by path.
+        removes: removed files by path, as far back as the log and its checkpoints tell.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot()
+        self.adds: dict[str, Add] = {}
+        self.removes: dict[str, Remove] = {}
+        self._txns: dict[str, Txn] = {}
+        self._metadata: Metadata | None = None
+        self._protocol = Protocol()
+
+    @property
+    def version(self) -> TableVersion:
+        """
+        The newest commit that is part of the sum.
+        """
+        return self.snapshot.version
+
+    def start(self, log: Log, checkpoint: Checkpoint) -> None:
+        """
+        Begin with a checkpoint.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        actions = tuple(log.read_checkpoint(checkpoint))
+        commit = log.read(checkpoint.version)
+        self.snapshot.restart_from(checkpoint, actions, digest_of(commit) if commit else "")
+        self._take(actions)
+
+    def follow(self, log: Log, until: TableVersion) -> None:
+        """
+        Go on to a version.
+
+        Raises:
+            DataError: a commit file is missing, damaged or out of the chain.
+        """
+        for version in range(self.version + 1, until + 1):
+            following = TableVersion(version)
+            self._take(self.snapshot.apply(following, log.require(following)))
+
+    def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
+        """
+        What a checkpoint of this version says.
+
+        Args:
+            on_disk: the data files that exist; removed files are remembered as long as they do.
+        """
+        check(self._metadata is not None, "a table has metadata", version=self.version)
+        exists = frozenset(on_disk)
+        yield self._protocol
+        if self._metadata is not None:
+            yield self._metadata
+        yield from self._txns.values()
+        yield from self.adds.values()
+        yield from (remove for path, remove in self.removes.items() if path in exists)
+
+    def _take(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Add():
+                    self.adds[action.path] = action
+                    self.removes.pop(action.path, None)
+                case Remove():
+                    self.removes[action.path] = action
+                    self.adds.pop(action.path, None)
+                case Txn():
+                    self._txns[action.app_id] = action
+                case Metadata():
+                    self._metadata = action
+                case Protocol():
+                    self._protocol = action
+                case _:
+                    pass
+
+
+def sum_log(log: Log, until: TableVersion) -> LogSum:
+    """
+    The sum of a log up to a version, from the newest checkpoint that is no newer.
+
+    Raises:
+        DataError: a commit file is missing, damaged or out of the chain.
+    """
+    for checkpoint in reversed(log.inventory().checkpoints):
+        if checkpoint.version <= until:
+            found = LogSum()
+            try:
+                found.start(log, checkpoint)
+            except DataError:
+                # An older one and the commits after it say the same, if they are there.
+                continue
+            found.follow(log, until)
+            return found
+    found = LogSum()
+    check(found.version == NO_TABLE, "a sum begins before the first commit")
+    found.follow(log, until)
+    return found

@@ -1,0 +1,92 @@
+"""
+Orphans: row files that no commit ever named, left by tasks that failed or ran twice (fact F12).
+
+A file's name tells its superstep, and a superstep that has been committed takes no file any
+more. So a file that the log knows nothing of, of a superstep that is past, belongs to nobody,
+whoever wrote it and whenever it lands. Only the owner of a computation may say so, though: a
+fold that is being prepared has such a name too, and only the owner knows that there is none;
+a former owner's fold is fenced. Files with other names are other engines', and stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from millpond.gc.collector import Collection
+from millpond.gc.survey import Survey
+from millpond.gc.vacuum import delete_files
+from millpond.statestore.errors import DataError
+from millpond.statestore.interval import Interval
+from millpond.statestore.rowfile import read_row_files
+from millpond.statestore.types import Superstep
+
+__all__ = ["OrphanCollector"]
+
+_OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
+_READ_MAX: Final = 1_000
+
+
+class OrphanCollector:
+    """
+    Deletes row files of past supersteps that were never committed.
+
+    Args:
+        survey: the store as it was found, after the intervals were taken.
+        owned: by interval that the caller owns, the last superstep committed. An interval that
+            is not all of its computation (several pipelines share their dead letters) is told
+            from the others by reading the file's keys.
+    """
+
+    kind = "orphans"
+
+    def __init__(self, survey: Survey, owned: Mapping[Interval, Superstep]) -> None:
+        self._survey = survey
+        self._owned: dict[str, list[tuple[Interval, Superstep]]] = {}
+        for interval, superstep in owned.items():
+            self._owned.setdefault(interval.computation, []).append((interval, superstep))
+
+    def collect(self, *, dry_run: bool = False) -> Collection:
+        """
+        Delete them, or name them.
+
+        Raises:
+            UnavailableError: the store is away; some may be gone.
+        """
+        paths = tuple(self._garbage())
+        if not dry_run:
+            delete_files(self._survey.objects, paths)
+        return Collection(kind=self.kind, paths=paths)
+
+    def _garbage(self) -> Iterator[str]:
+        newest, reads = self._survey.newest, 0
+        for path in sorted(self._survey.data_files):
+            match = _OWN_NAME.match(path)
+            if match is None or path in newest.adds or path in newest.removes:
+                continue
+            owned = self._owned.get(unquote(match[1]), [])
+            past = [interval for interval, superstep in owned if int(match[2]) <= superstep]
+            if not past or len(past) < len(owned):
+                continue
+            if _cover_everything(past):
+                yield path
+            elif reads < _READ_MAX:
+                reads += 1
+                if self._is_in(path, past):
+                    yield path
+
+    def _is_in(self, path: str, intervals: list[Interval]) -> bool:
+        try:
+            keys = read_row_files(self._survey.objects, [path], ["key"]).column("key").to_pylist()
+        except DataError:
+            # What cannot be read cannot be told apart either; it costs only space.
+            return False
+        return all(any(interval.contains(key) for interval in intervals) for key in keys)
+
+
+def _cover_everything(intervals: list[Interval]) -> bool:
+    ordered = sorted(intervals, key=lambda interval: interval.low)
+    highs = [interval.high for interval in ordered]
+    return ordered[0].low == "" and highs[-1] is None and highs[:-1] == [each.low for each in ordered[1:]]

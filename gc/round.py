@@ -1,0 +1,103 @@
+"""
+A round of garbage collection: every collector once, in the order that lets each see all it needs.
+
+A checkpoint comes first, for it marks what is settled. Vacuum comes before the log's cleanup,
+which takes the memory of removed files away (a checkpoint keeps it as long as they exist).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millpond.gc.collector import Collection, Collector
+from millpond.gc.horizon import Horizons
+from millpond.gc.log import LogCollector, write_checkpoint
+from millpond.gc.orphan import OrphanCollector
+from millpond.gc.survey import survey
+from millpond.gc.vacuum import VacuumCollector
+from millpond.statestore.catalog import Catalog
+from millpond.statestore.checkpoint import checkpoint_path
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log import Log
+from millpond.statestore.types import Clock, Objects, Superstep, TableVersion
+
+__all__ = ["Retention", "Round", "collect_garbage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """
+    What a round leaves.
+
+    Args:
+        keep_ms: how long a version stays readable after it has been replaced; open savepoints
+            and readers that have published theirs keep versions for longer.
+        checkpoint_every: a checkpoint is written after so many versions.
+    """
+
+    keep_ms: int = 3_600_000
+    checkpoint_every: int = 1_024
+
+    def __post_init__(self) -> None:
+        """
+        Refuse what cannot be meant.
+        """
+        if self.keep_ms < 0 or self.checkpoint_every < 1:
+            raise InvalidError("a retention cannot be negative", retention=self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """
+    What a round did.
+
+    Attributes:
+        horizon: the oldest version that stays readable.
+        held_by: what keeps it from being newer.
+        collections: what each collector did.
+    """
+
+    horizon: TableVersion
+    held_by: str
+    collections: tuple[Collection, ...]
+
+
+def collect_garbage(
+    objects: Objects,
+    catalog: Catalog | None,
+    clock: Clock,
+    *,
+    retention: Retention,
+    owned: Mapping[Interval, Superstep],
+    dry_run: bool = False,
+) -> Round:
+    """
+    One round over everything but folds.
+
+    Args:
+        objects: the table's root.
+        catalog: where horizons and savepoints are.
+        clock: the source of time.
+        retention: what stays.
+        owned: the intervals whose leases the caller holds, with the last superstep committed.
+        dry_run: change nothing.
+
+    Raises:
+        DataError: the log is damaged; nothing was deleted.
+        UnavailableError: the store or the catalog is away.
+        ConflictError: readers kept coming first; nothing was deleted.
+    """
+    made = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
+    horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
+    seen = survey(objects, horizons, dry_run=dry_run)
+    collectors: tuple[Collector, ...] = (
+        VacuumCollector(seen),
+        OrphanCollector(seen, owned),
+        LogCollector(seen, clock),
+    )
+    collections = [each.collect(dry_run=dry_run) for each in collectors]
+    if made is not None:
+        collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
+    return Round(horizon=seen.horizon.version, held_by=seen.horizon.held_by, collections=tuple(collections))
