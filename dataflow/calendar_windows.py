@@ -26,7 +26,7 @@ _MONDAY: Final = date(1970, 1, 5)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CalendarWindows(WindowFn):
     """
     Windows of ``count`` calendar units.

@@ -25,7 +25,6 @@ class _OfValue(CombineFn):
     A combine function of a field, of a function of the value, or of the value itself.
     """
 
-    __slots__ = ()
     of: ValueExtractor
 
     def __post_init__(self) -> None:
@@ -35,7 +34,7 @@ class _OfValue(CombineFn):
         check_extractor(self.of)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Count(CombineFn):
     """
     How many elements there are.
@@ -66,7 +65,7 @@ class Count(CombineFn):
         return accumulator - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sum(_OfValue):
     """
     The sum of numbers.
@@ -99,7 +98,7 @@ class Sum(_OfValue):
         return accumulator - extract(self.of, value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mean(_OfValue):
     """
     The mean of numbers; ``None`` when there are none.
@@ -146,7 +145,7 @@ def _without(elements: list[Any], value: Any) -> list[Any]:
     return rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToList(_OfValue):
     """
     All elements, in the order in which they came.
@@ -186,7 +185,7 @@ class ToList(_OfValue):
         return _without(accumulator, extract(self.of, value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopN(_OfValue):
     """
     The ``count`` greatest, the greatest first.
@@ -261,7 +260,7 @@ class TopN(_OfValue):
         return _without(accumulator, extract(self.of, value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Max(TopN):
     """
     The greatest; ``None`` when there is none.
@@ -276,7 +275,7 @@ class Max(TopN):
         return accumulator[0] if accumulator else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Min(Max):
     """
     The least; ``None`` when there is none.
@@ -285,7 +284,7 @@ class Min(Max):
     smallest: bool = field(default=True, init=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CountDistinct(_OfValue):
     """
     How many different values there are, exactly: memory grows with them.
@@ -337,7 +336,7 @@ class CountDistinct(_OfValue):
         return accumulator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Quantiles(ToList):
     """
     Exact quantiles of numbers, by nearest rank; memory grows with the elements.

@@ -31,8 +31,6 @@ class _AfterAmount(Trigger):
     Fires once, when the amounts of its window's elements add up to a bound.
     """
 
-    __slots__ = ()
-
     @property
     def _bound(self) -> int:
         raise NotImplementedError
@@ -65,7 +63,7 @@ class _AfterAmount(Trigger):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AfterCount(_AfterAmount):
     """
     Fires once, when its window has got ``count`` elements.
@@ -92,7 +90,7 @@ class AfterCount(_AfterAmount):
         return 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AfterBytes(_AfterAmount):
     """
     Fires once, when the values of its window come to ``size`` bytes of JSON.
@@ -118,7 +116,7 @@ class AfterBytes(_AfterAmount):
         return len(value) if isinstance(value, bytes) else len(JsonCodec().encode(value).encode())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShouldEmit(Trigger):
     """
     Fires once, when the user's function says so of an element; repeat it to have it say so again.

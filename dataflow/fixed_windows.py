@@ -29,7 +29,7 @@ def positive_us(name: str, duration: Duration) -> int:
     return micros
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GlobalWindows(WindowFn):
     """
     Everything is in one window that ends with the input.
@@ -42,7 +42,7 @@ class GlobalWindows(WindowFn):
         return (GLOBAL_WINDOW,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FixedWindows(WindowFn):
     """
     Windows of one size, one after the other.
@@ -79,7 +79,7 @@ class FixedWindows(WindowFn):
         return (Window(start, start + self._size_us),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UnalignedFixedWindows(WindowFn):
     """
     Fixed windows whose bounds differ from key to key, so that not all of them end at once.

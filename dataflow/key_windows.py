@@ -213,7 +213,7 @@ class KeyWindows:
         values = self._values(state, pane)
         if is_retracting:
             taken_back = [WindowedValue.from_json(envelope) for envelope in state.emitted]
-            self.output += [one.retraction(self._wall_time) for one in taken_back]
+            self.output += [one.retraction(pane) for one in taken_back]
             state.emitted = [value.to_json() for value in values]
         self.output += values
         state.index += 1

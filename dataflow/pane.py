@@ -39,7 +39,7 @@ class Pane:
         nonspeculative_index: the same without the early ones, which have -1.
         timing: early, on time or late.
         is_last: no pane of the window can follow.
-        is_retraction: takes back the pane that these fields describe.
+        is_retraction: takes back the pane with these indices; the other fields tell when and why.
         watermark_percentile: share of the input known to be in, from 0 to 100; ``None`` when
             late, or early without percentile watermarks.
         produced_at: wall time of production, in microseconds.
@@ -108,11 +108,20 @@ class WindowedValue:
         """
         return isinstance(value, dict) and value.keys() == _FIELDS
 
-    def retraction(self, produced_at: int) -> WindowedValue:
+    def retraction(self, successor: Pane) -> WindowedValue:
         """
-        The anti-datum of this value.
+        The anti-datum of this value: its pane, shown again when and because its successor is.
         """
-        return replace(self, pane=replace(self.pane, is_retraction=True, produced_at=produced_at))
+        pane = replace(
+            self.pane,
+            is_retraction=True,
+            is_last=False,
+            timing=successor.timing,
+            watermark_percentile=successor.watermark_percentile,
+            produced_at=successor.produced_at,
+            trigger=successor.trigger,
+        )
+        return replace(self, pane=pane)
 
     def to_json(self) -> dict[str, Any]:
         """

@@ -20,7 +20,7 @@ _UNTIL: Final = "u"
 _COUNT: Final = "fired"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Never(Trigger):
     """
     Does not fire: what its window has to show comes when it closes, if at all.
@@ -39,7 +39,7 @@ class Never(Trigger):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repeatedly(Trigger):
     """
     Starts a trigger over whenever it has finished, for ever.
@@ -88,7 +88,7 @@ class Repeatedly(Trigger):
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RepeatCount(Repeatedly):
     """
     Repeats a trigger until it has fired ``count`` times. After a merge the furthest window counts.
@@ -123,7 +123,7 @@ class RepeatCount(Repeatedly):
         return bool(fired >= self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RepeatUntil(Repeatedly):
     """
     Repeats a trigger until another one fires; that one shows what is new, and ends it.

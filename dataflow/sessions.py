@@ -17,7 +17,7 @@ from millpond.executor.duration import Duration
 __all__ = ["Sessions"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sessions(WindowFn):
     """
     An element opens a window of ``gap``; windows that overlap are one session.

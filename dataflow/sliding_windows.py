@@ -18,7 +18,7 @@ __all__ = ["SlidingWindows"]
 _WINDOWS_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlidingWindows(WindowFn):
     """
     A window of ``size`` begins every ``period``.

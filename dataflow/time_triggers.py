@@ -49,8 +49,6 @@ class _AtTime(Trigger):
     Fires once, at a time that follows from the first element; merged windows keep the earliest time.
     """
 
-    __slots__ = ()
-
     @property
     def _clock(self) -> TimeDomain:
         raise NotImplementedError
@@ -92,7 +90,7 @@ class _AtTime(Trigger):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AfterDelay(_AtTime):
     """
     Fires once, ``delay`` after the window's first element was seen (wall) or happened (event).
@@ -134,7 +132,7 @@ class AfterDelay(_AtTime):
         return due if self._align_us is None else -(-due // self._align_us) * self._align_us
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AfterProcessingTime(AfterDelay):
     """
     Fires once, ``delay`` of processing time after the first element since it began to listen.
@@ -159,7 +157,7 @@ class AfterProcessingTime(AfterDelay):
             raise InvalidError("processing time is the clock on the wall", domain=self.domain)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AtPeriod(_AtTime):
     """
     Fires once, at the next stroke of a clock that strikes every ``period``.

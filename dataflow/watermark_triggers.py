@@ -30,7 +30,7 @@ def _has_ended(context: TriggerContext) -> bool:
     return context.watermark >= context.window.end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Default(Trigger):
     """
     Fires when the watermark passes the window's end, then once for every bundle of late elements.
@@ -68,7 +68,7 @@ class Default(Trigger):
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WatermarkPercentile(Default):
     """
     Fires once, when the watermark of a share of the input passes the window's end.
@@ -106,7 +106,7 @@ class WatermarkPercentile(Default):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AfterWatermark(Trigger):
     """
     Fires when the watermark passes the window's end; before it as ``early`` says, after it as ``late`` says.
