@@ -9,13 +9,14 @@ core runs in a Spark task, in the local runner and in the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.clocks import Clocks, Marks
 from millpond.executor.observation import InputObservation
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import Fence
@@ -90,6 +91,7 @@ class Bundle:
         superstep: number of the superstep.
         watermark: the computation's input low watermark during the whole bundle.
         wall_time: the superstep's wall time; tasks never read a clock.
+        marks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
     """
 
@@ -99,6 +101,14 @@ class Bundle:
     watermark: EventTimeMicros
     wall_time: WallTimeMicros
     deliveries: Sequence[Deliveries] = ()
+    marks: Marks = field(default_factory=dict)
+
+    @property
+    def clocks(self) -> Clocks:
+        """
+        What its timers wait for.
+        """
+        return Clocks(watermark=self.watermark, wall_time=self.wall_time, marks=self.marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +152,20 @@ class BundleStatistics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSummary:
     """
-    What a bundle produced to one stream: how many records, and the oldest's event time.
+    What a bundle produced to one stream.
+
+    Attributes:
+        stream: the stream.
+        count: how many records.
+        oldest_at: the oldest one's event time.
+        marks: the oldest times when a share of the records is left out, for each percentile
+            that the pipeline keeps.
     """
 
     stream: str
     count: int
     oldest_at: EventTimeMicros
+    marks: Marks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +178,8 @@ class BundleResult:
         next_event_timer: earliest pending event-domain firing time of the whole interval.
         next_wall_timer: earliest pending wall-domain firing time of the whole interval.
         hold: oldest output timestamp that any row of the interval still owes.
+        next_marks: earliest firing time of the timers that wait for each percentile watermark.
+        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
         productions: a summary a stream.
     """
 
@@ -168,6 +188,8 @@ class BundleResult:
     next_event_timer: EventTimeMicros | None = None
     next_wall_timer: WallTimeMicros | None = None
     hold: EventTimeMicros | None = None
+    next_marks: Marks = field(default_factory=dict)
+    hold_marks: Marks = field(default_factory=dict)
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
 

@@ -4,6 +4,7 @@ Computations: the user's code, run in the context of one key (MillWheel §5.1).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from millpond.statestore.codec import Codec, JsonCodec
@@ -28,9 +29,11 @@ class Computation:
 
     Attributes:
         codec: how the state becomes the row's ``state`` column; JSON unless overridden.
+        percentiles: the percentile watermarks that the code asks for, besides 100.
     """
 
     codec: Codec = JsonCodec()
+    percentiles: Collection[float] = ()
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
+from millpond.executor.clocks import EXACT, Clocks
 from millpond.executor.event_time import Moment, to_micros
+from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers
 from millpond.executor.productions import Productions
 from millpond.executor.record_columns import InputTime
@@ -22,7 +24,7 @@ DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""
 
 _EVENT: Final = TimeDomain.EVENT
-_DOMAINS: Final[dict[str, TimeDomain]] = {domain.value: domain for domain in TimeDomain}
+_DOMAINS: Final[dict[str, TimeDomain]] = {each.value: each for each in (TimeDomain.EVENT, TimeDomain.WALL)}
 
 
 class _Producer(Protocol):
@@ -30,6 +32,8 @@ class _Producer(Protocol):
     def name(self) -> str: ...
     @property
     def produces(self) -> Any: ...
+    @property
+    def percentiles(self) -> Any: ...
 
 
 class Context:
@@ -46,8 +50,11 @@ class Context:
     """
 
     __slots__ = (
+        "_clocks",
+        "_holds",
         "_input",
         "_name",
+        "_percentiles",
         "_produces",
         "_productions",
         "_timers",
@@ -64,18 +71,42 @@ class Context:
         timers: KeyTimers,
         productions: Productions,
         input_time: InputTime,
-        watermark: EventTimeMicros,
-        wall_time: WallTimeMicros,
+        clocks: Clocks,
+        holds: Holds,
     ) -> None:
         self._name = node.name
         self._produces = frozenset(node.produces)
+        self._percentiles = frozenset(node.percentiles)
+        self._clocks = clocks
+        self._holds = holds
         self._timers = timers
         self._productions = productions
         self._input = input_time
         self.key = ""
         self.state = state
-        self.watermark = watermark
-        self.wall_time = wall_time
+        self.watermark = EventTimeMicros(clocks.watermark)
+        self.wall_time = WallTimeMicros(clocks.wall_time)
+
+    def watermark_at(self, percentile: float) -> EventTimeMicros:
+        """
+        The input watermark of a share of the records: about so many percent are in up to here.
+
+        Args:
+            percentile: 100, the low watermark itself, or one of the computation's ``percentiles``.
+
+        Raises:
+            InvalidError: the computation does not declare it.
+        """
+        return EventTimeMicros(self._clocks.of(_EVENT, self._declared(percentile)))
+
+    def _declared(self, percentile: float) -> float:
+        if percentile == EXACT or percentile in self._percentiles:
+            return float(percentile)
+        raise InvalidError(
+            "the computation does not declare this percentile in percentiles",
+            computation=self._name,
+            percentile=percentile,
+        )
 
     def set_timer(
         self,
@@ -83,6 +114,7 @@ class Context:
         tag: str = "",
         domain: DomainName = "event",
         output_at: Moment | None = None,
+        percentile: float = EXACT,
     ) -> None:
         """
         Have ``process_timer`` called once the domain's clock reaches ``at``.
@@ -97,12 +129,18 @@ class Context:
             output_at: event time of what the timer will produce, which holds the low
                 watermark back. By default ``at`` for an event timer (or the input's time,
                 if that is later) and the input's time for a wall timer.
+            percentile: in event time, the watermark to wait for: 100 or one of the computation's
+                ``percentiles``. At most ``100 - percentile`` percent of the records before
+                ``at`` are still to come when it fires, and they are not late.
 
         Raises:
-            InvalidError: not a time, an unknown domain, or ``output_at`` below the input's time.
+            InvalidError: not a time, an unknown domain, a percentile that is not declared, or
+                ``output_at`` below the input's time.
         """
         moment = at if type(at) is int else to_micros(at)
         known = _DOMAINS.get(domain) or self._unknown(domain)
+        if percentile != EXACT:
+            percentile = self._declared_event(percentile, known)
         input_time = self._input
         if output_at is not None:
             output = self._not_below(input_time.floor_at, to_micros(output_at), "output_at")
@@ -112,8 +150,8 @@ class Context:
             output = input_time.at
         timers = self._timers
         # Windows set the same timer with every record: what is pending has been checked before.
-        if not timers.has(tag, known, moment, output):
-            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output))
+        if not timers.has(tag, known, moment, output, percentile):
+            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """
@@ -145,11 +183,16 @@ class Context:
         own_key = self.key if key is None else _text(key, "production key")
         self._productions.append(stream, own_key, value, moment)
 
+    def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
+        if domain is _EVENT:
+            return self._declared(percentile)
+        raise InvalidError("only event time has percentiles", computation=self._name, percentile=percentile)
+
     def _unknown(self, domain: str) -> NoReturn:
         raise InvalidError("a timer's domain is event or wall", domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
-        if moment >= floor:
+        if moment >= floor or moment >= self._holds.floor():
             return moment
         raise InvalidError(
             "a time may not be below that of the input",

@@ -8,7 +8,7 @@ files, lets every consumer extract its own key (§4.2), and hands each interval 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle import DeadLetter, Deliveries, ProductionSummary
+from millpond.executor.clocks import Marks
 from millpond.executor.key_extractor import extract_keys
+from millpond.executor.timer import oldest_but
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import JsonValues
 from millpond.statestore.interval import Interval
@@ -105,13 +107,18 @@ def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
     return flatten_productions(table.filter(wanted))
 
 
-def summarise_productions(productions: pa.Table) -> tuple[ProductionSummary, ...]:
+def summarise_productions(
+    productions: pa.Table, percentiles: Collection[float] = ()
+) -> tuple[ProductionSummary, ...]:
     """
     How many productions a stream has and how old the oldest is: what holds the watermark.
     """
+    marks = _marks_of(productions, percentiles) if percentiles else {}
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
     return tuple(
-        ProductionSummary(stream=stream, count=count, oldest_at=EventTimeMicros(oldest))
+        ProductionSummary(
+            stream=stream, count=count, oldest_at=EventTimeMicros(oldest), marks=marks.get(stream, {})
+        )
         for stream, oldest, count in zip(
             grouped.column("stream").to_pylist(),
             grouped.column("at_min").cast(pa.int64()).to_pylist(),
@@ -119,6 +126,15 @@ def summarise_productions(productions: pa.Table) -> tuple[ProductionSummary, ...
             strict=True,
         )
     )
+
+
+def _marks_of(productions: pa.Table, percentiles: Collection[float]) -> dict[str, Marks]:
+    streams = productions.column("stream")
+    at = productions.column("at").cast(pa.int64())
+    return {
+        stream: oldest_but(at.filter(pc.equal(streams, stream)).to_numpy(), percentiles)
+        for stream in pc.unique(streams).to_pylist()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,11 @@ alone is journaled: after a restart every member goes on from there and counts a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
+from millpond.executor.clocks import EXACT, Marks
+from millpond.executor.delay_sketch import RecentDelays
 from millpond.executor.injector import InjectorLogic
 from millpond.executor.injector_policies import wants_delays
 from millpond.executor.observation import WHOLE, InputObservation, TimesSeen, Watch
@@ -24,6 +26,10 @@ Standing: TypeAlias = Literal["expected", "idle", "gone"]
 """What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
 
 
+_DELAYS_MIN: Final = 100
+"""So many delays must have been measured before a percentile watermark leaves the low watermark."""
+
+
 @dataclass(slots=True)
 class _Member:
     """
@@ -34,6 +40,16 @@ class _Member:
     heard_us: int
     standing: Standing = "expected"
     newest_at: EventTimeMicros | None = None
+    delays: RecentDelays = field(default_factory=RecentDelays)
+
+    def mark(self, percentile: float) -> EventTimeMicros:
+        """
+        As far behind its newest record as so many percent of its records have come.
+        """
+        exact = self.logic.watermark
+        if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
+            return exact
+        return EventTimeMicros(max(exact, self.newest_at - self.delays.at(percentile)))
 
 
 class InjectorTime:
@@ -44,11 +60,15 @@ class InjectorTime:
         node: the injector.
         saved: the journaled watermark.
         now_us: the monotonic clock.
+        marks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
     """
 
-    def __init__(self, node: InjectorNode, saved: EventTimeMicros, now_us: int) -> None:
+    def __init__(
+        self, node: InjectorNode, saved: EventTimeMicros, now_us: int, marks: Marks | None = None
+    ) -> None:
         self._node = node
         self._watermark = saved
+        self._marks = dict(marks or {})
         names = node.members or (WHOLE,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
 
@@ -58,6 +78,12 @@ class InjectorTime:
         Bound on the times of records still to come from members that are not idle; never falls.
         """
         return self._watermark
+
+    def mark(self, percentile: float) -> EventTimeMicros:
+        """
+        The watermark at a percentile: about so many percent of the records are in up to there.
+        """
+        return self._watermark if percentile == EXACT else max(self._marks[percentile], self._watermark)
 
     def watch(self, *, with_delays: bool = False) -> Watch:
         """
@@ -82,6 +108,8 @@ class InjectorTime:
             if member.standing == "idle":
                 member.standing = "expected"
             member.logic.observe(times)
+            if self._marks and times.delays is not None:
+                member.delays.merge(times.delays)
             member.newest_at = max(times.newest_at, member.newest_at or times.newest_at)
         self.settle(now_us)
 
@@ -138,9 +166,11 @@ class InjectorTime:
         """
         Work out the watermark; silence may have moved it.
         """
-        heard = [one.logic.watermark for one in self._members.values() if not self._is_silent(one, now_us)]
+        heard = [one for one in self._members.values() if not self._is_silent(one, now_us)]
         if heard:
-            self._watermark = max(self._watermark, min(heard))
+            self._watermark = max(self._watermark, min(one.logic.watermark for one in heard))
+            for percentile, known in self._marks.items():
+                self._marks[percentile] = max(known, min(one.mark(percentile) for one in heard))
 
     def is_idle(self, now_us: int) -> bool:
         """

@@ -71,7 +71,7 @@ class IntervalProcessor:
         if late.any() and self._node.on_late == "drop":
             kept = np.flatnonzero(~late) if kept is None else kept[~late]
             dropped = int(late.sum())
-        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time)
+        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.marks)
         grouping = group(codes, arrivals.at, kept, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
@@ -128,7 +128,9 @@ class IntervalProcessor:
             next_event_timer=None if next_event is None else EventTimeMicros(next_event),
             next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
             hold=None if hold is None else EventTimeMicros(hold),
-            productions=summarise(outcome.productions),
+            next_marks=queue.next_marks(),
+            hold_marks=queue.holds(bundle.marks),
+            productions=summarise(outcome.productions, bundle.marks),
             dead_letters=tuple(turns.dead_letters),
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias
 
+from millpond.executor.clocks import EXACT, Clocks
 from millpond.executor.timer import Timer, Timers, firing_order
 from millpond.statestore.row import TimeDomain
 
@@ -32,14 +33,13 @@ class KeyTimers:
     Set, replaced, deleted, fired; one object for all keys of a bundle.
 
     Args:
-        watermark: event timers up to here are due.
-        wall_time: wall timers up to here are due.
+        clocks: timers up to what they show are due.
     """
 
     __slots__ = ("_clocks", "_pending", "_row", "due")
 
-    def __init__(self, watermark: int, wall_time: int) -> None:
-        self._clocks = {TimeDomain.EVENT: watermark, TimeDomain.WALL: wall_time}
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
         self._row: Timers = ()
         self._pending: dict[_TimerId, Timer] | None = None
         self.due: list[_Entry] = []
@@ -54,14 +54,14 @@ class KeyTimers:
         for timer in row:
             self._note(timer)
 
-    def has(self, tag: str, domain: TimeDomain, at: int, output_at: int) -> bool:
+    def has(self, tag: str, domain: TimeDomain, at: int, output_at: int, percentile: float = EXACT) -> bool:
         """
         Whether this very timer is pending.
         """
         pending = self._pending
         if pending is None:
             pending = self._opened()
-        return pending.get((tag, domain)) == (tag, domain, at, output_at)
+        return pending.get((tag, domain)) == (tag, domain, at, output_at, percentile)
 
     def set(self, timer: Timer) -> None:
         """
@@ -75,6 +75,13 @@ class KeyTimers:
         Remove the timer, if it is pending.
         """
         self._opened().pop((tag, domain), None)
+
+    def holds(self) -> list[Timer]:
+        """
+        What the state holds: timers that never fire.
+        """
+        pending = self._row if self._pending is None else self._pending.values()
+        return [timer for timer in pending if timer.domain is TimeDomain.HOLD]
 
     def pop_due(self) -> Timer | None:
         """
@@ -125,5 +132,5 @@ class KeyTimers:
         return pending
 
     def _note(self, timer: Timer) -> None:
-        if timer.at <= self._clocks[timer.domain]:
+        if timer.at <= self._clocks.of(timer.domain, timer.percentile):
             heappush(self.due, (timer.at, timer.domain, timer.tag, timer))

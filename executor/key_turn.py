@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from millpond.executor.bundle import DeadLetter
 from millpond.executor.context import Context
+from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers, TimersSavepoint
 from millpond.executor.productions import Productions
 from millpond.executor.record import Records
@@ -63,14 +64,15 @@ class KeyTurns:
     """
 
     def __init__(self, node: ComputationNode, bundle: Bundle, columns: RecordColumns) -> None:
-        self.state = KeyState(node.computation.codec)
-        self.timers = KeyTimers(bundle.watermark, bundle.wall_time)
+        self._input = InputTime()
+        self.timers = KeyTimers(bundle.clocks)
+        holds = Holds(self.timers, self._input)
+        self.state = KeyState(node.computation.codec, holds)
         self.productions = Productions()
         self.dead_letters: list[DeadLetter] = []
         self.fired = 0
         self._node = node
         self._columns = columns
-        self._input = InputTime()
         self._records = Records(columns, self._input, self.state)
         self._context = Context(
             node,
@@ -78,8 +80,8 @@ class KeyTurns:
             self.timers,
             self.productions,
             self._input,
-            bundle.watermark,
-            bundle.wall_time,
+            bundle.clocks,
+            holds,
         )
         self._firings_left = 0
 

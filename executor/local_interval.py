@@ -61,6 +61,7 @@ class LocalInterval:
                 watermark=part.watermark,
                 wall_time=plan.wall_time,
                 deliveries=deliveries,
+                marks=part.marks,
             )
         )
 

@@ -70,6 +70,8 @@ class OwnedInterval:
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,
             hold=result.hold,
+            next_marks=result.next_marks,
+            hold_marks=result.hold_marks,
         )
 
 
@@ -238,7 +240,9 @@ class Ownership:
         for interval in intervals:
             if interval != self._control:
                 files = fenced.files_of(interval)
-                self._owned[interval].summary = scan_interval(self._store.objects, interval, files)
+                self._owned[interval].summary = scan_interval(
+                    self._store.objects, interval, files, self._topology.percentiles
+                )
         self._index()
 
     def _claims(self, intervals: Sequence[Interval]) -> dict[str, int]:

@@ -81,7 +81,7 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
     for source in undelivered_sources(snapshot, producers, control, superstep):
-        found = summarise_productions(read_productions(store.objects, [source]))
+        found = summarise_productions(read_productions(store.objects, [source]), topology.percentiles)
         if found:
             streams = frozenset(summary.stream for summary in found)
             sources.append(replace(source, streams=streams))
@@ -105,4 +105,6 @@ def _sum(one: ProductionSummary, other: ProductionSummary) -> ProductionSummary:
         stream=one.stream,
         count=one.count + other.count,
         oldest_at=min(one.oldest_at, other.oldest_at),
+        # The same share is left out of each part, so no more than that of the whole.
+        marks={each: min(at, other.marks.get(each, other.oldest_at)) for each, at in one.marks.items()},
     )

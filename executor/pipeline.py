@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Unpack, get_args
 
+from millpond.executor.clocks import declared_percentiles
 from millpond.executor.computation import Computation
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.duration import Duration, duration_us
@@ -149,6 +150,7 @@ class Pipeline:
         if name in self._computations:
             raise InvalidError("two computations have one name", computation=name)
         _check_computation(name, computation)
+        declared_percentiles(computation.percentiles, name)
         self._computations[name] = ComputationNode(
             name=name,
             computation=computation,

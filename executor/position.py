@@ -46,11 +46,12 @@ def _app_id(*parts: str) -> str:
     return "/".join(["millpond", *(quote(part, safe="") for part in parts)])
 
 
-def watermark_app_id(pipeline: str, kind: str, name: str) -> str:
+def watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = 100.0) -> str:
     """
-    Names a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
+    Names a journaled watermark; ``kind`` is ``injector`` or ``computation``.
     """
-    return _app_id("watermark", pipeline, kind, name)
+    exact = _app_id("watermark", pipeline, kind, name)
+    return exact if percentile == 100.0 else f"{exact}@{percentile!r}"
 
 
 def total_app_id(pipeline: str, counter: str) -> str:

@@ -8,13 +8,16 @@ soft state of a worker reads them when it needs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.clocks import EXACT, Marks
 from millpond.executor.delivery import ProductionSource
+from millpond.executor.row_summary import percentile_clocks
+from millpond.executor.timer import oldest_but
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.row import ROW_SCHEMA, TimeDomain
@@ -37,16 +40,42 @@ class IntervalSummary:
         next_event_timer: earliest pending timer in event time.
         next_wall_timer: earliest pending timer in wall time.
         hold: oldest output timestamp that a row still owes.
+        next_marks: earliest pending timer for each percentile watermark.
+        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
     """
 
     next_event_timer: EventTimeMicros | None = None
     next_wall_timer: WallTimeMicros | None = None
     hold: EventTimeMicros | None = None
+    next_marks: Marks = field(default_factory=dict)
+    hold_marks: Marks = field(default_factory=dict)
+
+    def is_due(self, now: WallTimeMicros, mark: Callable[[float], EventTimeMicros]) -> bool:
+        """
+        Whether a pending timer fires now.
+
+        Args:
+            now: the wall time.
+            mark: the computation's input watermark at a percentile.
+        """
+        if self.next_wall_timer is not None and self.next_wall_timer <= now:
+            return True
+        if self.next_event_timer is not None and self.next_event_timer <= mark(EXACT):
+            return True
+        return any(at <= mark(percentile) for percentile, at in self.next_marks.items())
 
 
-def scan_interval(objects: Objects, interval: Interval, files: Sequence[LiveFile]) -> IntervalSummary:
+def scan_interval(
+    objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
+) -> IntervalSummary:
     """
     Read the timers and holds of an interval from its files.
+
+    Args:
+        objects: where the files are.
+        interval: whose.
+        files: all its live files.
+        percentiles: the percentile watermarks that the pipeline keeps.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
@@ -62,18 +91,21 @@ def scan_interval(objects: Objects, interval: Interval, files: Sequence[LiveFile
     rows = combine_updates(updates)
     timers = rows.column("timers").combine_chunks()
     flat = pc.list_flatten(timers)
-    hold = pc.min(rows.column("hold").cast(pa.int64())).as_py()
-    event = _earliest(flat, TimeDomain.EVENT)
-    wall = _earliest(flat, TimeDomain.WALL)
+    holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
+    marks = {each: _earliest(flat, clock) for each, clock in percentile_clocks(flat.field("domain"))}
+    event = _earliest(flat, TimeDomain.EVENT.value)
+    wall = _earliest(flat, TimeDomain.WALL.value)
     return IntervalSummary(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
-        hold=None if hold is None else EventTimeMicros(hold),
+        hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
+        next_marks={each: EventTimeMicros(at) for each, at in marks.items() if at is not None},
+        hold_marks=oldest_but(holds, percentiles) if len(holds) else {},
     )
 
 
-def _earliest(timers: pa.StructArray, domain: TimeDomain) -> int | None:
-    chosen = timers.filter(pc.equal(timers.field("domain"), domain.value))
+def _earliest(timers: pa.StructArray, clock: str) -> int | None:
+    chosen = timers.filter(pc.equal(timers.field("domain"), clock))
     earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
     return None if earliest is None else int(earliest)
 

@@ -7,21 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.clocks import parse_clock
 from millpond.executor.state import Encoded
 from millpond.executor.timer import Timer, Timers
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import TimeDomain
 from millpond.statestore.rowfile import read_row_files
 from millpond.statestore.types import Objects
 
 __all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_changes", "load_rows"]
-
-_DOMAINS: Final = {domain.value: domain for domain in TimeDomain}
 
 
 class RowReader(Protocol):
@@ -141,12 +139,14 @@ def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
     flat = lists.flatten()
     if not len(flat):
         return {}
-    tags, domains, at, output_at = flat.flatten()
+    tags, names, at, output_at = flat.flatten()
+    domains, percentiles = zip(*map(parse_clock, names.to_pylist()), strict=True)
     columns = (
         tags.to_pylist(),
-        map(_DOMAINS.__getitem__, domains.to_pylist()),
+        domains,
         at.cast(pa.int64()).to_pylist(),
         output_at.cast(pa.int64()).to_pylist(),
+        percentiles,
     )
     timers = map(Timer._make, zip(*columns, strict=True))
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()

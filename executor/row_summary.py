@@ -7,6 +7,7 @@ holds and sizes are found in whole columns, and only rows that fit the cache are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.clocks import EXACT, parse_clock
 from millpond.executor.eviction import NEVER, Waits
 from millpond.statestore.row import TimeDomain
 
-__all__ = ["ROW_BYTES", "TIMER_BYTES", "KeyTimes", "RowSummary", "summarise_rows"]
+__all__ = ["ROW_BYTES", "TIMER_BYTES", "KeyTimes", "RowSummary", "percentile_clocks", "summarise_rows"]
 
 ROW_BYTES: Final = 240
 """What a cached row costs in CPython besides its characters: two strings and its share of a dict."""
@@ -45,6 +47,7 @@ class RowSummary:
     Attributes:
         event: the earliest event timer of each key that has one.
         wall: the same for wall timers.
+        percentiles: the same for those that wait for a percentile watermark, by percentile.
         hold: the oldest output time that each key with timers owes.
         waits: for each row, the time of its next timer on either clock; `NEVER`: none.
         weights: for each row, what it costs in the cache, by estimate.
@@ -52,6 +55,7 @@ class RowSummary:
 
     event: KeyTimes
     wall: KeyTimes
+    percentiles: Mapping[float, KeyTimes]
     hold: KeyTimes
     waits: Waits
     weights: npt.NDArray[np.int64]
@@ -67,16 +71,30 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
     flat = lists.flatten()
     at = flat.field("at").cast(pa.int64()).to_numpy(zero_copy_only=False)
     output_at = flat.field("output_at").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    is_event = pc.equal(flat.field("domain"), TimeDomain.EVENT.value).to_numpy(zero_copy_only=False)
+    clock_of = flat.field("domain")
     waits = np.full(merged.num_rows, NEVER)
     np.minimum.at(waits, rows, at.astype(np.float64))
+
+    def earliest(clock: str) -> KeyTimes:
+        of_clock = pc.equal(clock_of, clock).to_numpy(zero_copy_only=False)
+        return _earliest(keys, rows[of_clock], at[of_clock])
+
     return RowSummary(
-        event=_earliest(keys, rows[is_event], at[is_event]),
-        wall=_earliest(keys, rows[~is_event], at[~is_event]),
+        event=earliest(TimeDomain.EVENT.value),
+        wall=earliest(TimeDomain.WALL.value),
+        percentiles={percentile: earliest(clock) for percentile, clock in percentile_clocks(clock_of)},
         hold=_earliest(keys, rows, output_at),
         waits=waits,
         weights=_weights(merged, lists),
     )
+
+
+def percentile_clocks(clocks: pa.Array) -> list[tuple[float, str]]:
+    """
+    The percentile watermarks that any of some timers waits for, with their clocks' names.
+    """
+    parsed = [(*parse_clock(clock), clock) for clock in pc.unique(clocks).to_pylist()]
+    return [(each, clock) for domain, each, clock in parsed if domain is TimeDomain.EVENT and each != EXACT]
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:

@@ -7,7 +7,7 @@ ever being Python objects. A key for which nothing changed has no update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 
 from millpond.executor.arrivals import Arrivals
 from millpond.executor.bundle import Bundle, ProductionSummary
+from millpond.executor.clocks import clock_name
 from millpond.executor.grouping import Grouping
 from millpond.executor.productions import Productions
 from millpond.executor.state import Encoded
-from millpond.executor.timer import Timer, Timers, hold_of
+from millpond.executor.timer import Timer, Timers, hold_of, oldest_but
 from millpond.statestore.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
 from millpond.statestore.types import EventTimeMicros
 
@@ -150,7 +151,7 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
     values = pa.StructArray.from_arrays(
         [
             pa.array([timer.tag for timer in flat], pa.string()),
-            pa.array([timer.domain.value for timer in flat], pa.string()),
+            pa.array([clock_name(timer.domain, timer.percentile) for timer in flat], pa.string()),
             _timestamps([timer.at for timer in flat]),
             _timestamps([timer.output_at for timer in flat]),
         ],
@@ -208,17 +209,19 @@ def _holds(outcome: Outcome, count: int) -> pa.Array:
     return _timestamps(holds)
 
 
-def summarise(productions: Productions) -> tuple[ProductionSummary, ...]:
+def summarise(productions: Productions, percentiles: Collection[float] = ()) -> tuple[ProductionSummary, ...]:
     """
-    How many productions a stream got, and the oldest one's time.
+    How many productions a stream got, and the oldest one's time; by percentile too where asked for.
     """
-    oldest: dict[str, int] = {}
-    count: dict[str, int] = {}
+    times: dict[str, list[int]] = {}
     for stream, at in zip(productions.streams, productions.at, strict=True):
-        count[stream] = count.get(stream, 0) + 1
-        if at < oldest.setdefault(stream, at):
-            oldest[stream] = at
+        times.setdefault(stream, []).append(at)
     return tuple(
-        ProductionSummary(stream=stream, count=count[stream], oldest_at=EventTimeMicros(oldest[stream]))
-        for stream in sorted(oldest)
+        ProductionSummary(
+            stream=stream,
+            count=len(at),
+            oldest_at=EventTimeMicros(min(at)),
+            marks=oldest_but(np.array(at, np.int64), percentiles) if percentiles else {},
+        )
+        for stream, at in sorted(times.items())
     )

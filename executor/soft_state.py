@@ -193,7 +193,7 @@ class SoftState:
         paths = [file.path for file in files]
         merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
         summary = summarise_rows(merged)
-        self._timers.fill(summary.event, summary.wall, summary.hold)
+        self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
         self._cache.fill(merged, summary)
 
     def _catch_up(self, news: Sequence[LiveFile]) -> None:

@@ -232,6 +232,7 @@ class _Worker:
             watermark=part.watermark,
             wall_time=plan.wall_time,
             deliveries=deliveries,
+            marks=part.marks,
         )
         try:
             result = processor.process(bundle)

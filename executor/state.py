@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from millpond.executor.event_time import Moment
+from millpond.executor.holds import Holds
 from millpond.statestore.codec import Codec
 from millpond.statestore.errors import InvalidError
 
@@ -30,10 +32,11 @@ class State:
     The state of the key at hand.
     """
 
-    __slots__ = ("_codec", "_encoded", "_is_live", "_value")
+    __slots__ = ("_codec", "_encoded", "_holds", "_is_live", "_value")
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, holds: Holds) -> None:
         self._codec = codec
+        self._holds = holds
         self._encoded: Encoded | None = None
         self._value: Any = _UNREAD
         self._is_live = False
@@ -65,11 +68,42 @@ class State:
 
     def delete(self) -> None:
         """
-        Forget the state; `get` gives its default from here on.
+        Forget the state and all that it holds; `get` gives its default from here on.
         """
+        self._holds.release_all()
         self._encoded = None
         self._value = _UNREAD
         self._is_live = False
+
+    def hold(self, at: Moment, tag: str = "") -> None:
+        """
+        Keep the computation's output watermark from passing ``at``, until it is released.
+
+        The key may produce at a time that it holds, however late its input is by then. Nobody
+        downstream sees his watermark pass it meanwhile, so a hold that is never released stops
+        all that waits for event time there.
+
+        Args:
+            at: the time; not below the input's, or another time that is held already.
+            tag: the hold's name: setting it again replaces it.
+
+        Raises:
+            InvalidError: not a time, or too old.
+        """
+        self._holds.set(at, tag)
+
+    def release(self, tag: str = "") -> None:
+        """
+        Let go of what ``tag`` holds, if it does.
+        """
+        self._holds.release(tag)
+
+    @property
+    def held_at(self) -> int | None:
+        """
+        The oldest time that the state holds; ``None``: it holds nothing.
+        """
+        return self._holds.oldest()
 
     def settle(self) -> Encoded | None:
         """

@@ -37,9 +37,9 @@ from millpond.executor.position import (
     superstep_of,
     total_app_id,
 )
-from millpond.executor.progress import SuperstepReport
 from millpond.executor.sink_delivery import SinkDelivery
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep_report import SuperstepReport, report_of
 from millpond.executor.time_keeper import TimeKeeper
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.executor.totals import Totals, count
@@ -57,7 +57,6 @@ from millpond.statestore.types import (
     EventTimeMicros,
     Rng,
     Superstep,
-    TableVersion,
     WallTimeMicros,
 )
 
@@ -331,6 +330,7 @@ class Coordinator:
                             watermark=self._time.input_watermark(name),
                             files=snapshot.files_of(owned.interval) if with_files else (),
                             due=due,
+                            marks=self._time.marks(name),
                         )
                     )
         return SuperstepPlan(
@@ -394,7 +394,16 @@ class Coordinator:
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)
         self._sinks.deliver(plan.superstep, self._pending.sources)
-        return self._report(plan, committed.version, counts, commit_ms)
+        return report_of(
+            plan,
+            committed.version,
+            counts,
+            now_us=self._clock.now_us(),
+            elapsed_us=self._clock.monotonic_us() - plan.started_us,
+            watermark=self.low_watermark(),
+            commit_ms=commit_ms,
+            pending=self._pending.count,
+        )
 
     def maintain(self) -> None:
         """
@@ -421,16 +430,16 @@ class Coordinator:
 
     def _observe(self, owned: OwnedInterval) -> None:
         if owned.interval.computation != DEAD_LETTERS:
-            self._time.update_interval(owned.interval, owned.fence.sequencer, owned.summary.hold)
+            summary = owned.summary
+            self._time.update_interval(
+                owned.interval, owned.fence.sequencer, summary.hold, summary.hold_marks
+            )
 
     def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
-        summary = owned.summary
-        if summary.next_wall_timer is not None and summary.next_wall_timer <= now:
-            return True
-        return (
-            summary.next_event_timer is not None
-            and summary.next_event_timer <= self._time.input_watermark(owned.interval.computation)
-        )
+        name = owned.interval.computation
+        if name == DEAD_LETTERS:
+            return False
+        return owned.summary.is_due(now, lambda percentile: self._time.mark(name, percentile))
 
     def _create_downstream_intervals(self) -> None:
         missing = self.computations_without_intervals(self._pending.summaries)
@@ -486,29 +495,3 @@ class Coordinator:
             {} if position is None else {"input": position.stream, "batch": position.batch}
         )
         return {"pipeline": self.topology.name, "counts": dict(counts.items()), **consumed}
-
-    def _report(
-        self,
-        plan: SuperstepPlan,
-        version: TableVersion,
-        counts: Totals,
-        commit_ms: float,
-    ) -> SuperstepReport:
-        duration_ms = (self._clock.monotonic_us() - plan.started_us) / 1_000
-        watermark = self.low_watermark()
-        return SuperstepReport(
-            superstep=plan.superstep,
-            version=version,
-            records=counts.records,
-            records_per_second=counts.records / max(duration_ms / 1_000, 1e-9),
-            late=counts.late,
-            duplicates=counts.duplicates,
-            dead_letters=counts.dead_letters,
-            timers=counts.timers,
-            productions=counts.productions,
-            watermark_us=watermark,
-            lag_ms=(self._clock.now_us() - watermark) / 1_000,
-            commit_ms=commit_ms,
-            duration_ms=duration_ms,
-            pending=self._pending.count,
-        )

@@ -7,8 +7,9 @@ the driver uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from millpond.executor.clocks import Marks
 from millpond.executor.delivery import ProductionSource
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
@@ -45,6 +46,7 @@ class IntervalPlan:
         watermark: input low watermark of the computation for the whole superstep.
         files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
         due: whether a pending timer is due.
+        marks: percentile watermarks of the computation, all that the pipeline keeps.
     """
 
     interval: Interval
@@ -52,6 +54,7 @@ class IntervalPlan:
     watermark: EventTimeMicros
     files: tuple[LiveFile, ...]
     due: bool
+    marks: Marks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion
+from millpond.executor.superstep_plan import SuperstepPlan
+from millpond.executor.totals import Totals
+from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion, WallTimeMicros
 
-__all__ = ["SuperstepReport"]
+__all__ = ["SuperstepReport", "report_of"]
 
 _SECONDS_MIN: Final = 1e-6
 
@@ -71,3 +73,35 @@ class SuperstepReport:
             commit_ms=earlier.commit_ms + self.commit_ms,
             duration_ms=duration_ms,
         )
+
+
+def report_of(
+    plan: SuperstepPlan,
+    version: TableVersion,
+    counts: Totals,
+    *,
+    now_us: WallTimeMicros,
+    elapsed_us: int,
+    watermark: EventTimeMicros,
+    commit_ms: float,
+    pending: int,
+) -> SuperstepReport:
+    """
+    The report of a superstep that has just been committed.
+    """
+    return SuperstepReport(
+        superstep=plan.superstep,
+        version=version,
+        records=counts.records,
+        records_per_second=counts.records / max(elapsed_us / 1_000_000, _SECONDS_MIN),
+        late=counts.late,
+        duplicates=counts.duplicates,
+        dead_letters=counts.dead_letters,
+        timers=counts.timers,
+        productions=counts.productions,
+        watermark_us=watermark,
+        lag_ms=(now_us - watermark) / 1_000,
+        commit_ms=commit_ms,
+        duration_ms=elapsed_us / 1_000,
+        pending=pending,
+    )

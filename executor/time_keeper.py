@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from millpond.executor.bundle import InputObservation
+from millpond.executor.clocks import EXACT, Marks
 from millpond.executor.injector_time import InjectorTime, Standing
 from millpond.executor.observation import Watch
 from millpond.executor.pending import PendingProductions
@@ -31,6 +32,7 @@ class TimeKeeper:
         self._topology = topology
         self._clock = clock
         self._authority = WatermarkAuthority(topology)
+        self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
 
     def restore(self, positions: Mapping[str, int]) -> None:
@@ -40,33 +42,61 @@ class TimeKeeper:
         pipeline = self._topology.name
         for name, injector in self._topology.injectors.items():
             saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
-            self._injectors[name] = InjectorTime(injector, saved, self._clock.monotonic_us())
-            self._authority.update_injector(name, saved)
-        app_ids = {
-            name: watermark_app_id(pipeline, "computation", name) for name in self._topology.computations
-        }
-        self._authority.restore(
-            {
-                name: EventTimeMicros(positions[app_id])
-                for name, app_id in app_ids.items()
-                if app_id in positions
+            marks = {
+                each: EventTimeMicros(
+                    positions.get(watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
+                )
+                for each in self._percentiles
             }
-        )
+            self._injectors[name] = InjectorTime(injector, saved, self._clock.monotonic_us(), marks)
+        for percentile, authority in self._layers():
+            app_ids = {
+                name: watermark_app_id(pipeline, "computation", name, percentile)
+                for name in self._topology.computations
+            }
+            authority.restore(
+                {
+                    name: EventTimeMicros(positions[app_id])
+                    for name, app_id in app_ids.items()
+                    if app_id in positions
+                }
+            )
+        self.take_effect()
+
+    def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
+        """
+        One authority for each percentile: the same equations over other facts.
+        """
+        return [(EXACT, self._authority), *self._percentiles.items()]
 
     def positions(self) -> dict[str, int]:
         """
         What `restore` needs, by application id.
         """
         pipeline = self._topology.name
-        injected = {
-            watermark_app_id(pipeline, "injector", name): int(injector.watermark)
-            for name, injector in self._injectors.items()
-        }
-        computed = {
-            watermark_app_id(pipeline, "computation", name): int(self.input_watermark(name))
-            for name in self._topology.computations
-        }
-        return injected | computed
+        found: dict[str, int] = {}
+        for each, _ in self._layers():
+            for name, injector in self._injectors.items():
+                found[watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
+            for name in self._topology.computations:
+                found[watermark_app_id(pipeline, "computation", name, each)] = self.mark(name, each)
+        return found
+
+    def mark(self, computation: str, percentile: float) -> EventTimeMicros:
+        """
+        The computation's input watermark at a percentile; one that nobody asks for is the exact one.
+
+        It never falls, and never lies behind one of a greater percentile.
+        """
+        layers = [authority for each, authority in self._percentiles.items() if each >= percentile]
+        wanted = layers if percentile in self._percentiles else []
+        return max(each.input_watermark(computation) for each in (self._authority, *wanted))
+
+    def marks(self, computation: str) -> Marks:
+        """
+        All percentile watermarks of the computation's input that the pipeline keeps.
+        """
+        return {each: self.mark(computation, each) for each in self._percentiles}
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """
@@ -91,7 +121,7 @@ class TimeKeeper:
         """
         What tasks are to look at while records of an injected stream come in.
         """
-        return self._injectors[stream].watch()
+        return self._injectors[stream].watch(with_delays=bool(self._percentiles))
 
     def observe(self, inputs: Iterable[InputObservation]) -> None:
         """
@@ -106,7 +136,8 @@ class TimeKeeper:
         Let what was observed count, now that it is committed.
         """
         for stream, injector in self._injectors.items():
-            self._authority.update_injector(stream, injector.watermark)
+            for percentile, authority in self._layers():
+                authority.update_injector(stream, injector.mark(percentile))
 
     def tick(self) -> bool:
         """
@@ -146,23 +177,33 @@ class TimeKeeper:
         now = self._clock.monotonic_us()
         for injector in self._injectors.values():
             injector.settle(now)
-        self._authority.set_idle(name for name, one in self._injectors.items() if one.is_idle(now))
+        idle = [name for name, one in self._injectors.items() if one.is_idle(now)]
+        for _, authority in self._layers():
+            authority.set_idle(idle)
         self.take_effect()
 
-    def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
+    def update_interval(
+        self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None, marks: Marks
+    ) -> None:
         """
-        Note what an interval still owes.
+        Note what an interval still owes: the oldest of all, and the oldest but a share, by percentile.
         """
-        self._authority.update_interval(interval, sequencer, hold)
+        for percentile, authority in self._layers():
+            authority.update_interval(interval, sequencer, marks.get(percentile, hold))
 
     def set_undelivered(self, pending: PendingProductions) -> None:
         """
         Note which productions wait for their consumers.
         """
-        self._authority.set_undelivered(
-            {
-                stream: summary.oldest_at
-                for stream, summary in pending.summaries.items()
-                if self._topology.consumers_of(stream)
-            }
-        )
+        wanted = {
+            stream: summary
+            for stream, summary in pending.summaries.items()
+            if self._topology.consumers_of(stream)
+        }
+        for percentile, authority in self._layers():
+            authority.set_undelivered(
+                {
+                    stream: summary.marks.get(percentile, summary.oldest_at)
+                    for stream, summary in wanted.items()
+                }
+            )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from millpond.executor.clocks import EXACT, Marks
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from millpond.executor.row_summary import KeyTimes
 
-__all__ = ["EarliestByKey", "Timer", "TimerQueue", "Timers", "firing_order", "hold_of"]
+__all__ = ["EarliestByKey", "Timer", "TimerQueue", "Timers", "firing_order", "hold_of", "oldest_but"]
 
 _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
@@ -42,12 +43,14 @@ class Timer(NamedTuple):
         domain: the clock that it waits for.
         at: when it fires: once the domain's clock has reached this time.
         output_at: event time of what it will produce; holds the low watermark back until then.
+        percentile: which watermark it waits for, in event time; 100 is the low watermark.
     """
 
     tag: str
     domain: TimeDomain
     at: int
     output_at: int
+    percentile: float = EXACT
 
 
 Timers = tuple[Timer, ...]
@@ -69,6 +72,24 @@ def hold_of(timers: Iterable[Timer]) -> int | None:
     The oldest output time that the timers owe; ``None`` when there are none.
     """
     return min(map(_OUTPUT_AT, timers), default=None)
+
+
+def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
+    """
+    The oldest of some times when the oldest few are left out: at *p*, at most 100 - *p* percent of them.
+
+    Args:
+        at: the times, at least one.
+        percentiles: above 0 and not above 100.
+
+    Example:
+        >>> oldest_but(np.array([50, 10, 20, 40]), [100, 75, 50])
+        {100: 10, 75: 20, 50: 40}
+    """
+    ordered = np.sort(at)
+    count = len(ordered)
+    left_out = {each: min(int(count * (EXACT - each) / EXACT), count - 1) for each in percentiles}
+    return {each: EventTimeMicros(int(ordered[place])) for each, place in left_out.items()}
 
 
 class EarliestByKey:
@@ -159,10 +180,11 @@ class TimerQueue:
     The timers themselves are in the rows; this has a time per key, domain and purpose.
     """
 
-    __slots__ = ("_event", "_hold", "_wall")
+    __slots__ = ("_event", "_hold", "_percentiles", "_wall")
 
     def __init__(self) -> None:
         self._event = EarliestByKey()
+        self._percentiles: dict[float, EarliestByKey] = {}
         self._wall = EarliestByKey()
         self._hold = EarliestByKey()
 
@@ -176,29 +198,58 @@ class TimerQueue:
         event: dict[str, int] = {}
         wall: dict[str, int] = {}
         hold: dict[str, int] = {}
+        percentiles: dict[float, dict[str, int]] = {}
         for key, timers in timers_by_key.items():
             if timers:
                 hold[key] = timers[0].output_at if len(timers) == 1 else min(map(_OUTPUT_AT, timers))
             for timer in timers:
-                first = event if timer.domain is TimeDomain.EVENT else wall
-                first.setdefault(key, timer.at)
+                if timer.domain is TimeDomain.WALL:
+                    wall.setdefault(key, timer.at)
+                elif timer.domain is TimeDomain.EVENT and timer.percentile == EXACT:
+                    event.setdefault(key, timer.at)
+                elif timer.domain is TimeDomain.EVENT:
+                    percentiles.setdefault(timer.percentile, {}).setdefault(key, timer.at)
         touched = timers_by_key.keys()
+        for percentile in percentiles.keys() | self._percentiles.keys():
+            times = percentiles.get(percentile, {})
+            self._percentiles.setdefault(percentile, EarliestByKey()).put(times, touched - times.keys())
         for queue, times in ((self._event, event), (self._wall, wall), (self._hold, hold)):
             queue.put(times, touched - times.keys() if len(queue) else ())
 
-    def fill(self, event: KeyTimes, wall: KeyTimes, hold: KeyTimes) -> None:
+    def fill(
+        self,
+        event: KeyTimes,
+        wall: KeyTimes,
+        hold: KeyTimes,
+        percentiles: Mapping[float, KeyTimes] | None = None,
+    ) -> None:
         """
         Start anew with the earliest times of all keys.
         """
+        self._percentiles = {percentile: EarliestByKey() for percentile in percentiles or {}}
+        for percentile, times in (percentiles or {}).items():
+            self._percentiles[percentile].fill(times.keys.to_pylist(), times.at)
         self._event.fill(event.keys.to_pylist(), event.at)
         self._wall.fill(wall.keys.to_pylist(), wall.at)
         self._hold.fill(hold.keys.to_pylist(), hold.at)
 
-    def due_keys(self, event_us: EventTimeMicros, wall_us: WallTimeMicros) -> set[str]:
+    def due_keys(
+        self, event_us: EventTimeMicros, wall_us: WallTimeMicros, marks: Marks | None = None
+    ) -> set[str]:
         """
-        The keys with a timer that fires at this low watermark or wall time.
+        The keys with a timer that fires at this low watermark, wall time or percentile watermark.
         """
-        return self._event.until(event_us) | self._wall.until(wall_us)
+        due = self._event.until(event_us) | self._wall.until(wall_us)
+        for percentile, queue in self._percentiles.items():
+            due |= queue.until((marks or {}).get(percentile, event_us))
+        return due
+
+    def next_marks(self) -> dict[float, EventTimeMicros]:
+        """
+        The earliest firing time of those that wait for each percentile watermark.
+        """
+        found = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
+        return {percentile: EventTimeMicros(at) for percentile, at in found.items() if at is not None}
 
     def next_at(self, domain: TimeDomain) -> int | None:
         """
@@ -212,11 +263,25 @@ class TimerQueue:
         """
         return self._hold.earliest()
 
+    def holds(self, percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
+        """
+        The oldest output times that keys owe, when a share of the keys is left out of account.
+
+        Costs a pass over all keys that owe anything: it is for pipelines that ask for percentiles.
+        """
+        wanted = list(percentiles)
+        if not wanted or not len(self._hold):
+            return {}
+        return oldest_but(np.fromiter((at for _, at in self._hold.items()), np.int64), wanted)
+
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
         """
         How long each key with timers waits for its next one, on whichever clock is nearer.
         """
         waits = {key: float(at - event_us) for key, at in self._event.items()}
+        for queue in self._percentiles.values():
+            for key, at in queue.items():
+                waits[key] = min(waits.get(key, _NEVER), float(at - event_us))
         for key, at in self._wall.items():
             waits[key] = min(waits.get(key, _NEVER), float(at - wall_us))
         return waits

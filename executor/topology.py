@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from millpond.executor.clocks import declared_percentiles
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
@@ -123,6 +124,13 @@ class ComputationNode:
     intervals: int | None = None
     on_late: OnLate = "process"
 
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """
+        The percentile watermarks below 100 that the code asks for, the greatest first.
+        """
+        return declared_percentiles(self.computation.percentiles, self.name)
+
     def subscription(self, stream: str) -> Subscription | None:
         """
         How it consumes ``stream``; ``None`` when it does not.
@@ -174,14 +182,6 @@ class Topology:
         """
         return self._consumers.get(stream, ())
 
-    def producers_of(self, stream: str) -> tuple[ComputationNode, ...]:
-        """
-        The computations that may produce to ``stream``; for dead letters, all of them.
-        """
-        if stream == DEAD_LETTERS:
-            return tuple(self.computations.values())
-        return self._producers.get(stream, ())
-
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """
         What goes before the record ids of ``stream`` in the rows of ``computation``.
@@ -210,6 +210,14 @@ class Topology:
         injector = self.injectors.get(stream)
         return injector is not None and injector.id is not None
 
+    def producers_of(self, stream: str) -> tuple[ComputationNode, ...]:
+        """
+        The computations that may produce to ``stream``; for dead letters, all of them.
+        """
+        if stream == DEAD_LETTERS:
+            return tuple(self.computations.values())
+        return self._producers.get(stream, ())
+
     def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
         """
         The sinks that ``stream`` flows into.
@@ -222,6 +230,14 @@ class Topology:
         The streams that outside records enter on.
         """
         return tuple(self.injectors)
+
+    @cached_property
+    def percentiles(self) -> tuple[float, ...]:
+        """
+        The percentile watermarks below 100 that any computation asks for, the greatest first.
+        """
+        found = {each for node in self.computations.values() for each in node.percentiles}
+        return tuple(sorted(found, reverse=True))
 
     @cached_property
     def wanted_streams(self) -> frozenset[str]:

@@ -49,7 +49,11 @@ TIMER_TYPE: Final = pa.struct(
         pa.field("output_at", TIMESTAMP),
     ]
 )
-"""A pending timer: its tag, its time domain, when it fires, what it holds the watermark at."""
+"""
+A pending timer: its tag, its clock, when it fires, what it holds the watermark at.
+
+The clock is a `TimeDomain`, or ``event@`` and a number: that percentile watermark.
+"""
 
 RECORD_ID_TYPE: Final = pa.struct([pa.field("id", pa.binary()), pa.field("at", TIMESTAMP)])
 """The id of an outside record that was consumed, and that record's event time."""
@@ -95,6 +99,8 @@ class TimeDomain(StrEnum):
 
     EVENT = "event"
     WALL = "wall"
+    HOLD = "hold"
+    """No clock: a state's hold on the output watermark (§5.2), kept like a timer that never fires."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,7 +16,7 @@ from millpond.executor.record import Record, Records
 from millpond.executor.timer import Timer
 from millpond.statestore.codec import MsgpackCodec
 
-__all__ = ["ZOO", "Alarm", "Batch", "Count", "Expire", "Faulty", "Forward", "Window"]
+__all__ = ["ZOO", "Alarm", "Batch", "Count", "Expire", "Faulty", "Forward", "Keeper", "Window"]
 
 SECOND_US = 1_000_000
 
@@ -167,5 +167,29 @@ class Batch(Forward):
         )
 
 
-ZOO: tuple[type[Forward], ...] = (Forward, Count, Window, Alarm, Expire, Faulty, Batch)
+class Keeper(Forward):
+    """
+    Holds the time of its first record until the third has come, then produces at that time.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Hold, count, and let go.
+        """
+        count = context.state.get(0) + 1
+        if count == 1:
+            context.state.hold(record.at)
+        context.state.set(count)
+        held_at = context.state.held_at
+        if count < 3 or held_at is None:
+            return
+        for stream in self.outputs:
+            context.produce(stream, {"n": count, "k": context.key}, at=min(held_at, record.at))
+        if record.value["n"] % 2:
+            context.state.delete()
+        else:
+            context.state.release()
+
+
+ZOO: tuple[type[Forward], ...] = (Forward, Count, Window, Alarm, Expire, Faulty, Batch, Keeper)
 """All of them."""

@@ -12,10 +12,11 @@ others due; then records by (time, arrival); then the timers that these made due
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from millpond.executor.clocks import EXACT
 from millpond.executor.event_time import Moment, to_micros
 from millpond.executor.record import Record
 from millpond.executor.timer import Timer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelBundle", "ModelInterval", "ModelLetter", "ModelProduction", "ModelRecord", "ModelRow"]
 
 _FIRINGS_MAX = 100_000
+_NEVER = -(2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,12 @@ class ModelRow:
         """
         return ModelRow(self.state, dict(self.timers), set(self.ids))
 
+    def holds(self) -> list[int]:
+        """
+        The times that the state holds.
+        """
+        return [timer.at for timer in self.timers.values() if timer.domain is TimeDomain.HOLD]
+
     @property
     def is_empty(self) -> bool:
         """
@@ -122,7 +130,13 @@ class ModelInterval:
         self.node = node
         self._rows: dict[str, ModelRow] = {}
 
-    def process(self, records: Iterable[ModelRecord], watermark: int, wall_time: int) -> ModelBundle:
+    def process(
+        self,
+        records: Iterable[ModelRecord],
+        watermark: int,
+        wall_time: int,
+        marks: Mapping[float, int] | None = None,
+    ) -> ModelBundle:
         """
         Handle a bundle.
 
@@ -130,18 +144,19 @@ class ModelInterval:
             records: in order of arrival.
             watermark: the input low watermark.
             wall_time: the wall time.
+            marks: the percentile watermarks.
 
         Raises:
             InvalidError: the code failed and failures stop the pipeline, or timers never end.
         """
         bundle = ModelBundle()
-        clocks = {TimeDomain.EVENT: watermark, TimeDomain.WALL: wall_time}
+        clocks = {TimeDomain.EVENT: watermark, TimeDomain.WALL: wall_time, TimeDomain.HOLD: _NEVER}
         rows = {key: row.copy() for key, row in self._rows.items()}
         accepted = self._punctual(rows, self._without_duplicates(rows, records, bundle), watermark, bundle)
-        due = {key for key, row in rows.items() if _first_due(row, clocks) is not None}
+        due = {key for key, row in rows.items() if _first_due(row, clocks, marks or {}) is not None}
         for key in sorted({record.key for record in accepted} | due):
             arrived = sorted((r for r in accepted if r.key == key), key=lambda record: record.at)
-            turn = _Turn(self.node, key, rows.setdefault(key, ModelRow()), clocks, bundle)
+            turn = _Turn(self.node, key, rows.setdefault(key, ModelRow()), clocks, bundle, marks or {})
             turn.run(arrived)
             bundle.keys += 1
         self._rows = rows
@@ -163,13 +178,30 @@ class ModelInterval:
         """
         The earliest pending firing time in a domain.
         """
-        return min((t.at for t in self._timers() if t.domain is domain), default=None)
+        return min(
+            (t.at for t in self._timers() if t.domain is domain and t.percentile == EXACT), default=None
+        )
 
     def hold(self) -> int | None:
         """
         The oldest output time that a pending timer owes.
         """
         return min((t.output_at for t in self._timers()), default=None)
+
+    def next_mark(self, percentile: float) -> int | None:
+        """
+        The earliest pending firing time of those that wait for a percentile watermark.
+        """
+        return min((t.at for t in self._timers() if t.percentile == percentile), default=None)
+
+    def hold_mark(self, percentile: float) -> int | None:
+        """
+        The oldest output time of any key when at most ``100 - percentile`` percent of the keys do not count.
+        """
+        timers = [row.timers.values() for row in self._rows.values() if row.timers]
+        owed = sorted(min(t.output_at for t in each) for each in timers)
+        left_out = min(int(len(owed) * (EXACT - percentile) / EXACT), len(owed) - 1)
+        return owed[left_out] if owed else None
 
     def _timers(self) -> Iterator[Timer]:
         for row in self._rows.values():
@@ -216,7 +248,9 @@ class _Turn:
         row: ModelRow,
         clocks: dict[TimeDomain, int],
         bundle: ModelBundle,
+        marks: Mapping[float, int],
     ) -> None:
+        self.marks = marks
         self.node = node
         self.key = key
         self.row = row
@@ -259,7 +293,7 @@ class _Turn:
             self._fire(limit, attempt)
 
     def _fire(self, limit: int, attempt: Callable[[Callable[[], None], ModelLetter], None]) -> None:
-        while (timer := _first_due(self.row, self.clocks)) is not None:
+        while (timer := _first_due(self.row, self.clocks, self.marks)) is not None:
             del self.row.timers[(timer.tag, timer.domain)]
             self.fired += 1
             if self.fired > limit:
@@ -334,22 +368,30 @@ class _ModelContext:
         self.key = turn.key
         self.watermark = turn.clocks[TimeDomain.EVENT]
         self.wall_time = turn.clocks[TimeDomain.WALL]
-        self.state = _ModelState(turn)
+        self.state = _ModelState(turn, self)
         self.input_at = input_at
         self.floor_at = input_at if floor_at is None else floor_at
         self._turn = turn
 
+    def watermark_at(self, percentile: float) -> int:
+        return self.watermark if percentile == EXACT else self._turn.marks[percentile]
+
     def set_timer(
-        self, at: Moment, tag: str = "", domain: str = "event", output_at: Moment | None = None
+        self,
+        at: Moment,
+        tag: str = "",
+        domain: str = "event",
+        output_at: Moment | None = None,
+        percentile: float = EXACT,
     ) -> None:
         known, moment = TimeDomain(domain), to_micros(at)
         if output_at is not None:
             output = to_micros(output_at)
         else:
             output = max(moment, self.floor_at) if known is TimeDomain.EVENT else self.input_at
-        if output < self.floor_at:
+        if output < min([self.floor_at, *self._turn.row.holds()]):
             raise InvalidError("output_at below the input")
-        self._turn.row.timers[(tag, known)] = Timer(tag, known, moment, output)
+        self._turn.row.timers[(tag, known)] = Timer(tag, known, moment, output, percentile)
 
     def delete_timer(self, tag: str = "", domain: str = "event") -> None:
         self._turn.row.timers.pop((tag, TimeDomain(domain)), None)
@@ -358,7 +400,7 @@ class _ModelContext:
         moment = self.input_at if at is None else to_micros(at)
         if stream not in self._turn.node.produces:
             raise InvalidError("undeclared stream", stream=stream)
-        if at is not None and moment < self.floor_at:
+        if at is not None and moment < min([self.floor_at, *self._turn.row.holds()]):
             raise InvalidError("at below the input")
         codec = JsonCodec()
         received = value if isinstance(value, bytes) else codec.decode(codec.encode(value))
@@ -371,8 +413,22 @@ class _ModelState:
     A state that is encoded at every set and decoded at every get.
     """
 
-    def __init__(self, turn: _Turn) -> None:
+    def __init__(self, turn: _Turn, context: _ModelContext) -> None:
         self._turn = turn
+        self._context = context
+
+    @property
+    def held_at(self) -> int | None:
+        return min(self._turn.row.holds(), default=None)
+
+    def hold(self, at: Moment, tag: str = "") -> None:
+        moment = to_micros(at)
+        if moment < min([self._context.floor_at, *self._turn.row.holds()]):
+            raise InvalidError("a hold below the input")
+        self._turn.row.timers[(tag, TimeDomain.HOLD)] = Timer(tag, TimeDomain.HOLD, moment, moment)
+
+    def release(self, tag: str = "") -> None:
+        self._turn.row.timers.pop((tag, TimeDomain.HOLD), None)
 
     def get(self, default: Any = None) -> Any:
         encoded = self._turn.row.state
@@ -382,9 +438,15 @@ class _ModelState:
         self._turn.row.state = self._turn.node.computation.codec.encode(value)
 
     def delete(self) -> None:
-        self._turn.row.state = None
+        row = self._turn.row
+        row.state = None
+        row.timers = {name: timer for name, timer in row.timers.items() if name[1] is not TimeDomain.HOLD}
 
 
-def _first_due(row: ModelRow, clocks: dict[TimeDomain, int]) -> Timer | None:
-    due = [timer for timer in row.timers.values() if timer.at <= clocks[timer.domain]]
+def _first_due(row: ModelRow, clocks: Mapping[TimeDomain, int], marks: Mapping[float, int]) -> Timer | None:
+    due = [
+        timer
+        for timer in row.timers.values()
+        if timer.at <= (clocks[timer.domain] if timer.percentile == EXACT else marks[timer.percentile])
+    ]
     return min(due, key=lambda timer: (timer.at, timer.domain, timer.tag), default=None)

@@ -16,6 +16,7 @@ from millpond.executor.injector import BoundedDisorder
 from millpond.executor.injector_policies import Monotone, ObservedPercentile, UserWatermark
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.record import Record
+from millpond.executor.timer import Timer
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
 from millpond.testing.determinism import ManualClock
@@ -68,6 +69,65 @@ def two_streams() -> Pipeline:
     for name in ("s", "other"):
         pipeline.inject(name, key="k", at="t", watermark=Monotone(), idle_after="1s")
     pipeline.add(Times(), name="c", subscribes={"s": None, "other": None})
+    return pipeline
+
+
+class Keeper(Computation):
+    """
+    Holds the time of its first record until a row says to let go; passes every record on.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Hold, pass on, release.
+        """
+        if record.value["host"] == "release":
+            context.produce("kept", {"held": context.state.held_at}, at=context.state.held_at)
+            context.state.release()
+        elif context.state.held_at is None:
+            context.state.hold(record.at)
+        context.state.set(record.at)
+
+
+class Tiers(Computation):
+    """
+    Waits for the end of what it got, at two percentiles and at the low watermark.
+    """
+
+    percentiles = (80, 99)
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Ask to be called when the time of a marked record is done.
+        """
+        if record.value["host"] == "wait":
+            for percentile in (80, 99, 100):
+                context.set_timer(record.at, tag=f"{percentile}", percentile=percentile)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Note which percentile has come how far.
+        """
+        seen = [int(timer.percentile), context.watermark_at(timer.percentile) >= timer.at]
+        context.state.set([*context.state.get([]), seen])
+
+
+def tiers() -> Pipeline:
+    """
+    A stream with an hour of possible disorder and a computation that does not want to wait so long.
+    """
+    pipeline = Pipeline("time")
+    pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("1h")).apply(Tiers(), name="c")
+    return pipeline
+
+
+def keepers() -> Pipeline:
+    """
+    A keeper, and a computation that keeps the times of what it passes on.
+    """
+    pipeline = Pipeline("time")
+    stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
+    stream.apply(Keeper(), name="keeper", produces="kept").apply(Times(), name="c")
     return pipeline
 
 
@@ -168,6 +228,49 @@ class Facts:
 
         assert run.run.summary().run.late == 1
         assert run.watermark("c") == START_US + 200
+
+    def test_a_state_holds_the_watermark_of_who_comes_after(self, play: Open) -> None:
+        """
+        Across restarts, until it is released; what it produces at that time is not late.
+        """
+        run = play(keepers)
+        run.inject("s", rows(100))
+        run.inject("s", rows(500))
+        run.restart()
+        run.inject("s", rows(900))
+        assert run.watermark("keeper") == START_US + 900
+        assert run.watermark("c") == START_US + 100
+
+        run.inject("s", rows(950, host="release"))
+        run.settle()
+
+        assert run.states("c") == {"k": f"[{START_US + 100}]"}
+        assert run.watermark("c") == START_US + 950
+        assert run.run.summary().totals.late == 0
+
+    def test_timers_may_wait_for_a_percentile(self, play: Open) -> None:
+        """
+        Each fires once its own watermark has come, also after a restart, and the low watermark last.
+        """
+        second = 1_000_000
+        run = play(tiers)
+        run.inject("s", rows(0))
+        batch = [*rows(*range(90)), *[rows(each - 60 * second)[0] for each in range(10)]]
+        run.inject("s", [*batch, *rows(1 * second, host="wait")])
+        run.settle()
+        assert run.states("c") == {"k": "[[80,true]]"}
+
+        run.restart()
+        run.inject("s", rows(2 * second))
+        run.settle()
+        assert run.states("c") == {"k": "[[80,true]]"}
+        run.inject("s", [*rows(*[100 * second] * 100), *rows(*[40 * second] * 3)])
+        run.inject("s", [*rows(*[100 * second] * 100), *rows(*[40 * second] * 3)])
+        run.settle()
+        assert run.states("c") == {"k": "[[80,true],[99,true]]"}
+        run.advance("s", START_US + second)
+
+        assert run.states("c") == {"k": "[[80,true],[99,true],[100,true]]"}
 
 
 class TestLocalRunner(Facts):

@@ -5,6 +5,7 @@ The interval processor against the model: any bundles, any failures, any fate of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.bundle import BundleResult, Deliveries
+from millpond.executor.bundle import BundleResult, BundleStatistics, Deliveries
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.record import Record, Records
 from millpond.executor.row_reader import load_rows
 from millpond.executor.timer import Timer, firing_order
-from millpond.executor.topology import ComputationNode
+from millpond.executor.topology import ComputationNode, OnLate
 from millpond.executor.values import JsonValues
 from millpond.statestore.codec import MsgpackCodec
 from millpond.statestore.interval import Interval
@@ -38,11 +39,13 @@ class Script(Computation):
     Does what its records and timer tags say, and logs all it does in its state.
     """
 
+    percentiles = (50,)
+
     def process_record(self, context: Context, record: Record) -> None:
         """
         Log the record, then carry out its operations.
         """
-        self._log(context, ["record", record.stream, record.at, record.late])
+        self._log(context, ["record", record.stream, record.at, record.late, context.watermark_at(50)])
         for operation in record.value:
             self._carry_out(context, record.at, *operation)
 
@@ -73,6 +76,16 @@ class Script(Computation):
         elif name == "produce":
             delay, value = arguments
             context.produce("out", value, at=None if delay is None else at + delay)
+        elif name == "percentile":
+            delay, tag = arguments
+            context.set_timer(at + delay, tag, percentile=50)
+        elif name == "hold":
+            delay, tag = arguments
+            context.state.hold(at + delay, tag)
+        elif name == "release":
+            context.state.release(*arguments)
+        elif name == "held":
+            context.produce("out", context.state.held_at, at=context.state.held_at)
         elif name == "delete":
             context.state.delete()
         elif name == "refused":
@@ -108,6 +121,10 @@ operations = st.one_of(
         st.none() | st.integers(-1, 4),
     ),
     st.tuples(st.just("delete_timer"), st.sampled_from(TAGS), domains),
+    st.tuples(st.just("percentile"), st.integers(-3, 6), st.sampled_from(TAGS)),
+    st.tuples(st.just("hold"), st.integers(-3, 6), st.sampled_from(["", "echo"])),
+    st.tuples(st.just("release"), st.sampled_from(["", "echo"])),
+    st.just(("held",)),
     st.tuples(st.just("produce"), st.none() | st.integers(-1, 3), st.sampled_from([1, "x", None])),
     st.just(("delete",)),
     st.just(("refused",)),
@@ -125,7 +142,9 @@ records = st.builds(
 fates = st.sampled_from(
     ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "folded"]
 )
-bundles = st.tuples(st.lists(records, max_size=8), st.integers(0, 4), st.integers(0, 4), fates)
+bundles = st.tuples(
+    st.lists(records, max_size=8), st.integers(0, 4), st.integers(0, 4), fates, st.integers(0, 5)
+)
 
 
 def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
@@ -204,18 +223,21 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
     assert [(d.stream, d.key, d.at) for d in expected.dead_letters] == [
         (d.stream, d.key, d.at) for d in result.dead_letters
     ]
-    assert (
-        expected.records,
-        expected.late,
-        expected.duplicates,
-        expected.timers,
-        expected.keys,
-    ) == (statistics.records, statistics.late, statistics.duplicates, statistics.timers, statistics.keys)
+    assert statistics == BundleStatistics(
+        records=expected.records,
+        late=expected.late,
+        dropped=expected.dropped,
+        duplicates=expected.duplicates,
+        timers=expected.timers,
+        keys=expected.keys,
+    )
     assert (model.next_at(TimeDomain.EVENT), model.next_at(TimeDomain.WALL), model.hold()) == (
         result.next_event_timer,
         result.next_wall_timer,
         result.hold,
     )
+    assert model.next_mark(50) == result.next_marks.get(50)
+    assert model.hold_mark(50) == result.hold_marks.get(50)
 
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
@@ -239,24 +261,33 @@ def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
 
 
 def check_against_model(
-    computation: Computation, script: Iterable[tuple[list[ModelRecord], int, int, str]], budget_bytes: int
+    computation: Computation,
+    script: Iterable[tuple[list[ModelRecord], int, int, str, int]],
+    budget_bytes: int,
+    on_late: OnLate = "process",
 ) -> None:
     """
     Run the bundles on two workers and on the model.
     """
     node = ComputationNode(
-        name="script", computation=computation, subscriptions=(), produces=("out",), retries=1
+        name="script",
+        computation=computation,
+        subscriptions=(),
+        produces=("out",),
+        retries=1,
+        on_late=on_late,
     )
     run = IntervalRun(
         node, Interval("script"), workers=2, budget_bytes=budget_bytes, row_format=IpcRowFormat()
     )
     model = ModelInterval(node)
-    watermark = wall_time = worker = 0
-    for arrived, event_step, wall_step, fate in script:
+    watermark = wall_time = worker = mark = 0
+    for arrived, event_step, wall_step, fate, ahead in script:
         watermark, wall_time = watermark + event_step, wall_time + wall_step
-        bundle = run.bundle(deliveries_of(arrived), watermark, wall_time)
+        mark = max(mark, watermark + ahead)
+        bundle = replace(run.bundle(deliveries_of(arrived), watermark, wall_time), marks={50: mark})
         attempt, worker = run_with_fate(run, bundle, worker, fate)
-        expected = model.process(arrived, watermark, wall_time)
+        expected = model.process(arrived, watermark, wall_time, {50: mark})
         assert_same_bundle(attempt.result, expected, model)
         assert_same_rows(run, model)
 
@@ -277,6 +308,15 @@ def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
     A computation that overrides process_records, with another codec, agrees with the model.
     """
     check_against_model(BatchScript(), script, budget_bytes=1 << 20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(script=st.lists(bundles, max_size=6))
+def test_late_records_leave_no_trace_when_dropped(script: list[Any]) -> None:
+    """
+    With ``on_late="drop"`` they are counted and nothing else, their ids included.
+    """
+    check_against_model(Script(), script, budget_bytes=1 << 20, on_late="drop")
 
 
 @settings(max_examples=100, deadline=None)
