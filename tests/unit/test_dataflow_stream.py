@@ -1,0 +1,201 @@
+"""
+Windowed streams on the local runner: panes, chains of windowed steps, retractions on their way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from millpond.dataflow.combiners import Count, Sum
+from millpond.dataflow.count_triggers import AfterCount
+from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows
+from millpond.dataflow.pane import Pane, Timing, WindowedValue
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.repeat_triggers import Repeatedly
+from millpond.dataflow.sessions import Sessions
+from millpond.dataflow.stream import DataflowStream, WindowedStream
+from millpond.dataflow.window import Window
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.injector import ManualWatermark
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.record import Record
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+from millpond.statestore.types import Superstep
+from millpond.testing.determinism import ManualClock, SeededRng
+
+
+class _Shelf:
+    identity = "memory://shelf"
+
+    def __init__(self) -> None:
+        self.delivered = Superstep(0)
+        self.rows: list[dict[str, Any]] = []
+
+    def open(self, store_id, pipeline, name, *, clock=None, rng=None) -> _Shelf:
+        return self
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        self.rows += productions.select(["key", "at", "value"]).to_pylist()
+
+    @property
+    def panes(self) -> list[tuple[str, Any, bool]]:
+        values = [(row["key"], orjson.loads(row["value"])) for row in self.rows]
+        return [(key, value["value"], value["pane"]["is_retraction"]) for key, value in values]
+
+
+def _injected(pipeline: Pipeline) -> DataflowStream:
+    return pipeline.inject("scores", key="user", at="at", watermark=ManualWatermark())
+
+
+def _rows(*given: tuple[str, str, int, int]) -> list[dict[str, Any]]:
+    return [{"user": user, "team": team, "score": score, "at": at} for user, team, score, at in given]
+
+
+def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
+    clock = ManualClock()
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    for bundle in bundles:
+        run.inject("scores", bundle)
+        run.run_until_quiet()
+    run.finish("scores")
+    run.run_until_quiet()
+    run.stop()
+    return store
+
+
+def test_a_sum_by_window_and_key() -> None:
+    """
+    Each key gets one pane a window, with the sum of a field.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="sums").sink("out", shelf)
+    _run(
+        pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 999_999), ("b", "y", 5, 1), ("a", "x", 6, 1_000_000))
+    )
+
+    assert sorted(shelf.panes) == [("a", 6, False), ("a", 7, False), ("b", 5, False)]
+
+
+def test_a_windowed_result_may_be_windowed_again() -> None:
+    """
+    Panes keep their event time, so that windows of windows hold what falls into them, in any depth.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
+    minutes = seconds.window(FixedWindows("1m")).combine(Sum(), name="minutes")
+    minutes.window(FixedWindows("1h")).combine(Count(), name="hours").sink("out", shelf)
+    _run(pipeline, _rows(*(("a", "x", 1, second * 1_000_000) for second in range(0, 180, 20))))
+
+    assert shelf.panes == [("a", 3, False)]
+
+
+def test_retractions_reach_the_aggregate_of_another_key() -> None:
+    """
+    A session that merges takes back its length from the count of short sessions and adds it to that of long ones.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    sessions = (
+        _injected(pipeline)
+        .window(Sessions("10us"), trigger=Repeatedly(AfterCount(1)), accumulation="retracting")
+        .combine(Count(), name="sessions")
+    )
+    lengths = sessions.map(lambda count: "long" if count > 1 else "short", name="lengths")
+    counts = lengths.window(
+        GlobalWindows(), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating"
+    ).combine(Count(), name="counts", key=lambda length: length)
+    counts.sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 0)), _rows(("b", "x", 1, 0)), _rows(("a", "x", 1, 5)))
+
+    assert shelf.panes == [
+        ("short", 1, False),
+        ("short", 2, False),
+        ("long", 1, False),
+        ("short", 1, False),
+    ]
+
+
+def test_a_function_may_process_whole_windows() -> None:
+    """
+    A function of all values of a window shows as many values as it likes.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+
+    def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
+        scores = [value["score"] for value in values]
+        return [[window.start, pane.index, one] for one in scores if one > 1]
+
+    _injected(pipeline).window(FixedWindows(10)).process_windows(pairs, name="pairs").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 1), ("a", "x", 2, 2), ("a", "x", 3, 3)))
+
+    assert shelf.panes == [("a", [0, 0, 2], False), ("a", [0, 0, 3], False)]
+
+
+def test_plain_computations_read_the_envelope() -> None:
+    """
+    A computation after a windowed step finds value, window and pane by their names.
+    """
+
+    class Reader(Computation):
+        def process_record(self, context: Context, record: Record) -> None:
+            shown = WindowedValue.from_json(record.value)
+            assert record.at == shown.at == shown.window.last_at
+            assert shown.pane.timing is Timing.ON_TIME
+            context.produce("read", {**record.value, "value": shown.value + 1})
+
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    counts = _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts", key="team")
+    counts.apply(Reader(), name="read").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 1), ("b", "x", 2, 2)))
+
+    assert shelf.panes == [("x", 3, False)]
+
+
+def test_no_state_is_left_behind() -> None:
+    """
+    When all input has ended, no window and no timer is left in any row.
+    """
+    pipeline = Pipeline("p")
+    for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
+        stream = pipeline.stream("scores").window(window_fn, allowed_lateness=100)
+        stream.combine(Count(), name=f"counts{number}")
+    _injected(pipeline)
+    store = _run(pipeline, _rows(("a", "x", 1, 1), ("b", "y", 2, 30)))
+
+    assert [store.rows_view(f"counts{number}").to_arrow().num_rows for number in range(3)] == [0, 0, 0]
+
+
+def test_the_state_can_be_read_with_sql() -> None:
+    """
+    A window that waits is a JSON object in its key's row.
+    """
+    pipeline, clock = Pipeline("p"), ManualClock()
+    _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 3)))
+    run.run_until_quiet()
+    (row,) = store.rows_view("counts").to_arrow().to_pylist()
+    run.stop()
+
+    assert orjson.loads(row["state"]) == {
+        "windows": [{"window": [0, 10], "accumulator": 1, "news": 1, "timers": {"||event": 10}}]
+    }
+    assert sorted(timer["tag"] for timer in row["timers"]) == ["0/10|||event", "~0/10"]
+
+
+def test_a_combiner_class_is_refused() -> None:
+    """
+    A class in the place of a combiner is refused where it is written.
+    """
+    windowed = _injected(Pipeline("p")).window(FixedWindows(10))
+
+    assert isinstance(windowed, WindowedStream)
+    with pytest.raises(InvalidError, match="give an instance"):
+        windowed.combine(Count, name="counts")  # type: ignore[arg-type]

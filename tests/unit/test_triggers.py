@@ -1,0 +1,176 @@
+"""
+Triggers by themselves: memory, timers, namespaces, and the low-level API.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.count_triggers import AfterBytes, AfterCount
+from millpond.dataflow.element import Element
+from millpond.dataflow.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
+from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, next_stroke
+from millpond.dataflow.trigger import Trigger
+from millpond.dataflow.trigger_context import Firing, TriggerContext, TriggerEvent, TriggerTimer, parse_timer
+from millpond.dataflow.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
+from millpond.dataflow.window import Window
+from millpond.dataflow.window_state import WindowState
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.row import TimeDomain
+
+_ALL: list[Trigger] = [
+    AfterAll(AfterCount(1), AfterCount(2)),
+    AfterAny(AfterCount(1), AfterBytes(2)),
+    AfterDelay("1s"),
+    AfterEach(AfterCount(1), AtPeriod(0, "1s")),
+    AfterProcessingTime("1s", align_to="1m"),
+    AfterWatermark(early=AfterCount(1), late=AfterCount(1)),
+    Default(),
+    Never(),
+    OrFinally(Repeatedly(AfterCount(2)), AfterCount(5)),
+    RepeatCount(AfterCount(1), 3),
+    RepeatUntil(AfterCount(1), AfterDelay("1s", "event")),
+    WatermarkPercentile(100),
+]
+
+
+def _state() -> WindowState:
+    return WindowState(window=Window(0, 10))
+
+
+def _one(at: int = 1) -> Element:
+    return Element(value=at, at=at, key="k")
+
+
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_a_trigger_travels(trigger: Trigger) -> None:
+    """
+    A pickled trigger equals the first.
+    """
+    assert pickle.loads(pickle.dumps(trigger)) == trigger
+
+
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_reset_forgets_everything(trigger: Trigger) -> None:
+    """
+    A trigger that starts over has no memory, and no timer but that of the window's end.
+    """
+    state = _state()
+    context = TriggerContext(state, 0, 0)
+    trigger.on_element(context, _one())
+    trigger.reset(context)
+
+    assert state.trigger == {}
+    assert set(state.timers.values()) <= {10}
+
+
+def test_children_have_namespaces_of_their_own() -> None:
+    """
+    Two equal triggers in one composition count apart.
+    """
+    state = _state()
+    trigger = AfterEach(AfterAll(AfterCount(2), AfterCount(2)), AfterCount(2))
+    trigger.on_element(TriggerContext(state, 0, 0), _one())
+
+    assert state.trigger == {"0/0/": {"seen": 1}, "0/1/": {"seen": 1}}
+
+
+def test_a_timer_is_named_by_its_place() -> None:
+    """
+    A timer's text says whose it is, what it is called, and on which clock it waits.
+    """
+    state = _state()
+    Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
+
+    assert state.timers == {"r/||wall": 105}
+    assert parse_timer("r/||wall") == TriggerTimer("r/", "", TimeDomain.WALL)
+
+
+def test_user_code_may_use_the_low_level_api() -> None:
+    """
+    A user's trigger keeps state and timers of its own, is told when they fire, and sees its children fire.
+    """
+
+    class Debounce(Trigger):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set_timer(context.wall_time + 5, TimeDomain.WALL, "quiet")
+
+        def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
+            context.set("quiet", timer.tag == "quiet")
+
+        def should_fire(self, context: TriggerContext) -> bool:
+            return bool(context.get("quiet", False))
+
+        def on_fire(self, context: TriggerContext) -> bool:
+            return True
+
+    state, trigger = _state(), Repeatedly(Debounce())
+    trigger.on_element(TriggerContext(state, 0, 0), _one())
+    trigger.on_element(TriggerContext(state, 0, 3), _one())
+    context = TriggerContext(state, 0, 8)
+    trigger.on_child_timer(context, parse_timer("r/|quiet|wall"))
+
+    assert state.timers == {"r/|quiet|wall": 8}
+    assert trigger.should_fire(context)
+    assert trigger.fire(context) is False
+    assert [event.path for event in context.history] == ["r/"]
+    assert state.trigger == {}
+
+
+def test_a_firing_names_its_innermost_triggers() -> None:
+    """
+    Of the triggers that fired, panes name those with nothing below them.
+    """
+    events = [TriggerEvent("0/", "a", True), TriggerEvent("1/", "b", True), TriggerEvent("", "all", True)]
+
+    assert Firing(events).label() == "a, b"
+
+
+def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
+    """
+    Only the trigger whose turn it is hears its timers.
+    """
+    state = _state()
+    trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
+    context = TriggerContext(state, 0, 0)
+    trigger.on_element(context, _one())
+    trigger.on_child_timer(context, TriggerTimer("1/", "", TimeDomain.WALL))
+
+    assert trigger.should_fire(context)
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0, 5), (4, 5), (5, 15), (-6, -5), (-5, 5)])
+def test_strokes_come_after_now(now: int, expected: int) -> None:
+    """
+    The next stroke is later than now and whole periods from the reference.
+    """
+    assert next_stroke(now, 25, 10) == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AfterCount(0),
+        lambda: AfterCount(True),
+        lambda: AfterBytes(-1),
+        AfterAny,
+        lambda: AfterAll(AfterCount),  # type: ignore[arg-type]
+        lambda: RepeatCount(AfterCount(1), 0),
+        lambda: AfterDelay(-1),
+        lambda: AfterDelay(1, "lunar"),  # type: ignore[arg-type]
+        lambda: AfterProcessingTime(1, "event"),
+        lambda: AtPeriod(0, 0),
+        lambda: WatermarkPercentile(0),
+        lambda: WatermarkPercentile(101),
+        lambda: WatermarkPercentile(90),
+    ],
+)
+def test_triggers_that_cannot_be_are_refused(make) -> None:
+    """
+    A trigger refuses its arguments when it is made.
+    """
+    with pytest.raises(InvalidError):
+        make()
