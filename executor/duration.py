@@ -4,7 +4,8 @@ Durations and instants: every form a user may write, one form inside.
 Inside Millpond a time is an ``int`` of UTC microseconds. At the edges people write
 ``"30s"``, a `timedelta`, an aware `datetime` or ISO text; this module turns them into
 microseconds or says why it cannot. A `datetime` without a zone is refused rather than guessed;
-ISO text without one is UTC, as in most files that people exchange.
+ISO text without one is UTC, as in most files that people exchange. What ISO text is, is said
+once (`INSTANT_TEXT`), so that the same text is the same time wherever it is read.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from millpond.statestore.types import EventTimeMicros
 __all__ = [
     "INSTANT_MAX_US",
     "INSTANT_MIN_US",
+    "INSTANT_TEXT",
     "Duration",
     "Instant",
     "InstantColumn",
+    "InstantText",
     "duration_us",
     "instant_column_us",
     "instant_us",
@@ -63,6 +66,30 @@ INSTANT_MAX_US: Final = EventTimeMicros(
     (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 )
 """The last one: the end of year 9999, the last that SQL engines can show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantText:
+    """
+    Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
+
+    ``date``, or ``date`` and ``minute`` with a ``T`` or a space between them, then ``second`` and
+    ``zone`` or not. Other forms of the standard (weeks, no separators) and those that only some
+    readers know (a time of today, one digit for an hour) are no times.
+    """
+
+    date: str = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    minute: str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+    second: str = r":[0-5][0-9](?:\.[0-9]{1,9})?"
+    zone: str = r" ?(?:Z|UTC|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?|[+-]18(?::?00)?)"
+
+
+INSTANT_TEXT: Final = InstantText()
+"""What both runners take for a time in text."""
+
+_INSTANT: Final = re.compile(
+    f"({INSTANT_TEXT.date})(?:[T ]({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
+)
 
 
 def duration_us(value: Duration) -> int:
@@ -176,13 +203,20 @@ def parse_instant_us(value: Any) -> EventTimeMicros:
     """
     if value is None:
         raise InvalidError("the time is null")
-    if not isinstance(value, str):
-        return instant_us(value)
+    return _parse_text_us(value) if isinstance(value, str) else instant_us(value)
+
+
+def _parse_text_us(text: str) -> EventTimeMicros:
+    parts = _INSTANT.fullmatch(text.strip(" "))
+    if parts is None:
+        raise InvalidError("the time is not ISO 8601 text", value=text)
+    date, minute, second, zone = parts.groups()
+    offset = "+00:00" if zone is None or zone.strip() in {"Z", "UTC"} else zone.strip()
     try:
-        parsed = datetime.fromisoformat(value.strip())
+        parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
     except ValueError as cause:
-        raise InvalidError("the time is not ISO 8601 text", value=value) from cause
-    return instant_us(parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC))
+        raise InvalidError("the time is not ISO 8601 text", value=text) from cause
+    return instant_us(parsed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.functions import expr
 
-from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT
 from millpond.executor.injection import read_injected
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
@@ -42,7 +42,6 @@ _ADDED_FIELDS = (
 )
 _CUTS_SUMMED_MAX = 64
 _CHOICE = "__millpond_choice"
-_ZONED = r"(?i)(z|utc|[+-]\\d\\d:?(\\d\\d)?)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +161,24 @@ def _spread(
     return Routed(frame=spread, columns=selection.columns)
 
 
+def _carried(names: Sequence[str]) -> tuple[str, ...]:
+    """
+    The input's columns, all of which Spark can bring to Python.
+    """
+    for name in names:
+        if "." in name or "`" in name:
+            raise InvalidError(
+                "Spark brings no column to Python whose name has a dot or a backtick in it: rename it",
+                column=name,
+            )
+    return tuple(names)
+
+
 # -- in the JVM ----------------------------------------------------------------------------
 
 
 def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
-    own = tuple(schema.names)
+    own = _carried(schema.names)
     at, at_column = _time(schema, str(node.at))
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
@@ -238,15 +250,35 @@ def _time(schema: T.StructType, name: str) -> tuple[str, str | None]:
     if isinstance(kind, T.IntegerType):
         return f"CAST({column} AS BIGINT)", None
     if isinstance(kind, T.StringType):
-        # Text without a zone is UTC, whatever the session's zone: the same in both runners.
-        zoned = f"CASE WHEN {column} RLIKE '{_ZONED}' THEN {column} ELSE concat({column}, 'Z') END"
-        return f"unix_micros(try_cast({zoned} AS TIMESTAMP))", None
+        return f"unix_micros(try_cast({_whole_instant(column)} AS TIMESTAMP))", None
     if isinstance(kind, T.TimestampNTZType):
         raise InvalidError(
             "the time column has no zone; say which one it means, for example with to_utc_timestamp",
             column=name,
         )
     raise InvalidError("the time column is no time", column=name, type=kind.simpleString())
+
+
+def _whole_instant(column: str) -> str:
+    """
+    SQL that completes a time in text; null for what is none, though Spark would take it for one.
+
+    Text without a zone is UTC, whatever the session's zone: the same in both runners.
+    """
+    text = f"trim({column})"
+    date, zone = INSTANT_TEXT.date, INSTANT_TEXT.zone
+    minute = f"{date}[T ]{INSTANT_TEXT.minute}"
+    second = f"{minute}{INSTANT_TEXT.second}"
+    cases = {
+        f"{second}{zone}": text,
+        second: f"concat({text}, 'Z')",
+        date: f"concat({text}, 'T00:00:00Z')",
+        minute: f"concat({text}, ':00Z')",
+        f"{minute}{zone}": f"concat(left({text}, 16), ':00', substring({text}, 17))",
+    }
+    # A dollar would let a newline at the end pass.
+    whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())
+    return f"CASE {' '.join(whens)} END"
 
 
 def _id(schema: T.StructType, name: str) -> str:
@@ -263,8 +295,9 @@ def _id(schema: T.StructType, name: str) -> str:
 
 def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
     schema = T.StructType([*_ADDED_FIELDS, *frame.schema.fields])
+    own = _carried(frame.columns)
     record_id = None if node.id is None else ID
-    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=tuple(frame.columns))
+    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own)
     return Routed(frame=frame.mapInArrow(_python_router(node, routes), schema), columns=columns)
 
 
