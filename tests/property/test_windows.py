@@ -1,0 +1,201 @@
+"""
+What must hold for windows whatever comes, in whatever order and bundles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.dataflow.combiners import Sum, ToList
+from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.count_triggers import AfterCount
+from millpond.dataflow.element import Element
+from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.key_windows import KeyWindows
+from millpond.dataflow.pane import WindowedValue
+from millpond.dataflow.repeat_triggers import Repeatedly
+from millpond.dataflow.sessions import Sessions
+from millpond.dataflow.sliding_windows import SlidingWindows
+from millpond.dataflow.strategy import Accumulation, WindowingStrategy
+from millpond.dataflow.trigger import Trigger
+from millpond.dataflow.trigger_context import parse_timer
+from millpond.dataflow.watermark_triggers import AfterWatermark, Default
+from millpond.dataflow.window import Window
+from millpond.dataflow.window_fn import WindowFn
+from millpond.statestore.row import TimeDomain
+
+_END = 1_000
+
+_WINDOWS: st.SearchStrategy[WindowFn] = st.one_of(
+    st.builds(FixedWindows, st.integers(1, 40)),
+    st.builds(SlidingWindows, st.integers(5, 40), st.integers(5, 20)),
+    st.builds(Sessions, st.integers(1, 30)),
+)
+
+_LEAVES: st.SearchStrategy[Trigger] = st.one_of(
+    st.builds(AfterCount, st.integers(1, 4)), st.just(AfterWatermark()), st.just(Default())
+)
+
+_TRIGGERS: st.SearchStrategy[Trigger] = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.builds(Repeatedly, inner),
+        st.builds(AfterAll, inner, inner),
+        st.builds(AfterAny, inner, inner),
+        st.builds(AfterEach, inner, inner),
+        st.builds(OrFinally, inner, inner),
+        st.builds(AfterWatermark, inner, inner),
+    ),
+    max_leaves=4,
+)
+
+_UNENDING = _TRIGGERS.map(Repeatedly)
+
+_BUNDLES = st.lists(
+    st.tuples(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 60)), max_size=8
+)
+"""Elements that come together, and how far the watermark moves after them."""
+
+
+class _Key:
+    """
+    A key's windows under a slow, obvious engine: state through JSON, timers in order.
+    """
+
+    def __init__(self, strategy: WindowingStrategy, combine: Any) -> None:
+        self.strategy, self.combine = strategy, combine
+        self.state: dict[str, Any] | None = None
+        self.watermark = 0
+        self.shown: list[WindowedValue] = []
+
+    def _open(self, watermark: int) -> KeyWindows:
+        return KeyWindows(self.strategy, self.combine, None, self.state, watermark=watermark, wall_time=0)
+
+    def _store(self, windows: KeyWindows) -> None:
+        self.state = windows.to_json()
+        self.shown += windows.output
+
+    def add(self, times: list[int]) -> None:
+        windows = self._open(self.watermark)
+        windows.add([Element(value=at, at=at, key="k") for at in sorted(times)])
+        self._store(windows)
+        self.advance(self.watermark)
+
+    def advance(self, watermark: int) -> None:
+        self.watermark = watermark
+        while (due := self._first_due()) is not None:
+            at, window, timer = due
+            windows = self._open(at)
+            if timer:
+                windows.on_timer(window, parse_timer(timer))
+            else:
+                windows.expire(window)
+            self._store(windows)
+
+    def _first_due(self) -> tuple[int, Window, str] | None:
+        found = [
+            (self.strategy.expires_at(state.window), 1, state.window, "")
+            for state in self._open(self.watermark).windows.values()
+        ]
+        for state in self._open(self.watermark).windows.values():
+            found += [
+                (at, 0, state.window, text)
+                for text, at in state.timers.items()
+                if parse_timer(text).domain is TimeDomain.EVENT
+            ]
+        at, _, window, timer = min(found, default=(self.watermark + 1, 0, Window(0, 0), ""))
+        return (at, window, timer) if at <= self.watermark else None
+
+
+def _play(strategy: WindowingStrategy, bundles: list[tuple[list[int], int]], combine: Any) -> _Key:
+    key = _Key(strategy, combine)
+    for times, moved in bundles:
+        key.add(times)
+        key.advance(key.watermark + moved)
+    key.advance(10 * _END)
+    return key
+
+
+def _strategy(
+    window_fn: WindowFn, trigger: Trigger, accumulation: Accumulation, lateness: int = _END
+) -> WindowingStrategy:
+    return WindowingStrategy(
+        window_fn=window_fn, trigger=trigger, accumulation=accumulation, allowed_lateness=lateness
+    )
+
+
+@given(window_fn=_WINDOWS, trigger=_TRIGGERS, bundles=_BUNDLES, lateness=st.integers(0, 50))
+def test_nothing_is_left_at_the_end(
+    window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]], lateness: int
+) -> None:
+    """
+    When the watermark has passed all windows, only counts of what was not taken are left.
+    """
+    key = _play(_strategy(window_fn, trigger, Accumulation.DISCARDING, lateness), bundles, ToList())
+
+    assert set(key.state or ()) <= {"dropped", "closed"}
+
+
+@given(window_fn=_WINDOWS, trigger=_TRIGGERS, bundles=_BUNDLES)
+def test_indices_count_the_panes(
+    window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
+) -> None:
+    """
+    The panes of each window have the indices 0, 1, 2 …, and so have those that are not early.
+    """
+    key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
+    for window in {one.window for one in key.shown}:
+        panes = [one.pane for one in key.shown if one.window == window]
+        settled = [one.nonspeculative_index for one in panes if one.nonspeculative_index >= 0]
+
+        assert [one.index for one in panes] == list(range(len(panes)))
+        assert settled == list(range(len(settled)))
+        assert not any(one.is_last for one in panes[:-1])
+
+
+@given(size=st.integers(1, 40), trigger=_UNENDING, bundles=_BUNDLES)
+def test_discarded_panes_add_up_to_what_is_accumulated(
+    size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
+) -> None:
+    """
+    The elements of a window's discarding panes are those that came for it, each once.
+    """
+    key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
+    shown = Counter(value for one in key.shown for value in one.value)
+
+    assert shown == Counter(at for times, _ in bundles for at in times)
+
+
+@given(window_fn=_WINDOWS, trigger=_UNENDING, bundles=_BUNDLES)
+def test_panes_and_retractions_sum_to_the_last_panes(
+    window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
+) -> None:
+    """
+    What is shown, less what is taken back, is the sum of each window's elements, merged or not.
+    """
+    key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
+    net = sum(-one.value if one.pane.is_retraction else one.value for one in key.shown)
+    windows = [len(window_fn.assign(Element(value=0, at=at, key="k"))) * at for t, _ in bundles for at in t]
+
+    assert net == sum(windows)
+
+
+@given(window_fn=_WINDOWS, times=st.lists(st.integers(0, 200), min_size=1, max_size=12), data=st.data())
+def test_final_values_do_not_depend_on_the_order_of_arrival(
+    window_fn: WindowFn, times: list[int], data: st.DataObject
+) -> None:
+    """
+    With the default trigger, the last panes are the same for every order and every cut into bundles.
+    """
+    strategy = _strategy(window_fn, Default(), Accumulation.ACCUMULATING)
+    shuffled = data.draw(st.permutations(times))
+    one_by_one = _play(strategy, [([at], 0) for at in shuffled], Sum())
+    at_once = _play(strategy, [(times, 0)], Sum())
+
+    assert sorted((one.window, one.value) for one in one_by_one.shown) == sorted(
+        (one.window, one.value) for one in at_once.shown
+    )
