@@ -26,6 +26,7 @@ from millpond.executor.journal import Journal
 from millpond.executor.ownership import Ownership
 from millpond.gc.fold import Folded, FoldRules, fold_files
 from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
 from millpond.statestore.commit import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
@@ -197,7 +198,9 @@ class Upkeep:
             self._store.catalog,
             self._clock,
             retention=self._policy.kept,
-            owned={owned.interval: superstep for owned in self._ownership.all()},
+            owned={
+                owned.interval: Owned(owned.fence.sequencer, superstep) for owned in self._ownership.all()
+            },
         )
         self._round = self._worker.submit(work)
 

@@ -5,13 +5,17 @@ A file's name tells its superstep, and a superstep that has been committed takes
 more. So a file that the log knows nothing of, of a superstep that is past, belongs to nobody,
 whoever wrote it and whenever it lands. Only the owner of a computation may say so, though: a
 fold that is being prepared has such a name too, and only the owner knows that there is none;
-a former owner's fold is fenced. Files with other names are other engines', and stay.
+a former owner's fold is fenced. And an owner may be a former one without knowing it: the files
+were listed before the log was read, so where the log still names him, nobody else's fold was
+among them, and where it does not, nothing goes. Files with other names are other engines', and
+stay.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -21,12 +25,26 @@ from millpond.gc.vacuum import delete_files
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import read_row_files
-from millpond.statestore.types import Superstep
+from millpond.statestore.types import Sequencer, Superstep
 
-__all__ = ["OrphanCollector"]
+__all__ = ["OrphanCollector", "Owned"]
 
 _OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
 _READ_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """
+    What the caller knows of an interval that he owns, or believes to own.
+
+    Attributes:
+        sequencer: of his lease.
+        superstep: the last one that he has committed.
+    """
+
+    sequencer: Sequencer
+    superstep: Superstep
 
 
 class OrphanCollector:
@@ -35,18 +53,20 @@ class OrphanCollector:
 
     Args:
         survey: the store as it was found, after the intervals were taken.
-        owned: by interval that the caller owns, the last superstep committed. An interval that
-            is not all of its computation (several pipelines share their dead letters) is told
-            from the others by reading the file's keys.
+        owned: the intervals that the caller owns. An interval that is not all of its computation
+            (several pipelines share their dead letters) is told from the others by reading the
+            file's keys.
     """
 
     kind = "orphans"
 
-    def __init__(self, survey: Survey, owned: Mapping[Interval, Superstep]) -> None:
+    def __init__(self, survey: Survey, owned: Mapping[Interval, Owned]) -> None:
         self._survey = survey
         self._owned: dict[str, list[tuple[Interval, Superstep]]] = {}
-        for interval, superstep in owned.items():
-            self._owned.setdefault(interval.computation, []).append((interval, superstep))
+        for interval, known in owned.items():
+            fence = survey.newest.snapshot.fence_of(interval)
+            if fence is not None and fence.sequencer == known.sequencer:
+                self._owned.setdefault(interval.computation, []).append((interval, known.superstep))
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """

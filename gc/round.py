@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from millpond.gc.collector import Collection, Collector
 from millpond.gc.horizon import Horizons
 from millpond.gc.log import LogCollector, write_checkpoint
-from millpond.gc.orphan import OrphanCollector
+from millpond.gc.orphan import OrphanCollector, Owned
 from millpond.gc.survey import survey
 from millpond.gc.vacuum import VacuumCollector
 from millpond.statestore.catalog import Catalog
@@ -21,7 +21,7 @@ from millpond.statestore.checkpoint import checkpoint_path
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log
-from millpond.statestore.types import Clock, Objects, Superstep, TableVersion
+from millpond.statestore.types import Clock, Objects, TableVersion
 
 __all__ = ["Retention", "Round", "collect_garbage"]
 
@@ -70,7 +70,7 @@ def collect_garbage(
     clock: Clock,
     *,
     retention: Retention,
-    owned: Mapping[Interval, Superstep],
+    owned: Mapping[Interval, Owned],
     dry_run: bool = False,
 ) -> Round:
     """
@@ -81,7 +81,7 @@ def collect_garbage(
         catalog: where horizons and savepoints are.
         clock: the source of time.
         retention: what stays.
-        owned: the intervals whose leases the caller holds, with the last superstep committed.
+        owned: the intervals whose leases the caller holds, as far as he knows.
         dry_run: change nothing.
 
     Raises:

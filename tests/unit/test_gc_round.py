@@ -19,6 +19,7 @@ from millpond.executor.pipeline import Pipeline
 from millpond.executor.upkeep import UpkeepPolicy
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.gc.log import write_checkpoint
+from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
 from millpond.statestore.catalog import Catalog
 from millpond.statestore.checkpoint import checkpoint_path, read_part
@@ -77,7 +78,10 @@ class Pond:
             self.catalog,
             self.clock,
             retention=retention,
-            owned={owned.interval: self.superstep for owned in self.run._worker.coordinator._ownership.all()},
+            owned={
+                owned.interval: Owned(owned.fence.sequencer, self.superstep)
+                for owned in self.run._worker.coordinator._ownership.all()
+            },
             **options,
         )
 
