@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from datasketches import tdigest_double
 
 from millpond.statestore.errors import InvalidError
 
@@ -45,6 +44,8 @@ class DelaySketch:
     __slots__ = ("_digest",)
 
     def __init__(self, serialized: bytes | None = None) -> None:
+        from datasketches import tdigest_double
+
         self._digest = (
             tdigest_double(_ACCURACY) if serialized is None else tdigest_double.deserialize(serialized)
         )
@@ -88,25 +89,28 @@ class RecentDelays:
     __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._older = DelaySketch()
-        self._newer = DelaySketch()
+        self._older: DelaySketch | None = None
+        self._newer: DelaySketch | None = None
 
     def __len__(self) -> int:
-        return len(self._older) + len(self._newer)
+        return sum(len(each) for each in (self._older, self._newer) if each is not None)
 
     def merge(self, seen: DelaySketch) -> None:
         """
         Take in the delays of a superstep.
         """
+        if self._newer is None:
+            self._newer = DelaySketch()
         self._newer.merge(seen)
         if len(self._newer) >= _GENERATION:
-            self._older, self._newer = self._newer, DelaySketch()
+            self._older, self._newer = self._newer, None
 
     def at(self, percentile: float) -> int:
         """
         The delay that so many percent of the recent records do not exceed; 0 when there are none.
         """
         both = DelaySketch()
-        both.merge(self._older)
-        both.merge(self._newer)
+        for each in (self._older, self._newer):
+            if each is not None:
+                both.merge(each)
         return both.at(percentile)

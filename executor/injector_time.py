@@ -121,6 +121,13 @@ class InjectorTime:
         oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
         return {WHOLE: TimesSeen(newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays)}
 
+    def hear(self, now_us: int) -> None:
+        """
+        Note that records are on their way; whose, is known only when they have been read.
+        """
+        if not self._node.members:
+            self._members[WHOLE].heard_us = now_us
+
     def advance(self, at: EventTimeMicros, now_us: int, member: str | None = None) -> None:
         """
         The source, or one of its members, promises that nothing older than ``at`` will come.

@@ -2,7 +2,7 @@
 The intake: what has been injected and waits for the next bundle.
 
 It is bounded: who injects faster than the pipeline works waits (backpressure) instead of filling
-memory. Records and movements of watermarks keep the order in which they were handed in. What
+memory, and so does a stream that is too far ahead of the others (`Intake.hold_back`). Records and movements of watermarks keep the order in which they were handed in. What
 arrives while a commit is in flight makes the next bundle: that is the group commit.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from millpond.executor.injection import Rows
@@ -137,6 +138,7 @@ class Intake:
         self._records_max = records_max
         self._condition = threading.Condition()
         self._entries: deque[Arrival | Movement] = deque()
+        self._held: dict[str, list[Arrival | Movement]] = {}
         self._records = 0
         self._idle = False
         self._ended: BaseException | None = None
@@ -158,18 +160,23 @@ class Intake:
         count = entry.count if isinstance(entry, Arrival) else 0
         with self._condition:
             has_room = self._condition.wait_for(
-                lambda: self._ended is not None or self._has_room(count),
+                lambda: self._ended is not None or self._has_room(entry.stream, count),
                 None if timeout_ms is None else timeout_ms / 1_000,
             )
             if self._ended is not None:
                 raise self._ended
+            if not has_room and count and entry.stream in self._held:
+                raise UnavailableError(
+                    "the stream is further ahead than its skew limit: let the others catch up",
+                    stream=entry.stream,
+                )
             if not has_room:
                 raise UnavailableError(
                     "the intake is full: let the pipeline catch up",
                     waiting=self._records,
                     allowed=self._records_max,
                 )
-            self._entries.append(entry)
+            self._held.get(entry.stream, self._entries).append(entry)
             self._records += count
             self._idle = False
             self._condition.notify_all()
@@ -193,7 +200,9 @@ class Intake:
                 raise self._ended
             return done
 
-    def _has_room(self, count: int) -> bool:
+    def _has_room(self, stream: str, count: int) -> bool:
+        if count and stream in self._held:
+            return False
         return not self._records or self._records + count <= self._records_max
 
     # -- the one who works -----------------------------------------------------------------
@@ -222,6 +231,26 @@ class Intake:
                 self._condition.notify_all()
         return taken
 
+    def hold_back(self, streams: Collection[str]) -> None:
+        """
+        Keep what is on these streams until they are no longer named, and let nobody add to it.
+
+        What was waiting already stays, and no longer counts against the room of the others: so
+        at most one intake's worth of each stream is kept.
+        """
+        with self._condition:
+            if streams == self._held.keys():
+                return
+            released = [entry for stream in self._held.keys() - set(streams) for entry in self._held[stream]]
+            waiting = [*released, *self._entries]
+            kept = {stream: self._held.get(stream, []) for stream in streams}
+            self._entries.clear()
+            for entry in waiting:
+                kept.get(entry.stream, self._entries).append(entry)
+            self._held = kept
+            self._records = sum(entry.count for entry in self._entries if isinstance(entry, Arrival))
+            self._condition.notify_all()
+
     def rest(self, timeout_ms: float) -> None:
         """
         Nothing is left to do: say so, and sleep until something comes, or for ``timeout_ms``.
@@ -240,8 +269,10 @@ class Intake:
         with self._condition:
             if self._ended is None:
                 self._ended = reason
-            entries, self._records = list(self._entries), 0
+            held = [entry for entries in self._held.values() for entry in entries]
+            entries, self._records = [*self._entries, *held], 0
             self._entries.clear()
+            self._held.clear()
             self._condition.notify_all()
         for entry in entries:
             entry.receipt.settle(self._ended)

@@ -102,7 +102,7 @@ class LocalEngine:
             InvalidError: user code failed and failures stop the pipeline.
             UnavailableError: a service is away; soft state is sound.
         """
-        watches = {rows.stream: self._coordinator.watch(rows.stream) for rows in outside}
+        watches = {rows.stream: self._coordinator.time.watch(rows.stream) for rows in outside}
         entered = enter(
             self._coordinator.topology,
             outside,

@@ -125,7 +125,7 @@ class LocalWorker:
         if movement.at is not None:
             self.coordinator.advance_injector(movement.stream, movement.at, movement.member)
         if movement.standing is not None:
-            self.coordinator.declare_injector(movement.stream, movement.standing, movement.member)
+            self.coordinator.time.declare(movement.stream, movement.standing, movement.member)
 
     def _superstep(
         self,
@@ -137,6 +137,7 @@ class LocalWorker:
         prepared = self._prepare(outside, is_bounded=is_bounded)
         report = self.engine.commit(prepared, position)
         self.standing = self._stand()
+        self.intake.hold_back(self.coordinator.time.streams_ahead())
         self._progress.report(report)
         self.coordinator.maintain()
         return report

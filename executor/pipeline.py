@@ -78,6 +78,7 @@ class Pipeline:
         idle_after: Duration | None = None,
         members: Sequence[str] = (),
         member: FieldExtractor | None = None,
+        skew_limit: Duration | None = None,
     ) -> Stream:
         """
         Let outside records in on a stream.
@@ -95,6 +96,10 @@ class Pipeline:
                 that is missing or silent holds it, until it is idle or declared gone. What
                 others send is taken in and moves nothing.
             member: how the sender of a row is got: a column's name or a function of the row.
+            skew_limit: the stream waits while its watermark is further than this ahead of the
+                slowest computation, so that what waits for a slow stream does not fill memory
+                and state. A stream that never comes makes it wait for ever, unless that one is
+                idle or gone. Bounded runs (``run``) know no limit: they wait for nobody.
 
         Raises:
             InvalidError: the name is bad or taken, or an argument is of the wrong type.
@@ -118,6 +123,7 @@ class Pipeline:
             idle_after_us=None if idle_after is None else _positive(name, "idle_after", idle_after),
             members=tuple(members),
             member=member,
+            skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
         )
         return self.stream(name)
 

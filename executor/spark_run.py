@@ -23,7 +23,7 @@ from millpond.executor.spark_engine import SparkEngine
 from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, EventTimeMicros
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkRun"]
 
 _LOG = logging.getLogger("millpond")
+_SKEW_POLL_MS = 50.0
 _QUERY_ID = "sql.streaming.queryId"
 
 
@@ -87,9 +88,26 @@ class SparkRun:
                 raise InvalidError(
                     "this function runs only as the foreachBatch of a streaming query", input=stream
                 )
+            self._wait_for_slower(stream)
             self.consume(frame, InputPosition(stream=stream, source=source, batch=batch))
 
         return consume
+
+    def _wait_for_slower(self, stream: str) -> None:
+        """
+        Wait while the stream is further ahead than its skew limit; only where a ticker keeps time going.
+
+        Raises:
+            UnavailableError: the run was stopped meanwhile; the batch comes again in the next.
+        """
+        while self._ticker is not None:
+            with self._guarded():
+                if stream not in self._coordinator.time.streams_ahead():
+                    return
+            if self._stopping.wait(_SKEW_POLL_MS / 1_000):
+                raise UnavailableError(
+                    "the run was stopped while the stream waited for slower ones", input=stream
+                )
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
         """
@@ -140,7 +158,7 @@ class SparkRun:
             raise InvalidError("a stream is expected, idle or gone", stream=stream, standing=standing)
         self._coordinator.topology.injector(stream).check_member(member)
         with self._guarded():
-            self._coordinator.declare_injector(stream, standing, member)
+            self._coordinator.time.declare(stream, standing, member)
 
     def watermark(self, computation: str) -> EventTimeMicros:
         """

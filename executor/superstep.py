@@ -23,9 +23,7 @@ import pyarrow as pa
 from millpond.executor.bundle import DeadLetter, InputObservation, Manifest
 from millpond.executor.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
 from millpond.executor.delivery import keys_of, read_productions
-from millpond.executor.injector_time import Standing
 from millpond.executor.journal import Journal
-from millpond.executor.observation import Watch
 from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.position import (
@@ -189,6 +187,13 @@ class Coordinator:
         """
         return self._time.low_watermark()
 
+    @property
+    def time(self) -> TimeKeeper:
+        """
+        The injectors and watermarks of the pipeline.
+        """
+        return self._time
+
     def injector_watermark(self, stream: str) -> EventTimeMicros:
         """
         The injector low watermark of an injected stream.
@@ -235,18 +240,6 @@ class Coordinator:
         What it gives up: records before ``watermark`` are late from then on.
         """
         self._time.advance(stream, watermark, member)
-
-    def declare_injector(self, stream: str, standing: Standing, member: str | None = None) -> None:
-        """
-        Say that an injected stream, or one of its members, is idle, gone, or expected again.
-        """
-        self._time.declare(stream, standing, member)
-
-    def watch(self, stream: str) -> Watch:
-        """
-        What tasks are to look at while records of an injected stream come in.
-        """
-        return self._time.watch(stream)
 
     def finish_input(self, stream: str) -> None:
         """
@@ -312,7 +305,7 @@ class Coordinator:
             with_files: whether to list each interval's files; a runner that follows the log
                 itself need not pay for it.
         """
-        self._time.tick()
+        self._time.tick(inputs)
         self._create_downstream_intervals()
         now = self._clock.now_us()
         streams = set(inputs) | set(self._pending.summaries)

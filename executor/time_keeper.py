@@ -18,7 +18,7 @@ from millpond.executor.position import watermark_app_id
 from millpond.executor.topology import Topology
 from millpond.executor.watermark import WatermarkAuthority
 from millpond.statestore.interval import Interval
-from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros, Sequencer
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
 __all__ = ["TimeKeeper"]
 
@@ -117,6 +117,19 @@ class TimeKeeper:
         """
         return self._injectors[stream].watermark
 
+    def streams_ahead(self) -> frozenset[str]:
+        """
+        The injected streams that are further ahead of the slowest computation than they may be.
+        """
+        limits = {n: node.skew_limit_us for n, node in self._topology.injectors.items() if node.skew_limit_us}
+        if not limits:
+            return frozenset()
+        slowest = min(
+            (self.input_watermark(name) for name in self._topology.computations), default=TIME_MAX_US
+        )
+        marks = {name: self.injector_watermark(name) for name in limits}
+        return frozenset(name for name, limit in limits.items() if marks[name] - slowest > limit)
+
     def watch(self, stream: str) -> Watch:
         """
         What tasks are to look at while records of an injected stream come in.
@@ -139,15 +152,20 @@ class TimeKeeper:
             for percentile, authority in self._layers():
                 authority.update_injector(stream, injector.mark(percentile))
 
-    def tick(self) -> bool:
+    def tick(self, heard: Iterable[str] = ()) -> bool:
         """
         Leave out who has been silent for too long.
+
+        Args:
+            heard: streams that bring records in the superstep at hand: they are not silent.
 
         Returns:
             Whether that moved anybody's watermark.
         """
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
             return False
+        for stream in heard:
+            self._injectors[stream].hear(self._clock.monotonic_us())
         before = self._authority.input_watermarks()
         self._settle()
         return self._authority.input_watermarks() != before

@@ -63,6 +63,8 @@ class InjectorNode:
         idle_after_us: silence after which the stream no longer holds anybody back; ``None``: never.
         members: the senders that are expected; the watermark is that of the last of them.
         member: how the sender of a record is got.
+        skew_limit_us: how far its watermark may be ahead of the slowest computation; ``None``: as
+            far as it likes.
     """
 
     stream: str
@@ -73,6 +75,7 @@ class InjectorNode:
     idle_after_us: int | None = None
     members: tuple[str, ...] = ()
     member: FieldExtractor | None = None
+    skew_limit_us: int | None = None
 
     def check_member(self, member: str | None) -> None:
         """

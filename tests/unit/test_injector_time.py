@@ -148,6 +148,17 @@ def test_when_nobody_is_left_time_stands_still():
     assert (time.watermark, time.is_idle(9), time.is_idle(10)) == (70, False, True)
 
 
+def test_records_on_their_way_are_no_silence():
+    """
+    A superstep that took long does not make its own next input idle.
+    """
+    time = injector(idle_after=10)
+
+    time.hear(10)
+
+    assert not time.is_idle(19)
+
+
 def test_it_goes_on_from_the_saved_watermark():
     """
     After a restart no member can pull time back, and each must be heard of again.

@@ -20,6 +20,63 @@ def movement(at: int = 5) -> Movement:
     return Movement(stream="s", at=at, receipt=Receipt())
 
 
+def of(stream: str, count: int = 1) -> Arrival:
+    return Arrival(stream=stream, rows=[{}] * count, count=count, receipt=Receipt())
+
+
+class TestHoldingBack:
+    def test_a_stream_that_is_held_back_waits(self):
+        """
+        What it has handed in stays in order behind the others; it may not add records.
+        """
+        intake = Intake(10)
+        fast, slow, movement_of_fast = of("fast"), of("slow"), movement()
+        intake.put(fast, timeout_ms=0)
+        intake.hold_back({"fast"})
+        intake.put(slow, timeout_ms=0)
+        held = Movement(stream="fast", at=5, receipt=Receipt())
+        intake.put(held, timeout_ms=0)
+        intake.put(movement_of_fast, timeout_ms=0)
+
+        with pytest.raises(UnavailableError, match="skew limit"):
+            intake.put(of("fast"), timeout_ms=0)
+        first, nothing_more = intake.take(10), (intake.take(10), intake.take(10))
+        intake.hold_back(())
+
+        assert first.arrivals == [slow]
+        assert nothing_more[0].movements == [movement_of_fast]
+        assert not nothing_more[1]
+        assert intake.take(10).arrivals == [fast]
+        assert intake.take(10).movements == [held]
+
+    def test_what_is_held_back_takes_no_room_from_others(self):
+        """
+        A fast stream that filled the intake does not keep the slow one out.
+        """
+        intake = Intake(10)
+        intake.put(of("fast", 10), timeout_ms=0)
+        with pytest.raises(UnavailableError, match="full"):
+            intake.put(of("slow"), timeout_ms=0)
+
+        intake.hold_back({"fast"})
+
+        intake.put(of("slow", 10), timeout_ms=0)
+
+    def test_the_end_reaches_what_is_held_back(self):
+        """
+        Its receipts tell what ended the run.
+        """
+        intake = Intake(10)
+        waiting = of("fast")
+        intake.put(waiting, timeout_ms=0)
+        intake.hold_back({"fast"})
+
+        intake.end(FencedError("over"))
+
+        with pytest.raises(FencedError):
+            waiting.receipt.wait(0)
+
+
 class TestOrder:
     def test_movements_come_before_the_arrivals_behind_them_only(self):
         """

@@ -1,0 +1,264 @@
+"""
+The skew limit: a stream that is too far ahead waits for the slowest, on both runners.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from millpond.executor.computation import Computation
+from millpond.executor.injector_policies import Monotone
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.spark_runner import SparkRunner
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.testing.determinism import ManualClock, SeededRng
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MINUTE_US = 60_000_000
+HOUR_US = 60 * MINUTE_US
+START_US = 1_800_000_000_000_000
+WAIT_MS = 60_000
+
+
+class Join(Computation):
+    """
+    Keeps every fast record until event time has passed it: what a join waiting for slow ones does.
+    """
+
+    def process_record(self, context: Any, record: Any) -> None:
+        """
+        Keep it, and ask to be told when it may go.
+        """
+        if record.stream == "fast":
+            context.state.set([*context.state.get([]), record.at])
+            context.set_timer(record.at, tag=str(record.at))
+
+    def process_timer(self, context: Any, timer: Any) -> None:
+        """
+        Let it go.
+        """
+        context.state.set([at for at in context.state.get([]) if at != timer.at])
+
+
+def joined(limit: str | None, **options: Any) -> Pipeline:
+    """
+    A fast stream with a limit and a slow one without.
+    """
+    pipeline = Pipeline("skew")
+    pipeline.inject("fast", key="k", at="t", watermark=Monotone(), skew_limit=limit)
+    pipeline.inject("slow", key="k", at="t", watermark=Monotone(), **options)
+    pipeline.add(Join(), name="join", subscribes={"fast": None, "slow": None})
+    return pipeline
+
+
+def row(at: int) -> dict[str, Any]:
+    """
+    One row.
+    """
+    return {"k": "k", "t": START_US + at}
+
+
+def stepping(pipeline: Pipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
+    """
+    A run that does nothing by itself.
+    """
+    used = clock or ManualClock(START_US)
+    store = Store.in_memory(clock=used, rng=SeededRng(1))
+    runner = LocalRunner(store, clock=used, rng=SeededRng(2), progress=False, intake_records_max=50)
+    return store, runner.start(pipeline, stepping=True)
+
+
+def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
+    """
+    A fast row for each minute, a superstep each, until the run wants no more; the next minute.
+    """
+    for minute in minutes:
+        try:
+            run.inject("fast", row(minute * MINUTE_US))
+        except UnavailableError:
+            return minute
+        run.run_until_quiet()
+    return minutes.stop
+
+
+def kept(store: Store) -> int:
+    """
+    How many records the join keeps.
+    """
+    rows = store.rows_view("join").to_arrow().to_pylist()
+    return sum(len(json.loads(each["state"])) for each in rows)
+
+
+def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
+    """
+    The fast source waits at its limit; state never holds more than the limit's worth of it.
+    """
+    store, run = stepping(joined("10m"))
+    run.inject("slow", row(0))
+    run.run_until_quiet()
+    most, minute = 0, 0
+    for slow_minute in range(1, 62):
+        minute = inject_as_far_as_allowed(run, range(minute, 61))
+        most = max(most, kept(store))
+        run.inject("slow", row(slow_minute * MINUTE_US))
+        run.run_until_quiet()
+
+    assert minute == 61
+    # Ten minutes of skew, and the record that went beyond them.
+    assert most == 11
+    assert kept(store) == 0
+    assert run.summary().totals.late == 0
+
+
+def test_without_a_limit_everything_is_kept() -> None:
+    """
+    The same input fills the state with all of the fast source's hour.
+    """
+    store, run = stepping(joined(None))
+    run.inject("slow", row(0))
+
+    assert inject_as_far_as_allowed(run, range(1, 61)) == 61
+    assert kept(store) == 60
+
+
+def test_who_waits_is_told_why() -> None:
+    """
+    The refusal names the stream; the slow one may go on, and what was handed in stays in order.
+    """
+    _, run = stepping(joined("1m"))
+    run.inject("slow", row(0))
+    run.inject("fast", row(0))
+    run.step()
+    run.inject("fast", row(HOUR_US))
+    run.step()
+
+    with pytest.raises(UnavailableError, match="ahead than its skew limit"):
+        run.inject("fast", row(HOUR_US + 1))
+    run.inject("slow", row(HOUR_US))
+    run.run_until_quiet()
+    run.inject("fast", row(HOUR_US + 1))
+    run.run_until_quiet()
+
+    assert run.summary().totals.injected == 5
+
+
+def test_an_idle_source_is_not_waited_for() -> None:
+    """
+    Once the slow stream counts as idle, the fast one is not ahead of anybody.
+    """
+    clock = ManualClock(START_US)
+    _, run = stepping(joined("1m", idle_after="5s"), clock)
+    run.inject("slow", row(0))
+    run.inject("fast", row(HOUR_US))
+    run.run_until_quiet()
+    with pytest.raises(UnavailableError):
+        run.inject("fast", row(HOUR_US + 1))
+
+    clock.advance_ms(4_000)
+    run.inject("slow", row(1))
+    clock.advance_ms(4_000)
+    run.run_until_quiet()
+    with pytest.raises(UnavailableError):
+        run.inject("fast", row(HOUR_US + 1))
+    clock.advance_ms(5_000)
+    run.run_until_quiet()
+
+    run.inject("fast", row(HOUR_US + 1))
+    run.run_until_quiet()
+    assert run.summary().totals.injected == 4
+
+
+def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
+    """
+    With a worker of its own, the fast source's calls block, and all its records arrive.
+    """
+    store = Store.in_memory(clock=SystemClock(), rng=SystemRng())
+    runner = LocalRunner(store, progress=False, intake_records_max=50)
+    with runner.start(joined("10m")) as run:
+
+        def inject(stream: str) -> None:
+            for minute in range(61):
+                run.inject(stream, row(minute * MINUTE_US))
+
+        fast = threading.Thread(target=inject, args=("fast",))
+        fast.start()
+        inject("slow")
+        fast.join(WAIT_MS / 1_000)
+
+        assert run.run_until_quiet(timeout_ms=WAIT_MS)
+        assert run.summary().totals.injected == 122
+    assert kept(store) == 0
+
+
+@pytest.mark.parametrize("limit", [0, "-1s", "far"])
+def test_a_limit_that_cannot_work_is_refused(limit: Any) -> None:
+    """
+    It is an error where it is written.
+    """
+    with pytest.raises(InvalidError):
+        joined(limit)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """
+    Poll, for a minute at most.
+    """
+    pause = threading.Event()
+    for _ in range(600):
+        if condition():
+            return
+        pause.wait(0.1)
+    raise AssertionError("it never came true")
+
+
+def test_a_spark_stream_waits_for_the_slower_one(tmp_path: Path, spark: SparkSession) -> None:
+    """
+    Its next batch is taken when the other stream has come close enough, not before.
+    """
+    registry, clock = MemoryRegistry(), SystemClock()
+    store = Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        rng=SystemRng(),
+        leases=lambda _, writer_id: MemoryLeases(registry, clock, writer_id=writer_id),
+    )
+
+    def write(stream: str, *at: int) -> None:
+        lines = "".join(json.dumps(row(each)) + "\n" for each in at)
+        hidden = tmp_path / stream / f".{at[0]}"
+        hidden.write_text(lines)
+        hidden.rename(tmp_path / stream / f"{at[0]:020}.json")
+
+    def streaming(stream: str) -> Any:
+        (tmp_path / stream).mkdir()
+        reader = spark.readStream.schema("k string, t long").option("maxFilesPerTrigger", 1)
+        return reader.json(str(tmp_path / stream))
+
+    frames = {name: streaming(name) for name in ("fast", "slow")}
+    write("fast", HOUR_US)
+    runner = SparkRunner(store, spark=spark, progress=False, tick_ms=50, intervals=1)
+    run = runner.start(joined("10m"), frames)
+    try:
+        wait_until(lambda: run.summary().totals.injected == 1)
+        write("fast", 2 * HOUR_US)
+        threading.Event().wait(1.5)
+        assert run.summary().totals.injected == 1
+
+        write("slow", HOUR_US)
+        wait_until(lambda: run.summary().totals.injected == 3)
+    finally:
+        run.stop()
+        store.close()
