@@ -8,7 +8,7 @@ takes an element back out, so that retractions flow through aggregations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from millpond.statestore.errors import InvalidError
@@ -69,6 +69,14 @@ class CombineFn:
         The accumulator with one element more; it may be the one that was given, changed.
         """
         raise NotImplementedError
+
+    def add_all(self, accumulator: Any, values: Iterable[Any]) -> Any:
+        """
+        The accumulator with a bundle of elements more; worth overriding where one at a time is slow.
+        """
+        for value in values:
+            accumulator = self.add(accumulator, value)
+        return accumulator
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
         """

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from millpond.dataflow.combine_fn import CombineFn
@@ -108,18 +110,25 @@ class KeyWindows:
         return assigned
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
-        strategy, combine = self._strategy, self._combine
-        context = self._context(state)
-        accumulator = state.accumulator if state.has_contents else combine.create()
+        strategy, context = self._strategy, self._context(state)
         for element in members:
-            change = combine.uncombine if element.is_retraction else combine.add
-            accumulator = change(accumulator, element.value)
             strategy.trigger.on_element(context, element)
             at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
             if at is not None and at >= self._watermark:
                 state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
-        state.accumulator, state.has_contents = accumulator, True
+        accumulator = state.accumulator if state.has_contents else self._combine.create()
+        state.accumulator, state.has_contents = self._combined(accumulator, members), True
         state.news += len(members)
+
+    def _combined(self, accumulator: Any, members: Sequence[Element]) -> Any:
+        combine = self._combine
+        for is_retraction, run in groupby(members, attrgetter("is_retraction")):
+            if is_retraction:
+                for element in run:
+                    accumulator = combine.uncombine(accumulator, element.value)
+            else:
+                accumulator = combine.add_all(accumulator, [element.value for element in run])
+        return accumulator
 
     # -- merging ---------------------------------------------------------------------------
 

@@ -68,11 +68,17 @@ class WindowedComputation(Computation):
         self.of = of
         self.finish = finish
 
+    def element(self, record: Record) -> Element:
+        """
+        What a record brings to its windows.
+        """
+        return element_of(record, self.of)
+
     def process_records(self, context: Context, records: Records) -> None:
         """
         Add a bundle of elements; each window's trigger is asked once.
         """
-        elements = [element_of(record, self.of) for record in records]
+        elements = [self.element(record) for record in records]
         self._turn(context, records[0].at, context.watermark, lambda windows: windows.add(elements))
 
     def process_timer(self, context: Context, timer: Timer) -> None:

@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from millpond.dataflow.co_group import co_group
 from millpond.dataflow.combiners import Count, Sum
 from millpond.dataflow.count_triggers import AfterCount
 from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows
@@ -17,6 +18,7 @@ from millpond.dataflow.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.repeat_triggers import Repeatedly
 from millpond.dataflow.sessions import Sessions
+from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.stream import DataflowStream, WindowedStream
 from millpond.dataflow.window import Window
 from millpond.executor.computation import Computation
@@ -199,3 +201,32 @@ def test_a_combiner_class_is_refused() -> None:
     assert isinstance(windowed, WindowedStream)
     with pytest.raises(InvalidError, match="give an instance"):
         windowed.combine(Count, name="counts")  # type: ignore[arg-type]
+
+
+def test_streams_are_joined_by_window() -> None:
+    """
+    A co-grouping of two streams has the values of both for each key and window.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    scores = _injected(pipeline)
+    counts = scores.window(FixedWindows(10)).combine(Count(), name="counts")
+    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
+    both = co_group(
+        {"count": counts, "sum": sums}, WindowingStrategy(window_fn=FixedWindows(10)), name="both"
+    )
+    both.flat_map(
+        lambda group: [[count, total] for count in group["count"] for total in group["sum"]], name="joined"
+    ).sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2), ("a", "x", 5, 11), ("b", "x", 1, 1)))
+
+    assert sorted(shelf.panes) == [("a", [1, 5], False), ("a", [2, 7], False), ("b", [1, 1], False)]
+
+
+def test_streams_of_two_pipelines_are_not_joined() -> None:
+    """
+    A co-grouping over pipelines, over nothing, or of one stream under two tags is refused.
+    """
+    one, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
+    for streams in ({}, {"one": one, "other": other}, {"one": one, "again": one}):
+        with pytest.raises(InvalidError, match="different streams"):
+            co_group(streams, WindowingStrategy(), name="both")
