@@ -13,7 +13,7 @@ somebody else has replaced, is dropped and planned again. Only losing the lease 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from millpond.executor.journal import Journal
 from millpond.executor.ownership import Ownership
 from millpond.gc.fold import Folded, FoldRules, fold_files
 from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.log import KEPT_MS
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
 from millpond.statestore.commit import CommitRequest
@@ -49,6 +50,8 @@ _FOLDS_PER_COMMIT: Final = 32
 _FOLDS_WAITING_MAX: Final = 64
 _STALL_S: Final = 1.0
 _FIRST_ROUND_AFTER: Final = 64
+_SIGHTINGS: Final = 16
+"""So many versions are remembered, over twice the time for which the log is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class Upkeep:
         self._damaged: set[Interval] = set()
         self._round: Future[Round] | None = None
         self._round_due = TableVersion(0)
+        self._sightings: deque[tuple[int, TableVersion]] = deque(maxlen=_SIGHTINGS)
 
     def open(self) -> None:
         """
@@ -159,6 +163,7 @@ class Upkeep:
         """
         if not self._is_on:
             return
+        self._look()
         self._stall()
         self._land()
         if self._is_round_due():
@@ -201,8 +206,22 @@ class Upkeep:
             owned={
                 owned.interval: Owned(owned.fence.sequencer, superstep) for owned in self._ownership.all()
             },
+            seen=self._seen_long_ago(),
         )
         self._round = self._worker.submit(work)
+
+    def _look(self) -> None:
+        """
+        Remember which version the table has now, by a clock that never jumps.
+        """
+        now_us = self._clock.monotonic_us()
+        if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS:
+            self._sightings.append((now_us, self._store.committer.snapshot.version))
+
+    def _seen_long_ago(self) -> TableVersion:
+        before_us = self._clock.monotonic_us() - 1_000 * KEPT_MS
+        old = [version for at_us, version in self._sightings if at_us <= before_us]
+        return old[-1] if old else TableVersion(0)
 
     def _report_round(self, done: Future[Round]) -> None:
         try:

@@ -7,7 +7,10 @@ and with it the digest that the next commit is chained to and the high-water mar
 against. Oldest files go first, so a collection that is killed leaves a shorter log and no hole.
 
 Commits of the last two minutes stay whatever the retention: a writer that has just read a
-version relies on finding the next ones (`millpond.statestore.log_follower`, fact F4).
+version relies on finding the next ones (`millpond.statestore.log_follower`, fact F4). The times
+in commits are other machines' wall clocks and may jump, and a writer's commit into a part of the
+log that was deleted under it would be lost; so a running pipeline says which version it saw two
+minutes ago by a clock that only goes forward, and nothing after that one goes either.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from millpond.statestore.errors import ObjectExistsError
 from millpond.statestore.log import LOG_FOLDER, Log
 from millpond.statestore.types import Clock, Objects, TableVersion
 
-__all__ = ["LogCollector", "write_checkpoint"]
+__all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
 
 _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
-_KEPT_MS: Final = 120_000
+
+KEPT_MS: Final = 120_000
+"""Commits of so long stay; writers trust what they saw for a tenth of it."""
 
 
 class LogCollector:
@@ -40,13 +45,16 @@ class LogCollector:
     Args:
         survey: the store as it was found.
         clock: tells how old commits are.
+        seen: the newest version of `KEPT_MS` ago, as the caller saw it; ``None`` where he has
+            not been there for so long and goes by the commits' own times.
     """
 
     kind = "log"
 
-    def __init__(self, survey: Survey, clock: Clock) -> None:
+    def __init__(self, survey: Survey, clock: Clock, seen: TableVersion | None = None) -> None:
         self._survey = survey
         self._clock = clock
+        self._seen = seen
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """
@@ -65,9 +73,10 @@ class LogCollector:
         if settled is None:
             return ()
         log = Log(self._survey.objects)
-        young = version_at(log, self._survey.newest.version, self._clock.now_us() // 1_000 - _KEPT_MS)
+        young = version_at(log, self._survey.newest.version, self._clock.now_us() // 1_000 - KEPT_MS)
         known = [each.version for each in log.inventory().checkpoints]
-        limit = max((each for each in known if each <= min(settled.version, young)), default=0)
+        last = min(settled.version, young, young if self._seen is None else self._seen)
+        limit = max((each for each in known if each <= last), default=0)
         matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
         return tuple(path for path, match in matches if match and int(match[1]) < limit)
 

@@ -71,6 +71,7 @@ def collect_garbage(
     *,
     retention: Retention,
     owned: Mapping[Interval, Owned],
+    seen: TableVersion | None = None,
     dry_run: bool = False,
 ) -> Round:
     """
@@ -82,6 +83,7 @@ def collect_garbage(
         clock: the source of time.
         retention: what stays.
         owned: the intervals whose leases the caller holds, as far as he knows.
+        seen: the newest version of a while ago, as the caller saw it; see `LogCollector`.
         dry_run: change nothing.
 
     Raises:
@@ -91,13 +93,13 @@ def collect_garbage(
     """
     made = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
-    seen = survey(objects, horizons, dry_run=dry_run)
+    found = survey(objects, horizons, dry_run=dry_run)
     collectors: tuple[Collector, ...] = (
-        VacuumCollector(seen),
-        OrphanCollector(seen, owned),
-        LogCollector(seen, clock),
+        VacuumCollector(found),
+        OrphanCollector(found, owned),
+        LogCollector(found, clock, seen),
     )
     collections = [each.collect(dry_run=dry_run) for each in collectors]
     if made is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
-    return Round(horizon=seen.horizon.version, held_by=seen.horizon.held_by, collections=tuple(collections))
+    return Round(horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections))

@@ -4,21 +4,29 @@ Garbage collection against owners that come and go: what a live owner needs is n
 
 from __future__ import annotations
 
+import pytest
+
 from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
+from millpond.executor.upkeep import UpkeepPolicy
 from millpond.gc.fold import Folded, FoldRules, fold_files
 from millpond.gc.fold_plan import FoldPolicy, plan_fold
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
+from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.row import Fence
+from millpond.statestore.snapshot import load
 from millpond.statestore.store import Store
-from millpond.statestore.types import EventTimeMicros, Superstep
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep
 from millpond.testing.determinism import ManualClock, SeededRng
 from millpond.testing.ledger import LEDGER, ROWS, ledger_pipeline, numbered
 
 WHOLE = Interval(LEDGER)
+HOUR_MS = 3_600_000
 
 
 class Pond:
@@ -32,9 +40,9 @@ class Pond:
         self.registry = MemoryRegistry()
         self.rng = SeededRng(1)
 
-    def start(self) -> tuple[Store, LocalRun]:
+    def start(self, upkeep: UpkeepPolicy | None = None) -> tuple[Store, LocalRun]:
         store = Store.in_memory(objects=self.objects, registry=self.registry, clock=self.clock, rng=self.rng)
-        runner = LocalRunner(store, clock=self.clock, rng=self.rng, progress=False, upkeep=None)
+        runner = LocalRunner(store, clock=self.clock, rng=self.rng, progress=False, upkeep=upkeep)
         return store, runner.start(ledger_pipeline(), stepping=True)
 
     def collect(self, owned: dict[Interval, Owned]) -> Round:
@@ -101,3 +109,49 @@ def test_an_owner_does_away_with_his_own_orphans() -> None:
 
     assert forgotten.file.path in {path for each in found.collections for path in each.paths}
     assert forgotten.file.path not in pond.objects.list("")
+
+
+@pytest.mark.parametrize("jump_ms", [0, 2 * HOUR_MS, -2 * HOUR_MS])
+def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
+    """
+    To a collector whose clock is hours ahead all commits look old; other writers still follow them.
+    """
+    pond = Pond()
+    upkeep = UpkeepPolicy(background=False, collect_every=4)
+    _, run = pond.start(upkeep)
+    other, neighbour = (
+        Store.in_memory(objects=pond.objects, registry=pond.registry, clock=pond.clock),
+        Interval("n"),
+    )
+    other.committer.commit(fence_of(neighbour, 0))
+    for number in range(60):
+        if number == 50:
+            pond.clock.jump_ms(jump_ms)
+        run.inject(ROWS, numbered([number]))
+        run.step()
+
+    other.committer.commit(fence_of(neighbour, 1))
+
+    assert load(Log(pond.objects)).fence_of(neighbour) == Fence(Sequencer(1), CommitNumber(1))
+
+
+def test_the_log_of_a_pipeline_that_runs_is_cut() -> None:
+    """
+    Once versions have been seen for long enough, those before a checkpoint go.
+    """
+    pond = Pond()
+    _, run = pond.start(UpkeepPolicy(background=False, collect_every=4, retention="1m"))
+    for number in range(100):
+        pond.clock.advance_ms(10_000)
+        run.inject(ROWS, numbered([number]))
+        run.step()
+
+    assert Log(pond.objects).inventory().versions[0] > 50
+
+
+def fence_of(interval: Interval, number: int) -> CommitRequest:
+    """
+    A commit of a neighbour's, without files.
+    """
+    fence = Fence(Sequencer(1), CommitNumber(number))
+    return CommitRequest(kind="test", writes=(IntervalWrite(interval=interval, fence=fence),))
