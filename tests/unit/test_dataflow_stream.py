@@ -230,3 +230,47 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
     for streams in ({}, {"one": one, "other": other}, {"one": one, "again": one}):
         with pytest.raises(InvalidError, match="different streams"):
             co_group(streams, WindowingStrategy(), name="both")
+
+
+def test_a_pane_that_is_owed_holds_the_watermark() -> None:
+    """
+    Until a pane with the time of its earliest element is shown, nobody downstream is told that time has passed it.
+    """
+    pipeline, clock = Pipeline("p"), ManualClock()
+    counts = (
+        _injected(pipeline)
+        .window(FixedWindows(100), timestamp_combiner="OUTPUT_AT_EARLIEST")
+        .combine(Count(), name="counts")
+    )
+    counts.window(GlobalWindows()).combine(Count(), name="panes")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    seen = []
+    for at, watermark in ((10, 15), (20, 50), (120, 110)):
+        run.inject("scores", _rows(("a", "x", 1, at)))
+        run.run_until_quiet()
+        run.advance_watermark("scores", watermark)
+        run.run_until_quiet()
+        run.step()
+        seen.append(run.watermark("panes"))
+    run.stop()
+
+    assert seen == [10, 10, 110]
+
+
+def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
+    """
+    Downstream, time stops at the last instant of a window until its on-time pane has been shown.
+    """
+    pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
+    counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
+    counts.window(FixedWindows(100)).combine(Sum(), name="sums").sink("out", shelf)
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 10)))
+    run.advance_watermark("scores", 1_000)
+    run.run_until_quiet()
+    run.stop()
+    store.close()
+
+    assert shelf.panes == [("a", 1, False)]
