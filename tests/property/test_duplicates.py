@@ -1,0 +1,187 @@
+"""
+Publishers repeat themselves: whatever comes again under its id changes nothing (I2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.injector import BoundedDisorder
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.summary import RunSummary
+from millpond.statestore.memory_lease import MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import Superstep
+from millpond.testing.computations import SECOND_US, Count, Window
+from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fragile import Fragile
+from millpond.testing.ledger import LEDGER, ROWS, START_US
+
+Row = dict[str, Any]
+
+
+class Collected:
+    """
+    A sink that keeps what it is given in memory, over restarts of the pipeline.
+    """
+
+    def __init__(self) -> None:
+        self.identity = "collected"
+        self.delivered = Superstep(0)
+        self.values: Counter[str] = Counter()
+
+    def open(self, *_names: object, **_seams: object) -> Collected:
+        return self
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        if superstep > self.delivered:
+            self.delivered = superstep
+            columns = productions.select(["key", "value", "at"]).to_pylist()
+            self.values.update(f"{row['key']} {row['value']} {row['at']}" for row in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """
+    Batches of rows, each with whether the pipeline is restarted after it.
+    """
+
+    batches: tuple[tuple[tuple[Row, ...], bool], ...]
+    intervals: int
+
+    def once(self) -> Script:
+        """
+        The same without what comes again: of each key and id the first delivery.
+        """
+        seen: set[tuple[str, str]] = set()
+        batches = []
+        for rows, restarts in self.batches:
+            fresh = []
+            for row in rows:
+                if row["id"] is None or (row["k"], row["id"]) not in seen:
+                    seen.add((row["k"], row["id"]))
+                    fresh.append(row)
+            batches.append((tuple(fresh), restarts))
+        return Script(tuple(batches), self.intervals)
+
+    @property
+    def deliveries(self) -> int:
+        return sum(len(rows) for rows, _ in self.batches)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    """
+    Up to a dozen records, each delivered up to three times, in any order, over several batches.
+    """
+    count = draw(st.integers(1, 12))
+    rows = [
+        {
+            "k": draw(st.sampled_from(["a", "b", "c", ""])),
+            "t": START_US + at * SECOND_US,
+            # Ids repeat from key to key: only key and id together name a record.
+            "id": f"id{number}" if draw(st.integers(0, 9)) else None,
+            "n": number,
+            "do": "raise" if draw(st.integers(0, 9)) == 0 else "ok",
+        }
+        for number, at in enumerate(draw(st.lists(st.integers(0, 90), min_size=count, max_size=count)))
+    ]
+    twins = [{**row, "k": "twin of another key"} for row in rows[:2]]
+    deliveries = [row for row in [*rows, *twins] for _ in range(draw(st.integers(1, 3)))]
+    order = draw(st.permutations(deliveries))
+    cuts = sorted(draw(st.lists(st.integers(0, len(order)), max_size=4)))
+    pieces = [order[low:high] for low, high in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+    return Script(
+        tuple((tuple(piece), draw(st.booleans())) for piece in pieces),
+        intervals=draw(st.integers(1, 3)),
+    )
+
+
+def pipeline(sinks: dict[str, Collected]) -> Pipeline:
+    """
+    A ledger whose code fails now and then, a counter of what it produces, and a window with timers.
+    """
+    made = Pipeline("p")
+    # So much disorder that nothing is late before the end: only duplicates are left out.
+    rows = made.inject(ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1h"))
+    ledger = made.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), retries=0)
+    ledger[LEDGER].sink("numbers", sinks["numbers"])
+    made.stream(LEDGER).apply(Count(("counts",)), name="count", produces="counts").sink(
+        "counts", sinks["counts"]
+    )
+    rows.apply(Window(("windows",)), name="window", produces="windows").sink("windows", sinks["windows"])
+    return made
+
+
+def played(script: Script) -> tuple[dict[str, Any], RunSummary]:
+    """
+    Everything that a script leaves behind: rows, what sinks got, letters, watermark.
+    """
+    clock, disk, registry = ManualClock(), MemoryObjects(), MemoryRegistry()
+    sinks = {name: Collected() for name in ("numbers", "counts", "windows")}
+    for number, sink in enumerate(sinks.values()):
+        sink.identity = f"collected {number}"
+
+    def opened() -> Any:
+        store = Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1))
+        runner = LocalRunner(store, clock=clock, rng=SeededRng(2), intervals=script.intervals, progress=False)
+        return store, runner.start(pipeline(sinks), stepping=True)
+
+    store, run = opened()
+    for rows, restarts in script.batches:
+        if rows:
+            run.inject(ROWS, list(rows))
+            run.step()
+        if restarts:
+            run.stop()
+            store, run = opened()
+    run.finish(ROWS)
+    run.run_until_quiet()
+    summary = run.stop()
+    views = {name: store.rows_view(name).to_arrow() for name in (LEDGER, "count", "window", "dead_letters")}
+    left = {
+        name: [
+            (row["key"] if name != "dead_letters" else "", _state(name, row["state"]), row["state_bytes"])
+            for row in view.to_pylist()
+        ]
+        for name, view in views.items()
+    }
+    left["dead_letters"].sort()
+    left |= {f"sink {name}": sink.values for name, sink in sinks.items()}
+    return left, summary
+
+
+def _state(name: str, state: str | None) -> str | None:
+    """
+    A state as it is; of a letter only what it is about.
+    """
+    if name != "dead_letters" or state is None:
+        return state
+    letter = orjson.loads(state)
+    return f"{letter['key']} {orjson.loads(letter['value'])['n']}"
+
+
+@given(script=scripts())
+@settings(deadline=None)
+def test_what_comes_again_changes_nothing(script: Script) -> None:
+    """
+    Delivered up to three times, in any order, over batches and restarts, records count once everywhere.
+    """
+    left, summary = played(script)
+    once = script.once()
+    expected, plain = played(once)
+
+    assert left == expected
+    # Two consumers each leave out what comes again.
+    assert summary.totals.duplicates == 2 * (script.deliveries - once.deliveries)
+    assert plain.totals.duplicates == 0
+    assert summary.watermark == plain.watermark
