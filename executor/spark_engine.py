@@ -32,9 +32,19 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkEngine"]
+__all__ = ["SparkEngine", "plan_once"]
 
 _SAMPLE_ROWS = 20_000
+
+
+def plan_once(session: SparkSession) -> None:
+    """
+    Have the session's queries planned before they run, and not again after each shuffle.
+
+    Adaptive execution has nothing to gain from a superstep, whose partitions are fixed, and
+    takes 40 ms of it.
+    """
+    session.conf.set("spark.sql.adaptive.enabled", "false")
 
 
 class SparkEngine:
@@ -52,7 +62,9 @@ class SparkEngine:
     def __init__(
         self, spark: SparkSession, store: Store, coordinator: Coordinator, *, slots: int, cache_bytes: int
     ) -> None:
-        self._spark = spark
+        # A session of our own, for what is set in it concerns nobody else's queries.
+        self._session = spark.newSession()
+        plan_once(self._session)
         self._store = store
         self._coordinator = coordinator
         self._slots = slots
@@ -161,7 +173,7 @@ class SparkEngine:
         """
         A partition for each slot, and nothing that a task would look at.
         """
-        return self._spark.range(0, slots, 1, slots)
+        return self._session.range(0, slots, 1, slots)
 
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None

@@ -19,7 +19,7 @@ from millpond.executor.duration import Instant, instant_us
 from millpond.executor.injector_time import Standing
 from millpond.executor.position import BOUNDED_SOURCE
 from millpond.executor.progress import Progress, SuperstepReport
-from millpond.executor.spark_engine import SparkEngine
+from millpond.executor.spark_engine import SparkEngine, plan_once
 from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
@@ -72,6 +72,8 @@ class SparkRun:
         self._first_superstep = coordinator.superstep
         self._started_us = clock.monotonic_us()
         self._first_totals = coordinator.totals
+        # Made anew after each superstep, so that any thread may look at it meanwhile.
+        self._watermarks = self._stand()
         self._stopped = False
         self._closed = False
 
@@ -81,8 +83,14 @@ class SparkRun:
         """
         The ``foreachBatch`` function of one outside stream.
         """
+        planned = False
 
         def consume(frame: DataFrame, batch: int) -> None:
+            nonlocal planned
+            if not planned:
+                # This is the query's own clone of the user's session.
+                plan_once(frame.sparkSession)
+                planned = True
             source = frame.sparkSession._jsparkSession.sparkContext().getLocalProperty(_QUERY_ID)  # noqa: SLF001
             if source is None:
                 raise InvalidError(
@@ -167,9 +175,10 @@ class SparkRun:
         Raises:
             InvalidError: the pipeline has no such computation.
         """
-        name = self._coordinator.topology.computation(computation).name
-        with self._lock:
-            return self._coordinator.watermark(name)
+        return self._watermarks[self._coordinator.topology.computation(computation).name]
+
+    def _stand(self) -> dict[str, EventTimeMicros]:
+        return {name: self._coordinator.watermark(name) for name in self._coordinator.topology.computations}
 
     def has_work(self) -> bool:
         """
@@ -337,6 +346,7 @@ class SparkRun:
 
     def _reported(self, report: SuperstepReport | None) -> SuperstepReport | None:
         self._last_superstep_us = self._clock.monotonic_us()
+        self._watermarks = self._stand()
         if report is not None:
             self._progress.report(report)
             self._coordinator.maintain()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from millpond.executor.sink import DeltaSink
     from millpond.executor.spark_run import SparkRun
     from millpond.executor.spark_runner import SparkRunner
+    from millpond.executor.spark_session import spark_session
     from millpond.executor.stream import Stream
     from millpond.executor.summary import RunSummary
     from millpond.executor.timer import Timer
@@ -86,6 +87,7 @@ _HOMES: Final[dict[str, str]] = {
     "UnavailableError": "statestore.errors",
     "UserWatermark": "executor.injector_policies",
     "foreach_batch": "executor.foreach_batch",
+    "spark_session": "executor.spark_session",
 }
 
 __all__ = [
@@ -126,6 +128,7 @@ __all__ = [
     "UnavailableError",
     "UserWatermark",
     "foreach_batch",
+    "spark_session",
 ]
 
 
