@@ -43,19 +43,22 @@ class Journal:
         self._topology = topology
         self._clock = clock
         self._writer: CatalogJournal | None = None
+        self._early: list[CommitFacts] = []
+        self._is_open = False
 
     def open(self) -> None:
         """
         Record the topology and start the background writer; a store without a catalog needs neither.
         """
+        self._is_open = True
         self._attempt(self._start)
+        self._early.clear()
 
-    def record(self, request: CommitRequest, committed: Committed, commit_ms: float) -> None:
+    def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
         """
-        Note what a commit said.
+        Note what a commit said; what is noted before `open`, the taking over itself, is kept until then.
         """
-        writer = self._writer
-        if writer is None:
+        if self._is_open and self._writer is None:
             return
         fences = {
             write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
@@ -69,7 +72,11 @@ class Journal:
             metadata={**request.metadata, "kind": request.kind, "watermarks": marks},
             commit_ms=commit_ms,
         )
-        self._attempt(lambda: writer.submit(facts))
+        writer = self._writer
+        if writer is None:
+            self._early.append(facts)
+        else:
+            self._attempt(lambda: writer.submit(facts))
 
     def close(self) -> None:
         """
@@ -83,7 +90,10 @@ class Journal:
         catalog = self._store.catalog
         if catalog is not None:
             catalog.record_pipeline(definition_of(self._topology))
-            self._writer = CatalogJournal(catalog)
+            writer = CatalogJournal(catalog)
+            for facts in self._early:
+                writer.submit(facts)
+            self._writer = writer
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:

@@ -86,6 +86,7 @@ class Ownership:
         intervals: how many intervals a computation gets unless it names a number.
         on_held: what to do about an interval that another process holds.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        on_taken: told of every commit that takes intervals over.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Ownership:
         intervals: int,
         on_held: OnHeld,
         pause_timeout_ms: float,
+        on_taken: Callable[[CommitRequest, Committed], None] | None = None,
     ) -> None:
         self._store = store
         self._topology = topology
@@ -104,6 +106,7 @@ class Ownership:
         self._intervals = intervals
         self._on_held = on_held
         self._pause_timeout_ms = pause_timeout_ms
+        self._on_taken = on_taken
         self._owned: dict[Interval, OwnedInterval] = {}
         self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
         self._control = control_interval(topology.name)
@@ -233,8 +236,10 @@ class Ownership:
         if owned_before is not None:
             writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
         request = CommitRequest(kind="fence", writes=tuple(writes), positions=claims, metadata={})
-        self._commit_settled(request)
+        committed = self._commit_settled(request)
         self._move_on(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
         # Only now is the scan final: nothing of a former owner can land after the fence.
         fenced = self._store.committer.snapshot
         for interval in intervals:

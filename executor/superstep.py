@@ -97,6 +97,7 @@ class Coordinator:
         self._clock = clock
         self._rng = rng
         self._accept_checkpoint = accept_checkpoint
+        self._journal = Journal(store, topology, clock)
         self._ownership = Ownership(
             store,
             topology,
@@ -104,10 +105,10 @@ class Coordinator:
             intervals=intervals,
             on_held=on_held,
             pause_timeout_ms=pause_timeout_ms,
+            on_taken=self._journal.record,
         )
         self._time = TimeKeeper(topology, clock)
         self._sinks = SinkDelivery(store, topology, clock, rng, in_background=threads)
-        self._journal = Journal(store, topology, clock)
         self._upkeep = Upkeep(
             store, self._ownership, self._journal, topology.name, clock=clock, rng=rng, policy=upkeep
         )

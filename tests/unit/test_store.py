@@ -296,16 +296,22 @@ def test_stores_in_memory_are_strangers_otherwise() -> None:
 def everything(catalog: Catalog | None) -> tuple[object, ...]:
     assert catalog is not None
     supersteps = [(each.superstep, each.version, each.records) for each in catalog.supersteps()]
-    return supersteps, catalog.input_positions(), [each.interval for each in catalog.intervals()]
+    intervals = catalog.intervals(closed=True)
+    owners = [catalog.leases(each.interval) for each in intervals]
+    return supersteps, catalog.input_positions(), catalog.watermarks("p"), intervals, owners
 
 
 def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Callable[..., Store]) -> None:
     """
-    Supersteps, positions and intervals are those of the catalog that was lost.
+    Supersteps, positions, watermarks, intervals and owners are those of the catalog that was lost.
     """
     rows = [{"k": key, "t": at} for at, key in enumerate("abcab")]
     with opened() as store:
         LocalRunner(store, progress=False).run(counting(), {"in": rows})
+    with opened() as store:
+        # An owner that has taken over and done nothing yet is known as well.
+        with LocalRunner(store, progress=False).start(counting()):
+            pass
         kept = everything(store.catalog)
     for file in (tmp_path / "pond").glob("catalog.sqlite*"):
         file.unlink()
