@@ -88,7 +88,12 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
         intervals=(),
         sources=(),
         input=RoutedInput(
-            stream="a", columns=columns, first_targets=frozenset({0}), watch=Watch(stream="a"), member=None
+            stream="a",
+            columns=columns,
+            first_targets=frozenset({0}),
+            id_scopes={},
+            watch=Watch(stream="a"),
+            member=None,
         ),
         cache_bytes=1,
     )

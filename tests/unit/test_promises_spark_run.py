@@ -73,6 +73,7 @@ def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: Manual
     run = a_run(store, clock)
     run.consume_bounded("facts", None)
     run.advance_watermark("events", 1_000)
+    run.advance()
 
     assert run.watermark("join") == 1_000
 
@@ -88,6 +89,7 @@ def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, cl
     again = a_run(store, clock)
     again.consume_bounded("facts", None)
     again.advance_watermark("events", 2_000)
+    again.advance()
 
     assert again.watermark("join") == 2_000
     assert again.summary().totals.injected == 1
