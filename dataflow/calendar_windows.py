@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from millpond.dataflow.element import Element
@@ -61,6 +61,34 @@ class CalendarWindows(WindowFn):
             object.__setattr__(self, "_zone", ZoneInfo(self.zone))
         except (ZoneInfoNotFoundError, ValueError) as cause:
             raise InvalidError("no such time zone", zone=self.zone) from cause
+
+    @classmethod
+    def days(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """
+        Windows of so many days, counted from 1970-01-01.
+        """
+        return cls("days", count, zone)
+
+    @classmethod
+    def weeks(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """
+        Windows of so many weeks, which begin on Monday.
+        """
+        return cls("weeks", count, zone)
+
+    @classmethod
+    def months(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """
+        Windows of so many months.
+        """
+        return cls("months", count, zone)
+
+    @classmethod
+    def years(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """
+        Windows of so many years.
+        """
+        return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """

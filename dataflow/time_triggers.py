@@ -37,9 +37,19 @@ def next_stroke(now: int, reference: int, period: int) -> int:
     return now - (now - reference) % period + period
 
 
+_ALIASES: Final = {
+    "event_time": TimeDomain.EVENT,
+    "processing_time": TimeDomain.WALL,
+    "stream_time": TimeDomain.EVENT,
+    "wall_time": TimeDomain.WALL,
+}
+"""What the patent and other systems call the two clocks."""
+
+
 def _domain(domain: Domain) -> TimeDomain:
+    name = str(domain).lower()
     try:
-        return TimeDomain(domain)
+        return _ALIASES.get(name) or TimeDomain(name)
     except ValueError as cause:
         raise InvalidError("a trigger's time domain is event or wall", domain=domain) from cause
 

@@ -135,19 +135,31 @@ _NAMES: Final[Mapping[str, Callable[..., Any]]] = {
             WatermarkPercentile,
         )
     },
+    "CalendarWindows.days": CalendarWindows.days,
+    "CalendarWindows.months": CalendarWindows.months,
+    "CalendarWindows.weeks": CalendarWindows.weeks,
+    "CalendarWindows.years": CalendarWindows.years,
     "DefaultTrigger": Default,
     "FirstOf": AfterAny,
     "Repeat": Repeatedly,
     "SequenceOf": AfterEach,
 }
 
-_WORDS: Final = {
-    "STREAM_TIME": "event",
-    "WALL_TIME": "wall",
-    "EVENT_TIME": "event",
-    "PROCESSING_TIME": "wall",
-}
-_CONSTANTS: Final = {"event", "wall", "EVENT", "WALL"}
+_WORDS: Final = frozenset(
+    (
+        "event",
+        "wall",
+        "event_time",
+        "wall_time",
+        "stream_time",
+        "processing_time",
+        "days",
+        "weeks",
+        "months",
+        "years",
+    )
+)
+"""Words that may stand without quotes."""
 
 
 def construct(text: str, kind: type[WindowFn | Trigger]) -> Any:
@@ -177,13 +189,12 @@ def _built(node: ast.expr, text: str) -> Any:
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
-        case ast.Name(id=name) if name in _WORDS:
-            return _WORDS[name]
-        case ast.Name(id=name) if name in _CONSTANTS:
+        case ast.Name(id=name) if name.lower() in _WORDS:
             return name.lower()
         case ast.Name(id=name):
             return _called(name, [], {}, text)
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
+        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=arguments, keywords=keywords):
+            name = ast.unparse(function)
             named = {word.arg: _built(word.value, text) for word in keywords if word.arg is not None}
             if len(named) == len(keywords):
                 return _called(name, [_built(argument, text) for argument in arguments], named, text)

@@ -23,6 +23,10 @@ __all__ = ["Arrived", "Step", "Transcript", "elements_of", "matches", "pane_fiel
 STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
 """What a step may be."""
 
+_GLOBAL: Final = [-math.inf, math.inf]
+_GLOBALS: Final = ("global", [-9_223_372_036_854, 9_223_371_950_454])
+"""Other ways to write the global window; the second is Beam's."""
+
 _TIMED: Final = ("value", "at", "key", "id")
 
 
@@ -146,7 +150,7 @@ def pane_fields(key: str, shown: WindowedValue) -> dict[str, Any]:
     A pane as transcripts write it: whole seconds, sorted values.
     """
     window, pane = shown.window, shown.pane
-    bounds = [-math.inf, math.inf] if window.is_global else [_cut(window.start), _cut(window.last_at)]
+    bounds = _GLOBAL if window.is_global else [_cut(window.start), _cut(window.last_at)]
     return {
         "window": bounds,
         "values": sorted(shown.value, key=_order),
@@ -179,4 +183,7 @@ def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
         >>> matches({"index": 0}, {"index": 0, "values": [1]})
         True
     """
-    return all(name in pane and pane[name] == value for name, value in expected.items())
+    return all(
+        name in pane and pane[name] == (_GLOBAL if name == "window" and value in _GLOBALS else value)
+        for name, value in expected.items()
+    )

@@ -25,7 +25,7 @@ from millpond.testing.constructors import construct
         ("AfterAny(AfterCount(2), AfterWatermark)", AfterAny(AfterCount(2), AfterWatermark())),
         ("AfterWatermark(early=AfterCount(1), late=None)", AfterWatermark(early=AfterCount(1))),
         ("SequenceOf(AfterCount(count=3))", AfterEach(AfterCount(3))),
-        ("AfterDelay(1.5, STREAM_TIME)", AfterDelay(1_500_000, "event")),
+        ("AfterDelay(1.5, STREAM_TIME)", AfterDelay(1_500_000, "stream_time")),
         ("AtPeriod(-5, '1h', wall)", AtPeriod(-5_000_000, "1h", "wall")),
     ],
 )
