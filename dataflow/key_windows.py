@@ -119,6 +119,7 @@ class KeyWindows:
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         state.accumulator, state.has_contents = self._combined(accumulator, members), True
         state.news += len(members)
+        state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> Any:
         combine = self._combine
@@ -155,6 +156,7 @@ class KeyWindows:
         if full:
             result.accumulator, result.has_contents = self._combine.merge(full), True
         result.news = sum(source.news for source in sources)
+        result.is_held = any(source.is_held for source in sources)
         for source in sources:
             result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
             result.emitted += source.emitted
@@ -227,7 +229,7 @@ class KeyWindows:
         self.output += values
         state.index += 1
         state.nonspeculative_index += pane.timing is not Timing.EARLY
-        state.output_at, state.news = None, 0
+        state.output_at, state.news, state.is_held = None, 0, False
         if strategy.accumulation.clears(firing.contents):
             state.clear_contents()
 

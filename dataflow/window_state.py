@@ -19,6 +19,7 @@ _LEFT_OUT_WHEN_EMPTY: Final = (
     "index",
     "nonspeculative_index",
     "has_ended",
+    "is_held",
     "trigger",
     "timers",
     "emitted",
@@ -40,6 +41,8 @@ class WindowState:
         nonspeculative_index: how many of them were not early.
         has_ended: a trigger has fired at or after the window's end.
         output_at: time of the next pane, as far as its elements decide.
+        is_held: elements that came in time wait for a pane, and may wait until the window expires;
+            the watermark is held for it.
         trigger: the triggers' memory, by their place in the tree.
         timers: pending timers of the triggers; see `TriggerContext`.
         emitted: envelopes that the next pane takes back, when refining by retractions.
@@ -54,6 +57,7 @@ class WindowState:
     nonspeculative_index: int = 0
     has_ended: bool = False
     output_at: int | None = None
+    is_held: bool = False
     trigger: dict[str, dict[str, Any]] = field(default_factory=dict)
     timers: dict[str, int] = field(default_factory=dict)
     emitted: list[dict[str, Any]] = field(default_factory=list)
@@ -73,6 +77,7 @@ class WindowState:
         Forget the elements.
         """
         self.accumulator, self.has_contents, self.news = None, False, 0
+        self.is_held = False
 
     def to_json(self) -> dict[str, Any]:
         """

@@ -55,7 +55,8 @@ def wanted_timers(
         expires_at = strategy.expires_at(window)
         # The end of the global window is no time that a record could carry.
         late_at = min(expires_at, INSTANT_MAX_US)
-        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, late_at)
+        closing_at = _pane_at(state) if state.is_held else late_at
+        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
         for text, at in state.timers.items():
             wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
         if state.output_at is not None:
@@ -67,12 +68,13 @@ def wanted_timers(
 def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
     due, window = min(at, TIME_MAX_US), state.window
     is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
-    if is_for_late:
-        # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
-        output_at = late_at
-    else:
-        output_at = window.last_at if state.output_at is None else min(state.output_at, window.last_at)
-    return Wanted(due, timer.domain, output_at)
+    # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
+    return Wanted(due, timer.domain, late_at if is_for_late else _pane_at(state))
+
+
+def _pane_at(state: WindowState) -> int:
+    last_at = state.window.last_at
+    return last_at if state.output_at is None else min(state.output_at, last_at)
 
 
 def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], floor: int) -> None:

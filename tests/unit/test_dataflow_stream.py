@@ -16,7 +16,7 @@ from millpond.dataflow.count_triggers import AfterCount
 from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows
 from millpond.dataflow.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.repeat_triggers import Repeatedly
+from millpond.dataflow.repeat_triggers import Never, Repeatedly
 from millpond.dataflow.sessions import Sessions
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.stream import DataflowStream, WindowedStream
@@ -187,7 +187,9 @@ def test_the_state_can_be_read_with_sql() -> None:
     run.stop()
 
     assert orjson.loads(row["state"]) == {
-        "windows": [{"window": [0, 10], "accumulator": 1, "news": 1, "timers": {"||event": 10}}]
+        "windows": [
+            {"window": [0, 10], "accumulator": 1, "news": 1, "is_held": True, "timers": {"||event": 10}}
+        ]
     }
     assert sorted(timer["tag"] for timer in row["timers"]) == ["0/10|||event", "~0/10"]
 
@@ -274,3 +276,39 @@ def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
     store.close()
 
     assert shelf.panes == [("a", 1, False)]
+
+
+@pytest.mark.parametrize("lateness", [0, 50])
+def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
+    """
+    Elements that came in time and are shown when their window expires are not late for the next step.
+    """
+    pipeline, shelf = Pipeline("p"), _Shelf()
+    windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
+    counts = windowed.combine(Count(), name="counts")
+    counts.window(FixedWindows(10)).combine(Sum(), name="sums").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 3), ("a", "x", 1, 4)))
+
+    assert shelf.panes == [("a", 2, False)]
+
+
+def test_an_on_time_pane_frees_the_watermark() -> None:
+    """
+    Once its on-time pane has been shown, a window that waits for late elements holds nobody up.
+    """
+    pipeline, clock = Pipeline("p"), ManualClock()
+    windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
+    windowed.combine(Count(), name="counts").window(FixedWindows(10)).combine(Sum(), name="sums")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 3)))
+    run.run_until_quiet()
+    run.advance_watermark("scores", 100)
+    run.run_until_quiet()
+    run.inject("scores", _rows(("a", "x", 1, 4)))
+    run.run_until_quiet()
+    run.step()
+    watermark = run.watermark("sums")
+    run.stop()
+
+    assert watermark == 100
