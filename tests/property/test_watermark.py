@@ -4,15 +4,23 @@ Low watermarks over generated topologies, cycles included, against a slow oracle
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.executor.bundle import ProductionSummary
 from millpond.executor.computation import Computation
+from millpond.executor.observation import observe_times
+from millpond.executor.pending import PendingProductions
 from millpond.executor.pipeline import Pipeline
+from millpond.executor.time_keeper import TimeKeeper
 from millpond.executor.topology import Topology
 from millpond.executor.watermark import WatermarkAuthority
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+from millpond.testing.determinism import ManualClock
 
 INTERVALS = (("", "m"), ("m", None))
 TIMES = st.integers(min_value=0, max_value=60)
@@ -196,3 +204,85 @@ def test_everything_drains_where_no_cycle_holds_itself(data, topology):
 
     assert not any(pipeline.timers.values())
     assert set(pipeline.authority.input_watermarks().values()) == {TIME_MAX_US}
+
+
+class Asking(Computation):
+    """
+    Asks for percentiles.
+    """
+
+    percentiles = (50, 90, 99)
+
+
+PERCENTILES = (100.0, 99.0, 90.0, 50.0)
+
+
+def asking(topology: Topology) -> Topology:
+    """
+    The same topology, with computations that ask for percentiles.
+    """
+    nodes = {name: replace(node, computation=Asking()) for name, node in topology.computations.items()}
+    return replace(topology, computations=nodes)
+
+
+def some_marks(data: st.DataObject, oldest: int) -> dict[float, int]:
+    """
+    The oldest times but a share of them, as tasks report them: never older than the oldest.
+    """
+    ahead = sorted(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)))
+    return {each: oldest + step for each, step in zip(PERCENTILES[1:], ahead, strict=True)}
+
+
+@given(st.data(), topologies())
+def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology):
+    """
+    Whatever happens, a smaller percentile is not behind a greater one, and 100 is the low watermark.
+    """
+    topology = asking(topology)
+    clock = ManualClock(0)
+    time, exact = TimeKeeper(topology, clock), WatermarkAuthority(topology)
+    time.restore({})
+    names, streams = list(topology.computations), list(topology.injectors)
+    for _ in range(data.draw(st.integers(1, 12))):
+        before = {name: [time.mark(name, each) for each in PERCENTILES] for name in names}
+        kind = data.draw(st.sampled_from(["records", "interval", "undelivered", "advance", "restart"]))
+        if kind == "records":
+            stream, count = data.draw(st.sampled_from(streams)), data.draw(st.integers(1, 150))
+            at = np.array(data.draw(st.lists(TIMES, min_size=1, max_size=4)) * count)
+            time.observe([observe_times(time.watch(stream), at)])
+            time.take_effect()
+            exact.update_injector(stream, int(at.max()))
+        elif kind == "advance":
+            stream, moment = data.draw(st.sampled_from(streams)), data.draw(TIMES)
+            time.advance(stream, moment)
+            exact.update_injector(stream, moment)
+        elif kind == "interval":
+            interval = Interval(data.draw(st.sampled_from(names)), *data.draw(st.sampled_from(INTERVALS)))
+            hold = data.draw(st.none() | TIMES)
+            time.update_interval(interval, 1, hold, {} if hold is None else some_marks(data, hold))
+            exact.update_interval(interval, 1, hold)
+        elif kind == "undelivered":
+            oldest = data.draw(st.dictionaries(st.sampled_from(names), TIMES, max_size=2))
+            summaries = {
+                stream: ProductionSummary(stream=stream, count=1, oldest_at=at, marks=some_marks(data, at))
+                for stream, at in oldest.items()
+            }
+            time.set_undelivered(PendingProductions(summaries=summaries))
+            exact.set_undelivered(
+                {stream: at for stream, at in oldest.items() if topology.consumers_of(stream)}
+            )
+        else:
+            # What is pending is found again in the rows; here there is none left of it.
+            positions = time.positions()
+            time, restored = TimeKeeper(topology, clock), exact.input_watermarks()
+            time.restore(positions)
+            exact = WatermarkAuthority(topology)
+            exact.restore(restored)
+            for stream in streams:
+                exact.update_injector(stream, time.injector_watermark(stream))
+
+        for name in names:
+            marks = [time.mark(name, each) for each in PERCENTILES]
+            assert marks == sorted(marks)
+            assert all(now >= then for now, then in zip(marks, before[name], strict=True))
+            assert marks[0] == exact.input_watermark(name)
