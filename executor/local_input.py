@@ -134,12 +134,19 @@ def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[
 def _observation(
     watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
 ) -> InputObservation:
+    """
+    What the injector learns: the times of the rows that any consumer can read.
+
+    Rows are counted for the first consumer only, so that each counts once.
+    """
     at = readings[0].at if readings else np.empty(0, np.int64)
-    if readings and readings[0].errors:
-        unreadable = set(readings[0].errors)
+    records = len(at) - len(readings[0].errors) if readings else 0
+    unreadable = set[int]().union(*(each.errors for each in readings[:1]))
+    unreadable.intersection_update(*(each.errors for each in readings[1:]))
+    if unreadable:
         at = np.delete(at, list(unreadable))
         if members is not None:
             members = [member for row, member in enumerate(members) if row not in unreadable]
     if is_bounded:
-        return InputObservation(stream=watch.stream, records=len(at), newest_at=None)
-    return observe_times(watch, at, members)
+        return InputObservation(stream=watch.stream, records=records, newest_at=None)
+    return replace(observe_times(watch, at, members), records=records)

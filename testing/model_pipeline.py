@@ -168,8 +168,16 @@ class ModelPipeline:
 
     def _observe(self, stream: str, rows: Sequence[Mapping[str, Any]]) -> None:
         node = self._topology.injectors[stream]
-        times = [row[str(node.at)] for row in rows if row[str(node.key)] is not None]
-        readable = [at for at in times if at is not None]
+        keys = [one.subscription.key for one in self._topology.consumers_of(stream)]
+        readable = [
+            row[str(node.at)]
+            for row in rows
+            if row[str(node.at)] is not None
+            and any(
+                self._key(lambda k=k, row=row: extract_key(k, row[str(node.key)], row)) is not None
+                for k in keys
+            )
+        ]
         if readable:
             self._injectors[stream].observe(
                 TimesSeen(newest_at=EventTimeMicros(max(readable)), oldest_at=EventTimeMicros(min(readable)))

@@ -66,7 +66,9 @@ class Script(Computation):
     def _log(self, context: Context, entry: list[Any]) -> None:
         context.state.set([*context.state.get([]), entry])
 
-    def _carry_out(self, context: Context, at: int, name: str, *arguments: Any) -> None:
+    def _carry_out(  # noqa: C901 - a branch for each thing a hook may do
+        self, context: Context, at: int, name: str, *arguments: Any
+    ) -> None:
         if name == "timer":
             delay, tag, domain, output_delay = arguments
             output_at = None if output_delay is None else at + output_delay
