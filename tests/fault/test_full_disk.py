@@ -196,12 +196,13 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(tmpfs: Tmpfs, tmp_pat
         run.run_until_quiet()
         tmpfs.fill()
         run.inject(ROWS, numbered([2, 3]))
-        run.step()
-        version = store.snapshot().version
-        run.inject(ROWS, numbered([4]))
         with pytest.raises((UnavailableError, OutcomeUnknownError)):
             run.run_until_quiet()
+        version = store.snapshot().version
+        with pytest.raises((UnavailableError, OutcomeUnknownError)):
+            run.inject(ROWS, numbered([4]))
         assert store.snapshot().version == version
+        assert ledger_of(store) == written(numbered(range(4)))
         run.abandon()
         tmpfs.free()
         with LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink)))) as again:
