@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from millpond.executor.bundle import Values
 from millpond.executor.duration import InstantColumn, instant_column_us, parse_instant_us
+from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.key_extractor import KeyExtractor, extract_key_column, extract_keys
 from millpond.executor.topology import FieldExtractor, InjectorNode
 from millpond.executor.values import ArrowValues, PythonValues
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Injected", "Rows", "member_names", "read_injected", "row_count", "row_values"]
+__all__ = ["Injected", "Rows", "member_names", "newest_mark", "read_injected", "row_count", "row_values"]
 
 _Read = TypeVar("_Read")
 
@@ -102,6 +103,21 @@ def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | Non
     if ids is None or not scope:
         return ids
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
+
+
+def newest_mark(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
+    """
+    The greatest of the source's own marks, where its policy goes by marks and any row has one.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    if not isinstance(node.watermark, MarkColumn):
+        return None
+    column = node.watermark.column
+    found = _time_column(column, rows) if isinstance(rows, pa.Table) else _times(column, rows)
+    marks = np.delete(found.at, list(found.errors))
+    return EventTimeMicros(int(marks.max())) if len(marks) else None
 
 
 def row_count(rows: Rows) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from millpond.executor.delay_sketch import RecentDelays, check_percentile
 from millpond.executor.duration import Instant, instant_us
@@ -17,7 +18,7 @@ from millpond.executor.observation import TimesSeen
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Monotone", "ObservedPercentile", "Perfect", "UserWatermark", "wants_delays"]
+__all__ = ["MarkColumn", "Monotone", "ObservedPercentile", "Perfect", "UserWatermark", "wants_delays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,38 @@ class ObservedPercentile:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkColumn:
+    """
+    The watermark is the greatest time in a column into which the source puts marks of its own.
+
+    For Spark's file sources it is that of figure 10: files come whole, in the order of their
+    modification, so with ``_metadata.file_modification_time`` in a column (or the time that a
+    file was opened, if its name tells) no unfinished file is older than the mark.
+
+    Args:
+        column: a column of times, or a function of the row; rows without one say nothing.
+
+    Raises:
+        InvalidError: it is neither a name nor a function.
+    """
+
+    column: str | Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        """
+        Refuse what is no column while the caller is still near.
+        """
+        if not self.column or not (isinstance(self.column, str) or callable(self.column)):
+            raise InvalidError("marks come from a column or a function of the row", column=self.column)
+
+    def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
+        """
+        Make the running side; it goes on from a journaled watermark, if there is one.
+        """
+        return _MarkLogic(saved, None)
+
+
+@dataclass(frozen=True, slots=True)
 class UserWatermark:
     """
     The watermark is what a function of the user's makes of what was seen.
@@ -145,6 +178,18 @@ class _PercentileLogic(FollowingLogic):
         self._newest_at = seen.newest_at if self._newest_at is None else max(self._newest_at, seen.newest_at)
         if len(self._delays) >= self._policy.records_min:
             self.advance(EventTimeMicros(self._newest_at - self._delays.at(self._policy.percentile)))
+
+
+class _MarkLogic(FollowingLogic):
+    """
+    Follows the source's own marks.
+    """
+
+    __slots__ = ()
+
+    def observe(self, seen: TimesSeen) -> None:
+        if seen.mark_at is not None:
+            self.advance(seen.mark_at)
 
 
 class _UserLogic(FollowingLogic):

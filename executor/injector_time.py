@@ -119,7 +119,11 @@ class InjectorTime:
         if seen.newest_at is None:
             return {}
         oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
-        return {WHOLE: TimesSeen(newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays)}
+        return {
+            WHOLE: TimesSeen(
+                newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays, mark_at=seen.mark_at
+            )
+        }
 
     def hear(self, now_us: int) -> None:
         """

@@ -13,7 +13,15 @@ import pyarrow as pa
 
 from millpond.executor.bundle import DeadLetter, Deliveries, InputObservation
 from millpond.executor.delivery import describe_value, take
-from millpond.executor.injection import Injected, Rows, member_names, read_injected, row_values, scoped_ids
+from millpond.executor.injection import (
+    Injected,
+    Rows,
+    member_names,
+    newest_mark,
+    read_injected,
+    row_values,
+    scoped_ids,
+)
 from millpond.executor.observation import Watch, observe_times
 from millpond.executor.topology import Topology
 
@@ -76,8 +84,10 @@ def enter(
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
         watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
-        members = member_names(topology.injectors[each.stream], each.rows)
-        observations.append(_observation(watch, list(readings.values()), members, is_bounded=is_bounded))
+        node = topology.injectors[each.stream]
+        members = member_names(node, each.rows)
+        seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
+        observations.append(replace(seen, mark_at=newest_mark(node, each.rows)))
     return Entered(by_computation=by_computation, letters=letters, observations=observations)
 
 

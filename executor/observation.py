@@ -50,11 +50,13 @@ class TimesSeen:
         oldest_at: the least of them.
         delays: how far each lay behind what had been committed before; ``None``: nobody asked,
             or nothing had been.
+        mark_at: the greatest time in the column that the source puts its own marks into, if it does.
     """
 
     newest_at: EventTimeMicros
     oldest_at: EventTimeMicros
     delays: DelaySketch | None = None
+    mark_at: EventTimeMicros | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class InputObservation:
         newest_at: greatest event time among them, ``None`` when there were none.
         oldest_at: least event time among them.
         delays: how far they lay behind what had been committed before, if anybody asked.
+        mark_at: the greatest of the source's own marks, if it makes any.
         members: the same by member, where the stream has members.
     """
 
@@ -76,6 +79,7 @@ class InputObservation:
     newest_at: EventTimeMicros | None
     oldest_at: EventTimeMicros | None = None
     delays: DelaySketch | None = None
+    mark_at: EventTimeMicros | None = None
     members: Mapping[str, TimesSeen] = field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from millpond.executor.computation import Computation
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.duration import Duration, duration_us
 from millpond.executor.injector import BoundedDisorder, WatermarkPolicy
+from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.sink import Sink
 from millpond.executor.stream import ComputationOptions, Stream
@@ -114,6 +115,10 @@ class Pipeline:
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
             raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
         _check_members(name, members, member)
+        if members and isinstance(watermark, MarkColumn):
+            raise InvalidError(
+                "a stream goes by its source's marks or by its members, not by both", stream=name
+            )
         self._injectors[name] = InjectorNode(
             stream=name,
             key=key,

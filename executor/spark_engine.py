@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pyarrow as pa
 
+from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.spark_routing import Router, routes_of
 from millpond.executor.spark_task import (
@@ -94,6 +95,7 @@ class SparkEngine:
         routed = self._routers[position.stream].route(frame, routes, slots)
         first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
         injector = topology.injectors[position.stream]
+        needs_rows = bool(injector.members) or isinstance(injector.watermark, MarkColumn)
         source = RoutedInput(
             stream=position.stream,
             columns=routed.columns,
@@ -103,7 +105,7 @@ class SparkEngine:
                 for name in (consumer.computation.name for consumer in topology.consumers_of(position.stream))
             },
             watch=self._coordinator.time.watch(position.stream),
-            member=cloudpickle.dumps(injector) if injector.members else None,
+            injector=cloudpickle.dumps(injector) if needs_rows else None,
         )
         reports = self._run(routed.frame, self._task_plan(plan, slots, source))
         return self._commit(plan, reports, position)

@@ -29,7 +29,7 @@ from millpond.executor.delivery import (
     within,
 )
 from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.executor.injection import member_names, scoped_ids
+from millpond.executor.injection import member_names, newest_mark, scoped_ids
 from millpond.executor.interval_processor import IntervalProcessor
 from millpond.executor.observation import Watch, observe_times
 from millpond.executor.routed_columns import TARGET, RoutedColumns
@@ -65,7 +65,7 @@ class RoutedInput:
         first_targets: positions of the first consumer's intervals, so that each record is counted once.
         id_scopes: what goes before record ids, by consumer.
         watch: what to look at in the records.
-        member: the pickled injector, if its records' senders matter.
+        injector: the pickled injector, if more than times matters to its watermark.
     """
 
     stream: str
@@ -73,7 +73,7 @@ class RoutedInput:
     first_targets: frozenset[int]
     id_scopes: Mapping[str, bytes]
     watch: Watch
-    member: bytes | None = None
+    injector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,20 +352,17 @@ class _Records:
 
     def observation(self) -> InputObservation:
         """
-        How many records came, and their times; each counts for its first consumer only.
+        How many records came, each counted for its first consumer only, and the times of all.
         """
         readable = self._table.filter(pc.greater_equal(self._table.column(TARGET), 0))
         first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
         records = pc.sum(first).as_py() or 0
-        watch = self._source.watch if records else replace(self._source.watch, with_delays=False)
-        if records:
-            readable = readable.filter(first)
         at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
-        members = None
-        if self._source.member is not None:
-            own = readable.select(self._columns.own)
-            members = member_names(cloudpickle.loads(self._source.member), own)
-        return observe_times(watch, at, members, records=records)
+        if self._source.injector is None:
+            return observe_times(self._source.watch, at, records=records)
+        node, own = cloudpickle.loads(self._source.injector), readable.select(self._columns.own)
+        seen = observe_times(self._source.watch, at, member_names(node, own), records=records)
+        return replace(seen, mark_at=newest_mark(node, own))
 
     def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
         if self._columns.id is None:

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from millpond.executor.directory_injector import FILE_ROW, DirectoryInjector
     from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
     from millpond.executor.injector import BoundedDisorder, ManualWatermark
-    from millpond.executor.injector_policies import Monotone, ObservedPercentile, Perfect, UserWatermark
+    from millpond.executor.injector_policies import (
+        MarkColumn,
+        Monotone,
+        ObservedPercentile,
+        Perfect,
+        UserWatermark,
+    )
     from millpond.executor.local_run import LocalRun
     from millpond.executor.local_runner import LocalRunner
     from millpond.executor.pipeline import DEAD_LETTERS, Pipeline
@@ -69,6 +75,7 @@ _HOMES: Final[dict[str, str]] = {
     "LocalRun": "executor.local_run",
     "LocalRunner": "executor.local_runner",
     "ManualWatermark": "executor.injector",
+    "MarkColumn": "executor.injector_policies",
     "MillpondError": "statestore.errors",
     "Monotone": "executor.injector_policies",
     "MsgpackCodec": "statestore.codec",
@@ -110,6 +117,7 @@ __all__ = [
     "LocalRun",
     "LocalRunner",
     "ManualWatermark",
+    "MarkColumn",
     "MillpondError",
     "Monotone",
     "MsgpackCodec",

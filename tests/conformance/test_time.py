@@ -13,7 +13,7 @@ import pytest
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.injector import BoundedDisorder
-from millpond.executor.injector_policies import Monotone, ObservedPercentile, UserWatermark
+from millpond.executor.injector_policies import MarkColumn, Monotone, ObservedPercentile, UserWatermark
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.record import Record
 from millpond.executor.timer import Timer
@@ -161,6 +161,19 @@ class Facts:
         run.inject("s", rows(30, 10, 20))
 
         assert run.watermark("c") == START_US + 10
+
+    def test_the_sources_own_marks_move_the_watermark(self, play: Open) -> None:
+        """
+        The greatest mark counts, whatever the records' times; rows without one say nothing.
+        """
+        run = play(one_stream(watermark=MarkColumn("created")))
+        batch = [{**row, "created": START_US + mark} for row, mark in zip(rows(30, 10), (5, 8), strict=True)]
+
+        run.inject("s", batch)
+        assert run.watermark("c") == START_US + 8
+        run.inject("s", [{**rows(500)[0], "created": START_US + 2}])
+
+        assert run.watermark("c") == START_US + 8
 
     def test_late_records_are_dropped_where_that_is_wanted(self, play: Open) -> None:
         """

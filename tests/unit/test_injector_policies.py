@@ -9,6 +9,7 @@ import pytest
 
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.injector_policies import (
+    MarkColumn,
     Monotone,
     ObservedPercentile,
     Perfect,
@@ -19,7 +20,13 @@ from millpond.executor.observation import WHOLE, TimesSeen, Watch, times_seen
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-POLICIES = (Monotone(), ObservedPercentile(99), Perfect(), UserWatermark(lambda seen: seen.newest_at))
+POLICIES = (
+    Monotone(),
+    ObservedPercentile(99),
+    Perfect(),
+    UserWatermark(lambda seen: seen.newest_at),
+    MarkColumn("created"),
+)
 
 
 def seen(newest_at: int, oldest_at: int | None = None) -> TimesSeen:
@@ -69,6 +76,29 @@ def test_a_bounded_input_is_waited_for():
     assert logic.watermark == TIME_MIN_US
 
 
+def test_the_sources_own_marks_are_followed():
+    """
+    Records' times move nothing; marks do, and never back.
+    """
+    logic = MarkColumn("created").start()
+
+    logic.observe(seen(70))
+    assert logic.watermark == TIME_MIN_US
+    logic.observe(TimesSeen(newest_at=80, oldest_at=80, mark_at=40))
+    logic.observe(TimesSeen(newest_at=90, oldest_at=90, mark_at=30))
+
+    assert logic.watermark == 40
+
+
+@pytest.mark.parametrize("column", ["", None, 5])
+def test_marks_need_a_column(column):
+    """
+    Anything else is refused where it is written.
+    """
+    with pytest.raises(InvalidError):
+        MarkColumn(column)
+
+
 def test_the_users_function_decides():
     """
     It is given what was seen, and may say nothing.
@@ -103,7 +133,7 @@ def test_only_the_percentile_asks_for_delays():
     """
     Nobody else pays for measuring them.
     """
-    assert [wants_delays(policy) for policy in POLICIES] == [False, True, False, False]
+    assert [wants_delays(policy) for policy in POLICIES] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("arguments", [(0,), (101,), (99, 0)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from millpond.executor.computation import Computation
+from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.injector_time import InjectorTime
 from millpond.executor.observation import observe_times
 from millpond.executor.pipeline import Pipeline
@@ -212,6 +213,7 @@ def test_a_member_that_is_not_expected_is_refused():
         {"members": ("a",)},
         {"member": "host"},
         {"members": ("",), "member": "host"},
+        {"members": ("a",), "member": "host", "watermark": MarkColumn("created")},
         {"idle_after": 0},
         {"idle_after": "-1s"},
     ],
