@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from millpond.dataflow.element import Element
@@ -47,7 +48,7 @@ class Repeatedly(Trigger):
 
     trigger: Trigger
 
-    @property
+    @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
         What is repeated.
@@ -135,7 +136,7 @@ class RepeatUntil(Repeatedly):
 
     until: Trigger
 
-    @property
+    @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
         What is repeated, and what ends it.

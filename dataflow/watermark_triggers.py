@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from millpond.dataflow.element import Element
@@ -122,7 +123,7 @@ class AfterWatermark(Trigger):
     early: Trigger | None = None
     late: Trigger | None = None
 
-    @property
+    @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
         What goes before and after the end.

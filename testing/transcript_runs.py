@@ -173,13 +173,15 @@ class LocalTranscriptRun:
         self._shelf = _Shelf()
         self._clock = ManualClock(0)
         self._disk, self._registry = MemoryObjects(), MemoryRegistry()
+        # One for all restarts: a process that draws the names of the one before would meet its files.
+        self._rng = SeededRng(1)
         self._start()
 
     def _start(self) -> None:
         self._store = Store.in_memory(
-            objects=self._disk, registry=self._registry, clock=self._clock, rng=SeededRng(1)
+            objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng
         )
-        runner = LocalRunner(self._store, clock=self._clock, rng=SeededRng(2), progress=False)
+        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
         self._run = runner.start(_pipeline(self._strategy, self._shelf), stepping=True)
 
     def inject(self, elements: Sequence[Arrived]) -> None:
@@ -255,6 +257,7 @@ class SparkTranscriptRun:
         self._shelf = _Shelf()
         self._clock = ManualClock(0)
         self._registry = MemoryRegistry()
+        self._rng = SeededRng(3)
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-transcript-"))
         self._start()
 
@@ -262,7 +265,7 @@ class SparkTranscriptRun:
         self._store = Store.open(
             self._folder / "pond",
             clock=self._clock,
-            rng=SeededRng(3),
+            rng=self._rng,
             leases=lambda _, writer_id: MemoryLeases(self._registry, self._clock, writer_id=writer_id),
         )
         runner = SparkRunner(self._store, spark=self._spark, clock=self._clock, progress=False, intervals=1)

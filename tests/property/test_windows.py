@@ -1,5 +1,5 @@
 """
-What must hold for windows whatever comes, in whatever order and bundles.
+What must hold for windows whatever comes, in whatever order and bundles, and on a real runner.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.dataflow.combiners import Sum, ToList
@@ -20,13 +20,16 @@ from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.repeat_triggers import Repeatedly
 from millpond.dataflow.sessions import Sessions
 from millpond.dataflow.sliding_windows import SlidingWindows
-from millpond.dataflow.strategy import Accumulation, WindowingStrategy
+from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.timestamp_combiner import TimestampCombiner
 from millpond.dataflow.trigger import Trigger
 from millpond.dataflow.trigger_context import parse_timer
 from millpond.dataflow.watermark_triggers import AfterWatermark, Default
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_fn import WindowFn
 from millpond.statestore.row import TimeDomain
+from millpond.testing.transcript import Arrived, pane_fields
+from millpond.testing.transcript_runs import LocalTranscriptRun
 
 _END = 1_000
 
@@ -199,3 +202,53 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     assert sorted((one.window, one.value) for one in one_by_one.shown) == sorted(
         (one.window, one.value) for one in at_once.shown
     )
+
+
+@given(
+    window_fn=_WINDOWS,
+    trigger=_TRIGGERS,
+    accumulation=st.sampled_from(Accumulation),
+    bundles=_BUNDLES,
+    lateness=st.integers(0, 60),
+    combiner=st.sampled_from(TimestampCombiner),
+    closing=st.sampled_from(["never", "if_non_empty", "always"]),
+    restart=st.booleans(),
+)
+@settings(max_examples=40)
+def test_the_local_runner_shows_what_a_slow_engine_shows(
+    window_fn: WindowFn,
+    trigger: Trigger,
+    accumulation: Accumulation,
+    bundles: list[tuple[list[int], int]],
+    lateness: int,
+    combiner: TimestampCombiner,
+    closing: Closing,
+    restart: bool,
+) -> None:
+    """
+    State, timers and holds of the real engine give the panes of one that does all of it the slow way.
+    """
+    strategy = WindowingStrategy(
+        window_fn=window_fn,
+        trigger=trigger,
+        accumulation=accumulation,
+        allowed_lateness=lateness,
+        timestamp_combiner=combiner,
+        closing=closing,
+    )
+    run, shown = LocalTranscriptRun(strategy), []
+    run.advance_watermark(0)
+    watermark = 0
+    for times, moved in bundles:
+        run.inject([Arrived(value=at, at_us=at, key="k", id=None) for at in times])
+        watermark += moved
+        run.advance_watermark(watermark)
+        shown += run.panes()
+        if restart:
+            run.restart()
+    run.advance_watermark(10 * _END)
+    shown += run.panes()
+    run.close()
+
+    expected = [pane_fields("k", one) for one in _play(strategy, bundles, ToList()).shown]
+    assert sorted(map(str, shown)) == sorted(map(str, expected))
