@@ -9,6 +9,7 @@ fields of our own, so cases written there run here unchanged.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -144,7 +145,11 @@ def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str |
 def _spark() -> SparkSession:
     from pyspark.sql import SparkSession
 
+    # Workers would otherwise start whatever `python3` is first on the path, without our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
