@@ -11,11 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from millpond.tools.collect import collect
 from millpond.tools.history import history
 from millpond.tools.rows import rows
 from millpond.tools.sql import sql
 from millpond.tools.status import status
 from millpond.tools.teaching import TeachingGroup
+from millpond.tools.verify import verify
 
 __all__ = ["main"]
 
@@ -46,10 +48,10 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    The commands below only read. They take no lease and start no server, so you can use
+    All commands but `gc` only read. They take no lease and start no server, so you can use
     them while the pipeline runs.
     """
 
 
-for _command in (status, rows, sql, history):
+for _command in (status, rows, sql, history, verify, collect):
     main.add_command(_command)

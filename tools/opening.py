@@ -14,7 +14,7 @@ import click
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
-__all__ = ["open_to_read", "store_argument", "version_option"]
+__all__ = ["open_to_read", "read_options", "store_argument", "version_option"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -53,9 +53,19 @@ def open_to_read(store: str, storage_options: tuple[str, ...], catalog: str | No
     Raises:
         InvalidError: there is no store, or an option has no ``=``.
     """
+    options = read_options(storage_options)
+    return Store.open(store, catalog=catalog, storage_options=options, create=False, read_only=True)
+
+
+def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:
+    """
+    Storage options as they are given on the command line.
+
+    Raises:
+        InvalidError: an option has no ``=``.
+    """
     pairs = [option.partition("=") for option in storage_options]
     unusable = [name for name, equals, _ in pairs if not equals]
     if unusable:
         raise InvalidError("a storage option is written NAME=VALUE", option=unusable[0])
-    options = {name: value for name, _, value in pairs}
-    return Store.open(store, catalog=catalog, storage_options=options, create=False, read_only=True)
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,166 @@
+"""
+Folds, restarts and collections change no answer, and take nothing that somebody needs (I8, I10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.totals import Totals
+from millpond.executor.upkeep import UpkeepPolicy
+from millpond.gc.fold_plan import FoldPolicy
+from millpond.statestore.catalog_facts import savepoint_app_id
+from millpond.statestore.commit import CommitRequest
+from millpond.statestore.memory_lease import MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.snapshot import load
+from millpond.statestore.store import Store
+from millpond.statestore.types import TableVersion
+from millpond.statestore.verification import verify_store
+from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.pipelines import Case, cases
+
+Rows = dict[str, dict[str, tuple[Any, ...]]]
+
+_STEP_MS = 60_000
+_PLAIN = UpkeepPolicy(folds=FoldPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9, id_slack="365d")
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """
+    What happens to a run beside its input.
+
+    Attributes:
+        policy: how eagerly it folds and collects.
+        restarts: the steps after which it starts anew.
+        savepoint: the step after which a savepoint is made.
+    """
+
+    policy: UpkeepPolicy
+    restarts: frozenset[int]
+    savepoint: int
+
+
+@st.composite
+def fates(draw: st.DrawFn) -> Fate:
+    """
+    Policies from lazy to frantic.
+    """
+    folds = FoldPolicy(
+        fan_in=draw(st.integers(2, 4)),
+        files_max=draw(st.integers(2, 6)),
+        small_bytes=draw(st.sampled_from([1, 4_000, 1 << 16])),
+        garbage_ratio=draw(st.sampled_from([0.1, 1.0, 5.0])),
+    )
+    return Fate(
+        policy=UpkeepPolicy(
+            folds=folds,
+            id_slack="365d",
+            retention=draw(st.sampled_from(["0s", "5m"])),
+            collect_every=draw(st.integers(2, 12)),
+        ),
+        restarts=draw(st.frozensets(st.integers(0, 40)) | st.just(frozenset(range(100)))),
+        savepoint=draw(st.integers(0, 10)),
+    )
+
+
+class Player:
+    """
+    Plays a case under a policy.
+    """
+
+    def __init__(self, case: Case, fate: Fate, policy: UpkeepPolicy) -> None:
+        self.case, self.fate, self.policy = case, fate, policy
+        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
+        self.saved: tuple[TableVersion, Rows] | None = None
+        self.opened = 0
+        self.open()
+
+    def open(self) -> None:
+        self.opened += 1
+        self.store = Store.in_memory(
+            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
+        )
+        runner = LocalRunner(
+            self.store,
+            clock=self.clock,
+            rng=SeededRng(f"r{self.opened}"),
+            progress=False,
+            intervals=2,
+            upkeep=self.policy,
+        )
+        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
+
+    def play(self) -> None:
+        # Twice the script: the second time every record is a repetition.
+        for number, step in enumerate((*self.case.steps, *self.case.steps)):
+            self.clock.advance_ms(_STEP_MS)
+            if step.stream is not None:
+                self.run.inject(step.stream, list(step.rows))
+            self.run.step()
+            if number == self.fate.savepoint:
+                self.save()
+            if number in self.fate.restarts:
+                self.run.stop()
+                self.store.close()
+                self.open()
+        for number in range(len(self.case.injectors)):
+            self.run.finish(f"in{number}")
+        self.run.run_until_quiet()
+
+    def save(self) -> None:
+        version = self.store.committer.snapshot.version
+        self.store.committer.commit(
+            CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): version})
+        )
+        self.saved = version, self.rows(version)
+
+    def rows(self, version: TableVersion | None = None) -> Rows:
+        """
+        What readers see; sequencers and commit numbers count commits, so they differ by right.
+        """
+        found: Rows = {}
+        for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]:
+            table = self.store.rows_view(name, version).to_arrow()
+            found[name] = {
+                row["key"]: (
+                    row["state"],
+                    row["state_bytes"],
+                    str(row["timers"]),
+                    row["hold"],
+                    row["superstep"],
+                )
+                for row in table.to_pylist()
+            }
+        return found
+
+    def totals(self) -> Totals:
+        return self.run.summary().totals
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=25
+)
+@given(case=cases(), fate=fates())
+def test_folds_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
+    """
+    Rows, counts and duplicates equal those of a store that is never folded; a savepoint still reads.
+    """
+    folded, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
+    folded.play()
+    plain.play()
+
+    assert folded.rows() == plain.rows()
+    assert folded.totals() == plain.totals()
+    if folded.saved is not None:
+        version, rows = folded.saved
+        assert folded.rows(version) == rows
+    assert verify_store(folded.disk).findings == ()
+    assert load(folded.store.log).txns == folded.store.committer.snapshot.txns
