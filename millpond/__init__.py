@@ -19,9 +19,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from millpond.dataflow.calendar_windows import CalendarWindows
+    from millpond.dataflow.co_group import co_group
+    from millpond.dataflow.combine_fn import CombineFn
+    from millpond.dataflow.combiners import Count, CountDistinct, Max, Mean, Min, Quantiles, Sum, ToList, TopN
+    from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+    from millpond.dataflow.count_triggers import AfterBytes, AfterCount, ShouldEmit
+    from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows, UnalignedFixedWindows
+    from millpond.dataflow.pane import Pane, Timing, WindowedValue
+    from millpond.dataflow.pipeline import Pipeline
+    from millpond.dataflow.repeat_triggers import Never, RepeatCount, RepeatUntil, Repeatedly
+    from millpond.dataflow.sessions import Sessions
+    from millpond.dataflow.sketches import ApproximateCountDistinct, ApproximateQuantiles
+    from millpond.dataflow.sliding_windows import SlidingWindows
+    from millpond.dataflow.strategy import Accumulation, Closing
+    from millpond.dataflow.stream import WindowedStream
+    from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, Domain
+    from millpond.dataflow.timestamp_combiner import TimestampCombiner
+    from millpond.dataflow.trigger import Trigger
+    from millpond.dataflow.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
+    from millpond.dataflow.window import Window
+    from millpond.dataflow.window_fn import Merge, WindowFn
     from millpond.executor.computation import Computation
     from millpond.executor.context import Context
-    from millpond.executor.directory_injector import FILE_ROW, DirectoryInjector
+    from millpond.executor.dead_letter import DEAD_LETTERS
+    from millpond.executor.directory_injector import DirectoryInjector, FILE_ROW
     from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
     from millpond.executor.injector import BoundedDisorder, ManualWatermark
     from millpond.executor.injector_policies import (
@@ -33,7 +55,6 @@ if TYPE_CHECKING:
     )
     from millpond.executor.local_run import LocalRun
     from millpond.executor.local_runner import LocalRunner
-    from millpond.executor.pipeline import DEAD_LETTERS, Pipeline
     from millpond.executor.record import Record, Records
     from millpond.executor.sink import DeltaSink
     from millpond.executor.spark_run import SparkRun
@@ -56,19 +77,40 @@ if TYPE_CHECKING:
     from millpond.statestore.store import Store
 
 _HOMES: Final[dict[str, str]] = {
+    "Accumulation": "dataflow.strategy",
+    "AfterAll": "dataflow.composite_triggers",
+    "AfterAny": "dataflow.composite_triggers",
+    "AfterBytes": "dataflow.count_triggers",
+    "AfterCount": "dataflow.count_triggers",
+    "AfterDelay": "dataflow.time_triggers",
+    "AfterEach": "dataflow.composite_triggers",
+    "AfterProcessingTime": "dataflow.time_triggers",
+    "AfterWatermark": "dataflow.watermark_triggers",
+    "ApproximateCountDistinct": "dataflow.sketches",
+    "ApproximateQuantiles": "dataflow.sketches",
+    "AtPeriod": "dataflow.time_triggers",
     "BoundedDisorder": "executor.injector",
     "BytesCodec": "statestore.codec",
+    "CalendarWindows": "dataflow.calendar_windows",
+    "Closing": "dataflow.strategy",
     "Codec": "statestore.codec",
+    "CombineFn": "dataflow.combine_fn",
     "Computation": "executor.computation",
     "ConflictError": "statestore.errors",
     "Context": "executor.context",
-    "DEAD_LETTERS": "executor.pipeline",
+    "Count": "dataflow.combiners",
+    "CountDistinct": "dataflow.combiners",
+    "DEAD_LETTERS": "executor.dead_letter",
     "DataError": "statestore.errors",
+    "Default": "dataflow.watermark_triggers",
     "DeltaSink": "executor.sink",
     "DirectoryInjector": "executor.directory_injector",
+    "Domain": "dataflow.time_triggers",
     "FILE_ROW": "executor.directory_injector",
     "FencedError": "statestore.errors",
+    "FixedWindows": "dataflow.fixed_windows",
     "ForeachBatch": "executor.foreach_batch",
+    "GlobalWindows": "dataflow.fixed_windows",
     "InternalError": "statestore.errors",
     "InvalidError": "statestore.errors",
     "JsonCodec": "statestore.codec",
@@ -76,41 +118,89 @@ _HOMES: Final[dict[str, str]] = {
     "LocalRunner": "executor.local_runner",
     "ManualWatermark": "executor.injector",
     "MarkColumn": "executor.injector_policies",
+    "Max": "dataflow.combiners",
+    "Mean": "dataflow.combiners",
+    "Merge": "dataflow.window_fn",
     "MillpondError": "statestore.errors",
+    "Min": "dataflow.combiners",
     "Monotone": "executor.injector_policies",
     "MsgpackCodec": "statestore.codec",
+    "Never": "dataflow.repeat_triggers",
     "ObservedPercentile": "executor.injector_policies",
+    "OrFinally": "dataflow.composite_triggers",
     "OutcomeUnknownError": "statestore.errors",
+    "Pane": "dataflow.pane",
     "Perfect": "executor.injector_policies",
-    "Pipeline": "executor.pipeline",
+    "Pipeline": "dataflow.pipeline",
+    "Quantiles": "dataflow.combiners",
     "Record": "executor.record",
     "Records": "executor.record",
+    "RepeatCount": "dataflow.repeat_triggers",
+    "RepeatUntil": "dataflow.repeat_triggers",
+    "Repeatedly": "dataflow.repeat_triggers",
     "RunSummary": "executor.summary",
+    "Sessions": "dataflow.sessions",
+    "ShouldEmit": "dataflow.count_triggers",
+    "SlidingWindows": "dataflow.sliding_windows",
     "SparkRun": "executor.spark_run",
     "SparkRunner": "executor.spark_runner",
     "Store": "statestore.store",
     "Stream": "executor.stream",
+    "Sum": "dataflow.combiners",
     "Timer": "executor.timer",
+    "TimestampCombiner": "dataflow.timestamp_combiner",
+    "Timing": "dataflow.pane",
+    "ToList": "dataflow.combiners",
+    "TopN": "dataflow.combiners",
+    "Trigger": "dataflow.trigger",
+    "UnalignedFixedWindows": "dataflow.fixed_windows",
     "UnavailableError": "statestore.errors",
     "UserWatermark": "executor.injector_policies",
+    "WatermarkPercentile": "dataflow.watermark_triggers",
+    "Window": "dataflow.window",
+    "WindowFn": "dataflow.window_fn",
+    "WindowedStream": "dataflow.stream",
+    "WindowedValue": "dataflow.pane",
+    "co_group": "dataflow.co_group",
     "foreach_batch": "executor.foreach_batch",
     "spark_session": "executor.spark_session",
 }
 
 __all__ = [
-    "DEAD_LETTERS",
-    "FILE_ROW",
+    "Accumulation",
+    "AfterAll",
+    "AfterAny",
+    "AfterBytes",
+    "AfterCount",
+    "AfterDelay",
+    "AfterEach",
+    "AfterProcessingTime",
+    "AfterWatermark",
+    "ApproximateCountDistinct",
+    "ApproximateQuantiles",
+    "AtPeriod",
     "BoundedDisorder",
     "BytesCodec",
+    "CalendarWindows",
+    "Closing",
     "Codec",
+    "CombineFn",
     "Computation",
     "ConflictError",
     "Context",
+    "Count",
+    "CountDistinct",
+    "DEAD_LETTERS",
     "DataError",
+    "Default",
     "DeltaSink",
     "DirectoryInjector",
+    "Domain",
+    "FILE_ROW",
     "FencedError",
+    "FixedWindows",
     "ForeachBatch",
+    "GlobalWindows",
     "InternalError",
     "InvalidError",
     "JsonCodec",
@@ -118,23 +208,50 @@ __all__ = [
     "LocalRunner",
     "ManualWatermark",
     "MarkColumn",
+    "Max",
+    "Mean",
+    "Merge",
     "MillpondError",
+    "Min",
     "Monotone",
     "MsgpackCodec",
+    "Never",
     "ObservedPercentile",
+    "OrFinally",
     "OutcomeUnknownError",
+    "Pane",
     "Perfect",
     "Pipeline",
+    "Quantiles",
     "Record",
     "Records",
+    "RepeatCount",
+    "RepeatUntil",
+    "Repeatedly",
     "RunSummary",
+    "Sessions",
+    "ShouldEmit",
+    "SlidingWindows",
     "SparkRun",
     "SparkRunner",
     "Store",
     "Stream",
+    "Sum",
     "Timer",
+    "TimestampCombiner",
+    "Timing",
+    "ToList",
+    "TopN",
+    "Trigger",
+    "UnalignedFixedWindows",
     "UnavailableError",
     "UserWatermark",
+    "WatermarkPercentile",
+    "Window",
+    "WindowFn",
+    "WindowedStream",
+    "WindowedValue",
+    "co_group",
     "foreach_batch",
     "spark_session",
 ]
