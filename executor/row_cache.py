@@ -164,8 +164,10 @@ class RowCache:
         Bring back what `put` overwrote, or forget it where files can tell.
         """
         if self._existing is not None:
-            # Some of these rows may have been evicted since: only files know them whole.
+            # Some of these rows may have been evicted since: only files know them whole. A row that
+            # the bundle deleted is in no filter that was made after it, though a file may have it.
             self._forget(undo.keys)
+            self._remember(pa.array(undo.keys, pa.string()))
             return
         self._take_out(undo.keys)
         known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
