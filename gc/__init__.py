@@ -1,3 +1,3 @@
 """
-One collector per kind of garbage; still empty. Import it as ``millpond.gc``.
+One collector per kind of garbage, behind horizons and through the fence. Import it as ``millpond.gc``.
 """
