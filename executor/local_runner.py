@@ -27,6 +27,7 @@ from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
 from millpond.executor.topology import Topology
 from millpond.executor.upkeep import UpkeepPolicy
+from millpond.gc.fold_plan import FoldPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.store import Store
@@ -38,7 +39,8 @@ __all__ = ["LocalRunner"]
 _MIB: Final = 1 << 20
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
-_UPKEEP: Final = UpkeepPolicy()
+_UPKEEP: Final = UpkeepPolicy(folds=FoldPolicy(fan_in=32, files_max=128))
+"""A hundred small commits a second: wider folds, or they take a third of the process (docs/design/003-folds.md)."""
 
 
 class LocalRunner:
