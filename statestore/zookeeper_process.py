@@ -37,6 +37,9 @@ __all__ = [
     "noted",
 ]
 
+_PORT_FIRST: Final = 20_000
+_PORTS: Final = 12_000
+
 HOST: Final = "127.0.0.1"
 """Servers listen on the loopback interface only."""
 
@@ -126,12 +129,18 @@ def find_jars() -> Path:
 
 def free_port() -> int:
     """
-    A loopback port that nobody listens on just now.
+    A loopback port that nobody listens on just now, below those that systems give to outgoing connections.
+
+    A server that died must get its port back, so it may not lie where any client's connection can take it.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        drawn: int = probe.getsockname()[1]
+    for step in range(_PORTS):
+        port = _PORT_FIRST + (drawn + step) % _PORTS
+        if is_free(port):
+            return port
+    return drawn
 
 
 def is_free(port: int) -> bool:

@@ -42,6 +42,7 @@ __all__ = ["EmbeddedZooKeeper"]
 _READY_MS: Final = 30_000
 _START_ATTEMPTS_MAX: Final = 5
 _LOCK_POLL_MS: Final = 20
+_COMES_FREE_POLLS: Final = 100
 
 
 class EmbeddedZooKeeper:
@@ -160,10 +161,20 @@ class EmbeddedZooKeeper:
         # The note is gone after a start that failed, on a full disk for example.
         last = noted(self._folder)
         port = self._last_port if last is None else last.port
-        if port is not None and is_free(port):
+        if port is not None and self._comes_free(port):
             yield port
         for _ in range(_START_ATTEMPTS_MAX):
             yield free_port()
+
+    def _comes_free(self, port: int) -> bool:
+        """
+        Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment.
+        """
+        for _ in range(_COMES_FREE_POLLS):
+            if is_free(port):
+                return True
+            self._clock.sleep_ms(_LOCK_POLL_MS)
+        return False
 
     def _stop(self) -> None:
         server = noted(self._folder)

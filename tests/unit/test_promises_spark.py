@@ -93,7 +93,6 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
             first_targets=frozenset({0}),
             id_scopes={},
             watch=Watch(stream="a"),
-            member=None,
         ),
         cache_bytes=1,
     )
