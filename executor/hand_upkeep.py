@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from millpond.executor.dead_letter import control_interval
+from millpond.executor.owned_names import OwnedNames
 from millpond.executor.position import claimed_by, superstep_app_id, superstep_of, watermark_app_id
 from millpond.executor.upkeep import UpkeepPolicy
 from millpond.gc.collector import Collection
@@ -187,7 +188,8 @@ def _fold(store: Store, rng: Rng, owned: _Owned, fold: Fold, policy: UpkeepPolic
     rules = FoldRules(
         pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, fold.interval, policy)
     )
-    folded = fold_files(store.objects, fold, rules, fence=last, token=rng.token())
+    names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
+    folded = fold_files(store.objects, fold, rules, fence=last, token=names.token())
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
     request = CommitRequest(kind="fold", writes=(folded.write(fence),), metadata={"pipeline": owned.pipeline})
     store.committer.commit(request)

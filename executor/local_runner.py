@@ -177,7 +177,9 @@ class LocalRunner:
             topology.name, clock=self._clock, enabled=self._progress, log_every_ms=_LOG_EVERY_MS
         )
         return LocalWorker(
-            LocalEngine(store, coordinator, self._rng, cache_bytes=self._cache_bytes, writers=writers),
+            LocalEngine(
+                store, coordinator, coordinator.names, cache_bytes=self._cache_bytes, writers=writers
+            ),
             coordinator,
             self._clock,
             progress=progress,

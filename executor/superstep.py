@@ -24,6 +24,7 @@ from millpond.executor.bundle import DeadLetter, InputObservation, Manifest
 from millpond.executor.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
 from millpond.executor.delivery import keys_of, read_productions
 from millpond.executor.journal import Journal
+from millpond.executor.owned_names import OwnedNames
 from millpond.executor.ownership import OwnedInterval, Ownership
 from millpond.executor.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.position import (
@@ -76,6 +77,9 @@ class Coordinator:
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
         upkeep: how the store is kept small; ``None`` leaves it alone.
         threads: whether sinks are written beside the next superstep; without, all is done in turn.
+
+    Attributes:
+        names: draws file names that are this owner's alone; once it is open.
     """
 
     def __init__(
@@ -95,7 +99,6 @@ class Coordinator:
         self.topology = topology
         self._store = store
         self._clock = clock
-        self._rng = rng
         self._accept_checkpoint = accept_checkpoint
         self._journal = Journal(store, topology, clock)
         self._ownership = Ownership(
@@ -107,10 +110,11 @@ class Coordinator:
             pause_timeout_ms=pause_timeout_ms,
             on_taken=self._journal.record,
         )
+        self.names = OwnedNames(rng, topology.name, lambda: self._ownership.control.fence.sequencer)
         self._time = TimeKeeper(topology, clock)
-        self._sinks = SinkDelivery(store, topology, clock, rng, in_background=threads)
+        self._sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
-            store, self._ownership, self._journal, topology.name, clock=clock, rng=rng, policy=upkeep
+            store, self._ownership, self._journal, topology.name, clock=clock, rng=self.names, policy=upkeep
         )
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
@@ -454,7 +458,7 @@ class Coordinator:
             fence=fence,
             at=EventTimeMicros(int(plan.wall_time)),
             produce=DEAD_LETTERS in self.topology.wanted_streams,
-            token=self._rng.token(),
+            token=self.names.token(),
         )
 
     def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:

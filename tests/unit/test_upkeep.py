@@ -73,6 +73,7 @@ class Pond:
         self.clock = ManualClock()
         self.upkeep = upkeep or UpkeepPolicy(folds=FOLDS, id_slack="5s")
         self.opened = 0
+        self.seed: str | None = None
         self.start()
 
     def start(self) -> None:
@@ -83,7 +84,7 @@ class Pond:
         runner = LocalRunner(
             self.store,
             clock=self.clock,
-            rng=SeededRng(f"runner{self.opened}"),
+            rng=SeededRng(self.seed or f"runner{self.opened}"),
             intervals=2,
             progress=False,
             upkeep=self.upkeep,
@@ -257,3 +258,20 @@ def test_folds_in_the_background_are_the_same():
     assert table.column("state").to_pylist() == ["40"]
     assert len(live) < 40
     assert store.snapshot(TableVersion(1)) is not None
+
+
+def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
+    """
+    What a killed process left uncommitted has other names than what the next one writes, seed or no seed.
+    """
+    pond = Pond()
+    pond.seed = "one and the same"
+    for second in range(40):
+        # Abandoned without a stop, so that files it prepared stay behind, and begun again.
+        pond.start()
+        pond.step(second)
+        pond.run._worker.engine.prepare()
+    names = [path for path in pond.disk.list("") if path.endswith(".parquet")]
+    tokens = [name.rpartition("-")[2] for name in names]
+    assert len(set(tokens)) == len(tokens) > 40
+    assert len(pond.rows("total")) == 24
