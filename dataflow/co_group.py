@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
-from millpond.dataflow.combine_fn import CombineFn
+from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
 from millpond.dataflow.element import Element
 from millpond.dataflow.element_wise import PaneKey
 from millpond.dataflow.strategy import WindowingStrategy
@@ -66,16 +66,23 @@ class _CoGrouping(WindowedComputation):
     A windowed step whose elements remember the stream that they came on.
     """
 
-    def __init__(self, strategy: WindowingStrategy, tags: Mapping[str, str], stream: str) -> None:
+    def __init__(
+        self,
+        strategy: WindowingStrategy,
+        tags: Mapping[str, str],
+        stream: str,
+        wanted: Mapping[str, ValueExtractor],
+    ) -> None:
         super().__init__(strategy, _ByTag(tuple(tags.values())), stream)
         self.tags = dict(tags)
+        self.wanted = dict(wanted)
 
     def element(self, record: Record) -> Element:
         """
         The element, tagged.
         """
         tag = self.tags[record.stream]
-        found = element_of(record)
+        found = element_of(record, self.wanted.get(tag))
         return Element(
             value=(tag, found.value), at=found.at, key=found.key, is_retraction=found.is_retraction
         )
@@ -87,6 +94,7 @@ def co_group(
     *,
     name: str,
     keys: Mapping[str, KeyExtractor] | None = None,
+    of: Mapping[str, ValueExtractor] | None = None,
     **options: Unpack[ComputationOptions],
 ) -> DataflowStream:
     """
@@ -97,6 +105,7 @@ def co_group(
         strategy: where in event time they are grouped, and when and how the groups are shown.
         name: the step's name, its table in SQL, and the stream of its panes.
         keys: how a value's key is got, by tag; the record's own key unless given.
+        of: what of a value is kept, by tag: a field, a function of the value; all of it unless given.
         options: `ComputationOptions`.
 
     Returns:
@@ -104,15 +113,18 @@ def co_group(
         make of them, its ``flat_map`` says.
 
     Raises:
-        InvalidError: no streams, streams of several pipelines, or a stream under two tags.
+        InvalidError: no streams, streams of several pipelines, a stream under two tags, or an ``of`` that
+            is no extractor.
     """
     pipelines = {id(stream.pipeline): stream.pipeline for stream in streams.values()}
     if len(pipelines) != 1 or len({stream.name for stream in streams.values()}) < len(streams):
         raise InvalidError("co_group takes different streams of one pipeline", step=name)
     (pipeline,) = pipelines.values()
-    extractors = keys or {}
+    extractors, wanted = keys or {}, of or {}
+    for extractor in wanted.values():
+        check_extractor(extractor)
     made = pipeline.add(
-        _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name),
+        _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, wanted),
         name=name,
         subscribes={stream.name: PaneKey.of(extractors.get(tag)) for tag, stream in streams.items()},
         produces=(name,),

@@ -27,8 +27,8 @@ from millpond.statestore.row import TimeDomain
 
 __all__ = ["Finish", "KeyWindows"]
 
-Finish: TypeAlias = Callable[[Any, Window, Pane], Iterable[Any]]
-"""What is made of a window's combined value: any number of values to show."""
+Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
+"""What is made of a key's window and its combined value: any number of values to show."""
 
 _WINDOWS: Final = "windows"
 _COUNTS: Final = ("dropped", "closed")
@@ -45,6 +45,7 @@ class KeyWindows:
         state: what `to_json` gave last time; ``None`` when the key is new.
         watermark: the low watermark; for an event timer, the time of the timer.
         wall_time: the wall time.
+        key: the key, for ``finish``.
 
     Attributes:
         output: what is to be produced, in order.
@@ -59,12 +60,14 @@ class KeyWindows:
         *,
         watermark: int,
         wall_time: int,
+        key: str = "",
     ) -> None:
         self._strategy = strategy
         self._combine = combine
         self._finish = finish
         self._watermark = watermark
         self._wall_time = wall_time
+        self._key = key
         fields = state or {}
         loaded = [WindowState.from_json(one) for one in fields.get(_WINDOWS, ())]
         self.windows: dict[Window, WindowState] = {one.window: one for one in loaded}
@@ -261,4 +264,4 @@ class KeyWindows:
         )
         if self._finish is None:
             return [shown]
-        return [replace(shown, value=one) for one in self._finish(value, state.window, pane)]
+        return [replace(shown, value=one) for one in self._finish(self._key, value, state.window, pane)]

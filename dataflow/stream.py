@@ -144,6 +144,7 @@ class WindowedStream:
         *,
         name: str,
         key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
@@ -153,6 +154,8 @@ class WindowedStream:
             combine: how, for example ``Count()``.
             name: the step's name, its table in SQL, and the stream of its panes.
             key: how the value's key is got; for the result of a windowed step, from its value.
+            result: what to show, given key, combined value and window; the combined value alone
+                unless given. A step after this one can then group by what was the key here.
             options: `ComputationOptions`.
 
         Returns:
@@ -160,10 +163,14 @@ class WindowedStream:
 
         Raises:
             InvalidError: the declaration cannot be right; the error names the culprit.
+
+        Example:
+            >>> by_team = scores.combine(Sum("score"), name="sums", result=lambda team, score, _: [team, score])
         """
         if not isinstance(combine, CombineFn):
             raise InvalidError("this is no CombineFn: give an instance", computation=name, combine=combine)
-        computation = WindowedComputation(self.strategy, combine, name, of=self.of)
+        finish = None if result is None else _Result(result)
+        computation = WindowedComputation(self.strategy, combine, name, of=self.of, finish=finish)
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
 
     def process_windows(
@@ -184,5 +191,31 @@ class WindowedStream:
             key: how the value's key is got; for the result of a windowed step, from its value.
             options: `ComputationOptions`.
         """
-        computation = WindowedComputation(self.strategy, ToList(), name, of=self.of, finish=function)
+        computation = WindowedComputation(
+            self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
+        )
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """
+    A user's function of key, combined value and window, as a `Finish`.
+    """
+
+    function: Callable[[str, Any, Window], Any]
+
+    def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
+        return (self.function(key, value, window),)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfWindow:
+    """
+    A user's function of values, window and pane, as a `Finish`.
+    """
+
+    function: Callable[[list[Any], Window, Pane], Iterable[Any]]
+
+    def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
+        return self.function(value, window, pane)

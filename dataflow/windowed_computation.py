@@ -117,6 +117,7 @@ class WindowedComputation(Computation):
             context.state.get(),
             watermark=watermark,
             wall_time=context.wall_time,
+            key=context.key,
         )
         before = wanted_timers(self.strategy, windows.windows.values(), context.watermark)
         before.pop(fired, None)

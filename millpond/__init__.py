@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from millpond.dataflow.sessions import Sessions
     from millpond.dataflow.sketches import ApproximateCountDistinct, ApproximateQuantiles
     from millpond.dataflow.sliding_windows import SlidingWindows
-    from millpond.dataflow.strategy import Accumulation, Closing
-    from millpond.dataflow.stream import WindowedStream
+    from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
+    from millpond.dataflow.stream import DataflowStream, WindowedStream
     from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, Domain
     from millpond.dataflow.timestamp_combiner import TimestampCombiner
     from millpond.dataflow.trigger import Trigger
@@ -102,6 +102,7 @@ _HOMES: Final[dict[str, str]] = {
     "CountDistinct": "dataflow.combiners",
     "DEAD_LETTERS": "executor.dead_letter",
     "DataError": "statestore.errors",
+    "DataflowStream": "dataflow.stream",
     "Default": "dataflow.watermark_triggers",
     "DeltaSink": "executor.sink",
     "DirectoryInjector": "executor.directory_injector",
@@ -161,6 +162,7 @@ _HOMES: Final[dict[str, str]] = {
     "WindowFn": "dataflow.window_fn",
     "WindowedStream": "dataflow.stream",
     "WindowedValue": "dataflow.pane",
+    "WindowingStrategy": "dataflow.strategy",
     "co_group": "dataflow.co_group",
     "foreach_batch": "executor.foreach_batch",
     "spark_session": "executor.spark_session",
@@ -192,6 +194,7 @@ __all__ = [
     "CountDistinct",
     "DEAD_LETTERS",
     "DataError",
+    "DataflowStream",
     "Default",
     "DeltaSink",
     "DirectoryInjector",
@@ -251,6 +254,7 @@ __all__ = [
     "WindowFn",
     "WindowedStream",
     "WindowedValue",
+    "WindowingStrategy",
     "co_group",
     "foreach_batch",
     "spark_session",

@@ -139,6 +139,21 @@ def test_a_function_may_process_whole_windows() -> None:
     assert shelf.panes == [("a", [0, 0, 2], False), ("a", [0, 0, 3], False)]
 
 
+def test_a_result_may_name_its_key_and_window() -> None:
+    """
+    With ``result`` a step shows what a function makes of key, combined value and window, also when it takes it back.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    _injected(pipeline).window(
+        FixedWindows(10), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
+    ).combine(Count(), name="counts", result=lambda user, count, window: [user, count, window.end]).sink(
+        "out", shelf
+    )
+    _run(pipeline, _rows(("a", "x", 1, 1)), _rows(("a", "x", 2, 2)))
+
+    assert shelf.panes == [("a", ["a", 1, 10], False), ("a", ["a", 1, 10], True), ("a", ["a", 2, 10], False)]
+
+
 def test_plain_computations_read_the_envelope() -> None:
     """
     A computation after a windowed step finds value, window and pane by their names.
@@ -222,6 +237,22 @@ def test_streams_are_joined_by_window() -> None:
     _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2), ("a", "x", 5, 11), ("b", "x", 1, 1)))
 
     assert sorted(shelf.panes) == [("a", [1, 5], False), ("a", [2, 7], False), ("b", [1, 1], False)]
+
+
+def test_a_join_keeps_what_it_is_told_to() -> None:
+    """
+    With ``of`` a co-grouping keeps only that of each stream's values.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    scores = _injected(pipeline)
+    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
+    strategy = WindowingStrategy(window_fn=FixedWindows(10))
+    co_group({"raw": scores, "sum": sums}, strategy, name="both", of={"raw": "score"}).sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2)))
+
+    assert shelf.panes == [("a", {"raw": [3, 4], "sum": [7]}, False)]
+    with pytest.raises(InvalidError, match="a field, a function"):
+        co_group({"raw": scores}, strategy, name="more", of={"raw": 3})  # type: ignore[dict-item]
 
 
 def test_streams_of_two_pipelines_are_not_joined() -> None:
