@@ -50,6 +50,7 @@ class LocalRunner:
     Args:
         store: path of the store, made when it is not there, or an open `Store` (which stays open).
         zookeeper: ``host:port,…`` of a real ensemble; ``None`` runs one server beside the store.
+        storage_options: credentials and endpoints of an object store; see `Store.open`.
         intervals: key intervals a computation is cut into at its first input, unless it says so itself.
         cache_mib: soft-state budget of one interval.
         intake_records_max: how many injected records may wait before `LocalRun.inject` waits.
@@ -75,6 +76,7 @@ class LocalRunner:
         store: Store | str | Path,
         *,
         zookeeper: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
         intervals: int = 1,
         cache_mib: int = 256,
         intake_records_max: int = 100_000,
@@ -90,6 +92,7 @@ class LocalRunner:
                 raise InvalidError(f"{name} is at least 1", value=value)
         self._store = store
         self._zookeeper = zookeeper
+        self._storage_options = storage_options
         self._intervals = intervals
         self._cache_bytes = cache_mib * _MIB
         self._intake_records_max = intake_records_max
@@ -148,7 +151,13 @@ class LocalRunner:
         if isinstance(self._store, Store):
             store, release = self._store, _nothing
         else:
-            store = Store.open(self._store, zookeeper=self._zookeeper, clock=self._clock, rng=self._rng)
+            store = Store.open(
+                self._store,
+                self._zookeeper,
+                storage_options=self._storage_options,
+                clock=self._clock,
+                rng=self._rng,
+            )
             release = store.close
         try:
             worker = self._open_worker(topology, store, writers=writers)

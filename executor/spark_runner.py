@@ -41,6 +41,7 @@ class SparkRunner:
         store: path of the store, made when it is not there, or an open `Store` (which stays open).
         spark: the session; ``None`` takes the active one or makes one.
         zookeeper: ``host:port,…`` of a real ensemble; ``None`` runs one server beside the store.
+        storage_options: credentials and endpoints of an object store; see `Store.open`.
         intervals: key intervals a computation is cut into at its first input; ``None`` takes
             Spark's default parallelism. A computation's own number wins.
         cache_mib: soft-state budget of one interval in a worker process.
@@ -68,6 +69,7 @@ class SparkRunner:
         *,
         spark: SparkSession | None = None,
         zookeeper: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
         intervals: int | None = None,
         cache_mib: int = 256,
         tick_ms: float = 250,
@@ -82,6 +84,7 @@ class SparkRunner:
         self._store = store
         self._spark = spark
         self._zookeeper = zookeeper
+        self._storage_options = storage_options
         self._intervals = intervals
         self._cache_bytes = cache_mib * _MIB
         self._tick_ms = tick_ms
@@ -176,7 +179,14 @@ class SparkRunner:
     def _open_store(self) -> tuple[Store, bool]:
         if isinstance(self._store, Store):
             return self._store, False
-        return Store.open(self._store, zookeeper=self._zookeeper, clock=self._clock, rng=self._rng), True
+        store = Store.open(
+            self._store,
+            self._zookeeper,
+            storage_options=self._storage_options,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        return store, True
 
     def _open_run(self, topology: Topology, spark: SparkSession, store: Store, *, owned: bool) -> SparkRun:
         parallelism = max(1, spark.sparkContext.defaultParallelism)

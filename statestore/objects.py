@@ -10,8 +10,10 @@ are injected, and simulated stores plugged in, at the same seam (`types.Objects`
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -31,6 +33,34 @@ _Result = TypeVar("_Result")
 
 _memory_numbers: Final = itertools.count()
 
+_CLIENT_OPTIONS: Final = frozenset(
+    (
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_excludes",
+        "proxy_url",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    )
+)
+"""Options about the connection and not about the bucket, which ``obstore`` takes apart from the others."""
+
+_CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
+_CLIENT_RETRIES: Final = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
+}
+"""
+Small: whoever calls the store retries as well, and knows what may be repeated. ``obstore``'s own
+ten retries below ours would take a quarter of an hour before anybody hears that the store is away.
+"""
+
 
 class ObstoreObjects:
     """
@@ -40,7 +70,17 @@ class ObstoreObjects:
 
     Args:
         url: a path, ``file://…`` or any URL that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
-        storage_options: passed to ``obstore`` for everything but local folders.
+        storage_options: for everything but local folders: keys of the bucket (``aws_endpoint_url``,
+            ``aws_access_key_id``, …) and of the connection (``allow_http``, ``timeout``, …), with or
+            without ``aws_`` before them; the same that ``deltalake`` takes. What is not given is taken
+            from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
+
+    Raises:
+        UnavailableError: the options or the URL are refused.
+
+    Example:
+        >>> ObstoreObjects("s3://bucket/pond", {"aws_region": "eu-central-1", "timeout": "10s"}).url
+        's3://bucket/pond'
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -52,8 +92,12 @@ class ObstoreObjects:
     def _connect(self, local: Path | None) -> Any:
         if local is not None:
             return self._attempt("connect", lambda: LocalStore(local, mkdir=True))
-        options: Any = self._options
-        return self._attempt("connect", lambda: from_url(self._url, config=options))
+        client, bucket = _split_options(self._options)
+        retries: Any = _CLIENT_RETRIES
+        return self._attempt(
+            "connect",
+            lambda: from_url(self._url, config=bucket, client_options=client or None, retry_config=retries),
+        )
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return (ObstoreObjects, (self._url, self._options))
@@ -225,6 +269,25 @@ def _local_path(url: str) -> Path | None:
         return Path(url).absolute()
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
+    """
+    The options of the connection by ``obstore``'s names, and those of the bucket as they are.
+    """
+    client: dict[str, str] = {}
+    bucket: dict[str, str] = {}
+    for name, value in options.items():
+        bare = name.lower()
+        for prefix in _CLOUD_PREFIXES:
+            bare = bare.removeprefix(prefix)
+        if bare in _CLIENT_OPTIONS:
+            client[bare] = value
+        else:
+            bucket[name] = value
+    if "allow_http" not in client and os.environ.get("AWS_ALLOW_HTTP"):
+        client["allow_http"] = os.environ["AWS_ALLOW_HTTP"]
+    return client, bucket
 
 
 def _first_line(error: Exception) -> str:

@@ -125,7 +125,8 @@ class Store:
             zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
                 the processes of this machine, with its data inside the store's folder.
             catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
-            storage_options: credentials and endpoints for object stores, passed through.
+            storage_options: credentials and endpoints of an object store by the names that ``deltalake``
+                has for them; what is missing comes from the environment (``AWS_…`` and so on).
             session_timeout_ms: how long ZooKeeper waits for this process when it falls silent.
             create: whether to make a store where there is none.
             read_only: only read; needs no ZooKeeper and no lease.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from millpond.testing.s3_server import S3Server
+
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
 settings.register_profile(
     "ci",
@@ -94,3 +96,25 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
     yield server.start_or_join()
     server.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """
+    One S3 server on the loopback interface for the whole run.
+    """
+    from millpond.statestore.system import SystemClock
+    from millpond.testing.s3_server import S3Server
+
+    with S3Server(SystemClock()) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> str:
+    """
+    ``s3://`` and a bucket of the test's own.
+    """
+    from millpond.statestore.system import SystemRng
+
+    return f"s3://{s3_server.make_bucket(SystemRng().token())}"

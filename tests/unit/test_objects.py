@@ -1,5 +1,5 @@
 """
-Object stores: the same rules on a disk and in memory.
+Object stores on a disk and in a cloud: where they are, and what becomes of their options and errors.
 """
 
 from __future__ import annotations
@@ -9,72 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
-from millpond.statestore.objects import MemoryObjects, ObstoreObjects, open_objects
+from millpond.statestore.errors import UnavailableError
+from millpond.statestore.objects import ObstoreObjects, open_objects
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from millpond.statestore.types import Objects
-
-
-@pytest.fixture(params=["local", "memory"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    return open_objects(str(tmp_path / "pond")) if request.param == "local" else MemoryObjects()
-
-
-class TestRules:
-    def test_what_was_put_is_got(self, objects: Objects) -> None:
-        """An object has the bytes that it was created with."""
-        objects.put_if_absent("a/b", b"bytes")
-
-        assert objects.get("a/b") == b"bytes"
-
-    def test_put_if_absent_happens_once(self, objects: Objects) -> None:
-        """Of two creations of one object the second fails and changes nothing."""
-        objects.put_if_absent("a", b"first")
-
-        with pytest.raises(ObjectExistsError):
-            objects.put_if_absent("a", b"second")
-        assert objects.get("a") == b"first"
-
-    def test_put_replaces(self, objects: Objects) -> None:
-        """A plain put wins over what was there."""
-        objects.put("a", b"first")
-        objects.put("a", b"second")
-
-        assert objects.get("a") == b"second"
-
-    def test_a_missing_object_is_named(self, objects: Objects) -> None:
-        """Getting what is not there raises an error that names it."""
-        with pytest.raises(ObjectMissingError, match="nowhere"):
-            objects.get("nowhere")
-
-    def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
-        """Listing a folder gives its objects in order and no neighbour's."""
-        for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
-            objects.put_if_absent(path, b"")
-
-        assert list(objects.list("log")) == ["log/1", "log/10", "log/2", "log/sub/3"]
-        assert list(objects.list("log", start_after="log/10")) == ["log/2", "log/sub/3"]
-        assert list(objects.list("nowhere")) == []
-
-    def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
-        """A missing object among the ones to delete does not keep the others."""
-        objects.put("a", b"")
-        objects.put("b", b"")
-
-        objects.delete(["gone", "a", "gone too", "b"])
-
-        assert list(objects.list("")) == []
-
-    @pytest.mark.parametrize("path", ["computation=a%20b/f", "é ü/f", "a#b?c", "%25/x%2F", "a+b&c=d"])
-    def test_a_path_is_taken_as_it_is(self, objects: Objects, path: str) -> None:
-        """No character of a path is encoded or decoded on the way."""
-        objects.put_if_absent(path, b"1")
-
-        assert objects.get(path) == b"1"
-        assert list(objects.list("")) == [path]
 
 
 class TestLocal:
@@ -131,3 +70,34 @@ class TestLocal:
         """A URL that no store serves raises UnavailableError that names it."""
         with pytest.raises(UnavailableError, match="nosuch"):
             open_objects("nosuch://host/path")
+
+
+class TestCloud:
+    def test_options_go_by_the_names_that_other_readers_know(self) -> None:
+        """Options of bucket and connection stand in one mapping, with or without aws_, in either case."""
+        options = {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "aws_region": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+            "timeout": "1s",
+        }
+
+        assert open_objects("s3://bucket/pond/", options).url == "s3://bucket/pond"
+
+    def test_an_unknown_option_is_refused_by_name(self) -> None:
+        """A misspelled option is no surprise at the first read."""
+        with pytest.raises(UnavailableError, match="aws_regoin"):
+            open_objects("s3://bucket/pond", {"aws_regoin": "us-east-1"})
+
+    def test_a_server_that_is_away_is_told_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Options may come from the environment, and a refused connection is an error after a few tries."""
+        for name, value in {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }.items():
+            monkeypatch.setenv(name, value)
+
+        with pytest.raises(UnavailableError, match="after 2 retries"):
+            open_objects("s3://bucket/pond").get("a")

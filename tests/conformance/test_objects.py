@@ -1,0 +1,173 @@
+"""
+What every object store promises: one suite for memory, a disk, and S3.
+
+S3 is moto on the loopback interface, spoken to by the very client that production uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
+from millpond.statestore.objects import MemoryObjects, open_objects
+from millpond.statestore.system import SystemRng
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from millpond.statestore.types import Objects
+
+WRITERS = 8
+
+PATHS = st.sampled_from(["a", "a/b", "log/1", "log/10", "log/2", "logs/1", "é ü/f", "c=a%20b/f"])
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["create", "put", "get", "list", "delete"]), PATHS, st.binary(max_size=4)),
+    max_size=12,
+)
+
+
+@pytest.fixture(params=["memory", "local", "s3"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    """
+    An empty store of each kind.
+    """
+    if request.param == "memory":
+        return MemoryObjects()
+    if request.param == "local":
+        return open_objects(str(tmp_path / "pond"))
+    bucket: str = request.getfixturevalue("s3_bucket")
+    options: dict[str, str] = request.getfixturevalue("s3_server").options
+    return open_objects(f"{bucket}/pond/rows", options)
+
+
+class TestRules:
+    def test_what_was_put_is_got(self, objects: Objects) -> None:
+        """An object has the bytes that it was created with."""
+        objects.put_if_absent("a/b", b"bytes")
+
+        assert objects.get("a/b") == b"bytes"
+
+    def test_put_if_absent_happens_once(self, objects: Objects) -> None:
+        """Of two creations of one object the second fails and changes nothing."""
+        objects.put_if_absent("a", b"first")
+
+        with pytest.raises(ObjectExistsError):
+            objects.put_if_absent("a", b"second")
+        assert objects.get("a") == b"first"
+
+    def test_put_replaces(self, objects: Objects) -> None:
+        """A plain put wins over what was there."""
+        objects.put("a", b"first")
+        objects.put("a", b"second")
+
+        assert objects.get("a") == b"second"
+
+    def test_a_missing_object_is_named(self, objects: Objects) -> None:
+        """Getting what is not there raises an error that names it."""
+        with pytest.raises(ObjectMissingError, match="nowhere"):
+            objects.get("nowhere")
+
+    def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
+        """Listing a folder gives its objects in order and no neighbour's."""
+        for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
+            objects.put_if_absent(path, b"")
+
+        assert list(objects.list("log")) == ["log/1", "log/10", "log/2", "log/sub/3"]
+        assert list(objects.list("log", start_after="log/10")) == ["log/2", "log/sub/3"]
+        assert list(objects.list("nowhere")) == []
+
+    def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
+        """A missing object among the ones to delete does not keep the others."""
+        objects.put("a", b"")
+        objects.put("b", b"")
+
+        objects.delete(["gone", "a", "gone too", "b"])
+
+        assert list(objects.list("")) == []
+
+    @pytest.mark.parametrize("path", ["computation=a%20b/f", "é ü/f", "a#b?c", "%25/x%2F", "a+b&c=d"])
+    def test_a_path_is_taken_as_it_is(self, objects: Objects, path: str) -> None:
+        """No character of a path is encoded or decoded on the way."""
+        objects.put_if_absent(path, b"1")
+
+        assert objects.get(path) == b"1"
+        assert list(objects.list("")) == [path]
+
+    def test_of_many_creators_at_once_one_succeeds(self, objects: Objects) -> None:
+        """Put-if-absent is atomic: of writers that meet, one wins, and its bytes are what is read."""
+        for number in range(20):
+            winners = _create_at_once(objects, f"log/{number}")
+
+            assert len(winners) == 1
+            assert objects.get(f"log/{number}") == winners[0]
+
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(calls=CALLS)
+    def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, bytes]]) -> None:
+        """Whatever is called in whatever order, it answers as a dictionary of paths would."""
+        root = SystemRng().token()
+        model: dict[str, bytes] = {}
+        for operation, name, data in calls:
+            # On a disk a name is a file or a folder, not both.
+            path = f"{root}/{name}/object"
+            assert _call(objects, operation, path, data, root) == _expected(model, operation, path, data)
+
+
+def _create_at_once(objects: Objects, path: str) -> Sequence[bytes]:
+    barrier = threading.Barrier(WRITERS)
+    winners: list[bytes] = []
+
+    def create(data: bytes) -> None:
+        barrier.wait()
+        try:
+            objects.put_if_absent(path, data)
+        except ObjectExistsError:
+            return
+        winners.append(data)
+
+    # Of some size, so that a server has to read them for a while.
+    threads = [threading.Thread(target=create, args=(bytes([number]) * 50_000,)) for number in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return winners
+
+
+def _call(objects: Objects, operation: str, path: str, data: bytes, root: str) -> object:
+    try:
+        match operation:
+            case "create":
+                objects.put_if_absent(path, data)
+            case "put":
+                objects.put(path, data)
+            case "get":
+                return objects.get(path)
+            case "list":
+                return list(objects.list(root))
+            case _:
+                objects.delete([path])
+    except (ObjectExistsError, ObjectMissingError) as error:
+        return type(error)
+    return None
+
+
+def _expected(model: dict[str, bytes], operation: str, path: str, data: bytes) -> object:
+    match operation:
+        case "create" if path in model:
+            return ObjectExistsError
+        case "create" | "put":
+            model[path] = data
+        case "get":
+            return model.get(path, ObjectMissingError)
+        case "list":
+            return sorted(model)
+        case _:
+            model.pop(path, None)
+    return None

@@ -1,0 +1,224 @@
+"""
+What every store promises, wherever it lies: one suite for memory, a disk, and S3.
+
+A pipeline runs, is restarted, taken over and read, with nothing changed but the place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.sink import DeltaSink
+from millpond.executor.upkeep import UpkeepPolicy
+from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.round import Retention, collect_garbage
+from millpond.statestore.errors import DataError, FencedError, InvalidError, ObjectExistsError
+from millpond.statestore.log import commit_path
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.verification import verify_store
+from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+
+CLOCK: Final = SystemClock()
+
+
+class Place:
+    """
+    Where a store lies: opened any number of times, it is the same store.
+    """
+
+    def open(self) -> Store:
+        raise NotImplementedError
+
+
+class Memory(Place):
+    def __init__(self) -> None:
+        self._disk, self._registry = MemoryObjects(), MemoryRegistry()
+
+    def open(self) -> Store:
+        return Store.in_memory(objects=self._disk, registry=self._registry)
+
+
+class Address(Place):
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self.options, self.url = options, url
+        self._registry = MemoryRegistry()
+
+    def open(self) -> Store:
+        return Store.open(
+            f"{self.url}/pond",
+            storage_options=self.options,
+            leases=lambda _, writer_id: MemoryLeases(self._registry, CLOCK, writer_id=writer_id),
+        )
+
+
+def address(request: pytest.FixtureRequest, kind: str) -> Address:
+    if kind == "local":
+        return Address(str(request.getfixturevalue("tmp_path")), {})
+    return Address(request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_server").options)
+
+
+@pytest.fixture(params=["memory", "local", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """
+    An empty place of each kind.
+    """
+    return Memory() if request.param == "memory" else address(request, request.param)
+
+
+@pytest.fixture(params=["local", "s3"])
+def addressed(request: pytest.FixtureRequest) -> Address:
+    """
+    A place that others can open too.
+    """
+    return address(request, request.param)
+
+
+def start(store: Store, **options: Any) -> LocalRun:
+    return LocalRunner(store, progress=False, **options).start(ledger_pipeline(), stepping=True)
+
+
+def write(run: LocalRun, *numbers: int) -> None:
+    run.inject(ROWS, numbered(numbers))
+    run.run_until_quiet()
+
+
+def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
+    """
+    A run that goes on where another has ended finds rows, ids and positions.
+    """
+    with place.open() as store:
+        run = start(store)
+        write(run, 0, 1, 2)
+        run.stop()
+    with place.open() as store:
+        run = start(store)
+        write(run, 2, 3)
+        assert ledger_of(store) == written(numbered(range(4)))
+        run.stop()
+
+
+def test_a_former_owner_is_fenced(place: Place) -> None:
+    """
+    After a take-over the first owner's commit is refused and leaves no trace.
+    """
+    with place.open() as one, place.open() as other:
+        former, owner = start(one), start(other)
+        write(owner, 0)
+        with pytest.raises(FencedError):
+            write(former, 1)
+        former.abandon()
+        assert ledger_of(other) == written(numbered([0]))
+        owner.stop()
+
+
+def test_every_version_can_be_read(place: Place) -> None:
+    """
+    Each superstep is a version, and an older version is read as it was.
+    """
+    with place.open() as store:
+        run = start(store)
+        versions = {}
+        for number in range(4):
+            write(run, number)
+            versions[number] = store.snapshot().version
+        for number, version in versions.items():
+            assert ledger_of(store, version) == written(numbered(range(number + 1)))
+        states = store.sql().sql(f"select key, state from {LEDGER} order by key").fetchall()
+        assert {key: orjson.loads(state) for key, state in states} == written(numbered(range(4)))
+        run.stop()
+
+
+def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
+    """
+    The next version of the log is created once, whoever comes second reads the winner's bytes.
+    """
+    with place.open() as one, place.open() as other:
+        former, owner = start(one), start(other)
+        write(owner, 0)
+        version = other.snapshot().version
+        data = other.log.require(version)
+        with pytest.raises(ObjectExistsError):
+            other.log.objects.put_if_absent(commit_path(version), data + b"\n")
+        assert one.log.require(version) == data
+        former.abandon()
+        owner.stop()
+
+
+def test_folds_and_garbage(place: Place) -> None:
+    """
+    Folds and a collection by hand leave the answer as it is, and a store that verifies as sound.
+    """
+    upkeep = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), background=False)
+    with place.open() as store:
+        run = start(store, upkeep=upkeep)
+        for number in range(24):
+            write(run, number)
+        run.stop()
+        before = len(store.objects.list(f"computation={LEDGER}"))
+        collect_garbage(
+            store.objects, None, CLOCK, retention=Retention(keep_ms=0, checkpoint_every=1), owned={}
+        )
+        assert len(store.objects.list(f"computation={LEDGER}")) < before
+        assert ledger_of(store) == written(numbered(range(24)))
+        assert verify_store(store.objects, store.leases.high_water.read()).findings == ()
+
+
+def test_a_missing_last_commit_is_refused(place: Place) -> None:
+    """
+    A log without its newest commit is not opened as an older one.
+    """
+    with place.open() as store:
+        run = start(store)
+        write(run, 0)
+        run.stop()
+        store.objects.delete([commit_path(store.snapshot().version)])
+    with pytest.raises(DataError, match="cut or rolled back"):
+        place.open()
+
+
+def test_other_readers_take_the_same_options(addressed: Address) -> None:
+    """
+    Sinks and delta-rs open what the options lead to, and find what was produced and what was stored.
+    """
+    sink = DeltaSink(f"{addressed.url}/numbers", storage_options=addressed.options)
+    with addressed.open() as store:
+        run = LocalRunner(store, progress=False).start(ledger_pipeline(sink), stepping=True)
+        write(run, 0, 1, 2)
+        run.stop()
+    numbers, rows = (
+        DeltaTable(f"{addressed.url}/{name}", storage_options=addressed.options).to_pyarrow_table()
+        for name in ("numbers", "pond/rows")
+    )
+    assert sorted(orjson.loads(value)["n"] for value in numbers.column("value").to_pylist()) == [0, 1, 2]
+    assert sorted(set(rows.column("key").to_pylist())) == ["k0", "k1", "k2"]
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(addressed: Address) -> None:
+    """
+    Reading where nothing is raises, and leaves nothing behind.
+    """
+    with pytest.raises(InvalidError, match="no store at this path"):
+        Store.open(f"{addressed.url}/pond", storage_options=addressed.options, read_only=True)
+
+
+@pytest.mark.zookeeper
+def test_a_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: str) -> None:
+    """
+    A runner that is given a URL, an ensemble and options needs nothing else.
+    """
+    url, options = f"{s3_bucket}/pond", s3_server.options
+    runner = LocalRunner(url, zookeeper=zookeeper_hosts, storage_options=options, progress=False)
+    with runner.start(ledger_pipeline()) as run:
+        run.inject(ROWS, numbered(range(10))).wait(60_000)
+    with Store.open(url, storage_options=options, read_only=True) as store:
+        assert ledger_of(store) == written(numbered(range(10)))
+        assert store.catalog is None
