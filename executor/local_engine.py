@@ -34,6 +34,7 @@ from millpond.executor.position import input_positions
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import RowFile
 from millpond.statestore.store import Store
@@ -225,6 +226,7 @@ class LocalEngine:
                 interval = self._interval(part.interval)
                 result = interval.process(plan, part, deliveries, self._store.committer.snapshot)
                 writer = self._writer if place < len(work) else INLINE
+                reach("superstep.bundle_processed")
                 token = self._rng.token()
                 file = writer.submit(interval.write, plan, part, result.updates, token)
                 started.append((interval, part, result, file))
@@ -240,6 +242,7 @@ class LocalEngine:
         if not plan.sources:
             return {}
         tables = [(source, self._productions(source)) for source in plan.sources]
+        reach("delivery.read")
         found: dict[str, tuple[Extracted, ...]] = {}
         for name in dict.fromkeys(part.interval.computation for part in plan.intervals):
             node = self._coordinator.topology.computations[name]

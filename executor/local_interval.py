@@ -15,6 +15,7 @@ from millpond.executor.interval_processor import IntervalProcessor
 from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import RowFile, write_row_file
 from millpond.statestore.snapshot import Snapshot
@@ -73,9 +74,11 @@ class LocalInterval:
         """
         if updates is None:
             return None
-        return write_row_file(
+        file = write_row_file(
             self._objects, part.interval, updates, superstep=plan.superstep, fence=part.fence, token=token
         )
+        reach("superstep.file_written")
+        return file
 
     def finish(
         self, part: IntervalPlan, result: BundleResult, file: RowFile | None

@@ -29,6 +29,7 @@ from millpond.executor.recovery import IntervalSummary, scan_interval
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError, OutcomeUnknownError, UnavailableError
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.lease import Lease, OnHeld
 from millpond.statestore.row import Fence
@@ -177,6 +178,7 @@ class Ownership:
             self._store.leases.release(owned.lease)
         self._owned.clear()
         self._by_computation.clear()
+        reach("lease.released")
 
     def commit(self, request: CommitRequest) -> Committed:
         """
@@ -226,6 +228,7 @@ class Ownership:
         owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
         leases = self._store.leases.take_all(wanted, on_held=self._on_held)
+        reach("lease.taken")
         self._owned |= {
             interval: OwnedInterval(interval, lease, IntervalSummary())
             for interval, lease in zip(intervals, leases, strict=True)
@@ -240,6 +243,7 @@ class Ownership:
         self._move_on(request)
         if self._on_taken is not None:
             self._on_taken(request, committed)
+        reach("lease.fenced")
         # Only now is the scan final: nothing of a former owner can land after the fence.
         fenced = self._store.committer.snapshot
         for interval in intervals:
@@ -248,6 +252,7 @@ class Ownership:
                 self._owned[interval].summary = scan_interval(
                     self._store.objects, interval, files, self._topology.percentiles
                 )
+        reach("recovery.scanned")
         self._index()
 
     def _claims(self, intervals: Sequence[Interval]) -> dict[str, int]:

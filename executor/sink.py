@@ -26,6 +26,7 @@ from millpond.statestore.action import Add
 from millpond.statestore.append import append
 from millpond.statestore.delta_schema import delta_schema
 from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.failpoint import reach
 from millpond.statestore.log import Log
 from millpond.statestore.log_writer import LogWriter
 from millpond.statestore.objects import open_objects
@@ -224,6 +225,7 @@ class DeltaSinkWriter:
         data = buffer.getvalue().to_pybytes()
         path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
         self._objects.put_if_absent(path, data)
+        reach("sink.file_written")
         return Add(
             path=path,
             size_bytes=len(data),

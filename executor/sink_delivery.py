@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from millpond.executor.delivery import ProductionSource, read_productions
 from millpond.executor.sink import SinkWriter
 from millpond.executor.topology import SinkNode, Topology
+from millpond.statestore.failpoint import reach
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 
@@ -99,4 +100,6 @@ class SinkDelivery:
         for stream, writer in behind:
             part = productions.filter(pc.equal(productions.column("stream"), stream))
             if part.num_rows:
+                reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
+                reach("sink.delivered")

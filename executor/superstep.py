@@ -45,6 +45,7 @@ from millpond.executor.totals import Totals, count
 from millpond.executor.upkeep import Upkeep, UpkeepPolicy
 from millpond.statestore.action import JsonValue
 from millpond.statestore.commit import CommitRequest, IntervalWrite
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.row import Fence
@@ -140,6 +141,7 @@ class Coordinator:
             **{name: positions.get(total_app_id(pipeline, name), 0) for name in Totals.__slots__}
         )
         self._set_pending(recover_pending(self._store, self.topology, self._superstep))
+        reach("recovery.productions_found")
         for owned in self._ownership.all():
             self._observe(owned)
         self._sinks.open(self._superstep, self._pending.sources)
@@ -331,6 +333,7 @@ class Coordinator:
                             marks=self._time.marks(name),
                         )
                     )
+        reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
             wall_time=now,
@@ -383,14 +386,17 @@ class Coordinator:
             metadata=self._metadata(counts, position),
         )
         self._sinks.wait()
+        reach("superstep.before_commit")
         committing_us = self._clock.monotonic_us()
         committed = self._ownership.commit(request)
+        reach("superstep.committed")
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
         self._totals = totals
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)
+        reach("superstep.applied")
         self._sinks.deliver(plan.superstep, self._pending.sources)
         return report_of(
             plan,

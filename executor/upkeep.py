@@ -31,6 +31,7 @@ from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
 from millpond.statestore.commit import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
@@ -299,6 +300,7 @@ class Upkeep:
             for folded in folds:
                 self._discard(folded)
             return
+        reach("fold.committed")
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def _result(self, interval: Interval) -> Folded | None:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from millpond.gc.fold_plan import Fold
 from millpond.statestore.commit import IntervalWrite
+from millpond.statestore.failpoint import reach
 from millpond.statestore.merge import combine_updates
 from millpond.statestore.row import ROW_SCHEMA, Fence
 from millpond.statestore.rowfile import PARQUET, RowFile, RowFormat, read_row_files, write_row_file
@@ -114,6 +115,7 @@ def fold_files(
         UnavailableError: the store is away.
     """
     updates = read_row_files(objects, [file.path for file in fold.files], interval=fold.interval)
+    reach("fold.read")
     rows = fold_updates(updates, rules, is_complete=fold.is_complete)
     if not rows.num_rows:
         return Folded(fold=fold, file=None)
@@ -126,6 +128,7 @@ def fold_files(
         token=token,
         row_format=row_format,
     )
+    reach("fold.file_written")
     return Folded(fold=fold, file=file)
 
 

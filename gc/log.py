@@ -27,6 +27,7 @@ from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
 from millpond.statestore.checkpoint import checkpoint_path, write_part
 from millpond.statestore.errors import ObjectExistsError
+from millpond.statestore.failpoint import reach
 from millpond.statestore.log import LOG_FOLDER, Log
 from millpond.statestore.types import Clock, Objects, TableVersion
 
@@ -100,11 +101,14 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     listed = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
     total = sum_log(log, inventory.latest)
     actions = tuple(total.actions(on_disk=listed))
+    reach("checkpoint.summed")
     try:
         objects.put_if_absent(checkpoint_path(total.version), write_part(actions))
     except ObjectExistsError:
         # Somebody else has written it, and it says the same.
         return None
+    reach("checkpoint.written")
     pointer = {"version": total.version, "size": len(actions)}
     objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
+    reach("checkpoint.named")
     return total.version

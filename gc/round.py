@@ -19,6 +19,7 @@ from millpond.gc.vacuum import VacuumCollector
 from millpond.statestore.catalog import Catalog
 from millpond.statestore.checkpoint import checkpoint_path
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log
 from millpond.statestore.types import Clock, Objects, TableVersion
@@ -94,6 +95,7 @@ def collect_garbage(
     made = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
     found = survey(objects, horizons, dry_run=dry_run)
+    reach("garbage.surveyed")
     collectors: tuple[Collector, ...] = (
         VacuumCollector(found),
         OrphanCollector(found, owned),

@@ -13,6 +13,7 @@ from typing import Final
 
 from millpond.gc.collector import Collection
 from millpond.gc.survey import Survey
+from millpond.statestore.failpoint import reach
 from millpond.statestore.types import Objects
 
 __all__ = ["VacuumCollector", "delete_files"]
@@ -66,4 +67,6 @@ def delete_files(objects: Objects, paths: Iterable[str]) -> None:
     """
     rest = iter(paths)
     while batch := list(islice(rest, _DELETED_AT_ONCE)):
+        reach("garbage.before_delete")
         objects.delete(batch)
+        reach("garbage.deleted")

@@ -29,6 +29,8 @@ from millpond.statestore.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
+from millpond.statestore.failpoint import reach
 from millpond.statestore.log import Log, commit_path
 from millpond.statestore.log_follower import LogFollower
 from millpond.statestore.plan import Committed, Draft, Plan
@@ -45,15 +47,7 @@ __all__ = ["FAILPOINTS", "LogWriter"]
 
 _WRITER_VERSION_MAX: Final = 2
 
-FAILPOINTS: Final = (
-    "commit.before_put",
-    "commit.after_put",
-    "commit.put_failed",
-    "commit.version_taken",
-    "commit.before_apply",
-    "commit.done",
-    "commit.outcome_unknown",
-)
+FAILPOINTS: Final = tuple(name for name in ALL_FAILPOINTS if name.startswith("commit."))
 """The named places of a commit at which the ``failpoints`` seam is called."""
 
 
@@ -93,7 +87,8 @@ class LogWriter:
         writer_id: names the writer in its commits; drawn when not given.
         retry: how often and how patiently.
         high_water: told of every version that is written or read.
-        failpoints: called with a name of `FAILPOINTS` at each of these places.
+        failpoints: called with a name of `FAILPOINTS` at each of these places; by default
+            whoever listens to all failpoints is.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class LogWriter:
         self._writer_id = writer_id or rng.token()
         self._retry = retry or RetryPolicy()
         self._follower = LogFollower(log, snapshot, clock, rng, retry=self._retry, high_water=high_water)
-        self._failpoint = failpoints or _pass
+        self._failpoint = failpoints or reach
         self._lock = threading.RLock()
         self._in_flight: _Attempt | None = None
         self._unknown: _Attempt | None = None
@@ -311,7 +306,3 @@ def _commit_info(draft: Draft, snapshot: Snapshot, writer_id: str, now_ms: int) 
         read_version=None if snapshot.version == NO_TABLE else snapshot.version,
         millpond={**draft.fields, "writer": writer_id, "previous": snapshot.digest},
     )
-
-
-def _pass(_name: str) -> None:
-    return
