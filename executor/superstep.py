@@ -216,13 +216,8 @@ class Coordinator:
         """
         positions = self._store.committer.snapshot.txns
         known = input_positions(positions, self.topology.name, position.stream)
-        return admit_batch(
-            known,
-            position.stream,
-            position.source,
-            position.batch,
-            accept_checkpoint=self._accept_checkpoint,
-        )
+        accept = self._accept_checkpoint
+        return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
     def has_work(self) -> bool:
         """
