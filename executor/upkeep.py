@@ -1,10 +1,11 @@
 """
 Upkeep: folds, and the other housekeeping, beside a running pipeline.
 
-A fold is prepared by a thread of its own while supersteps go on, and becomes part of the table
+A fold is prepared by another process while supersteps go on, and becomes part of the table
 between two supersteps, by one commit of the intervals' owner. So it never conflicts with a
-superstep, and the next one waits for that commit and for nothing else. Without the thread (a
-simulation, a stepped test) everything happens within `Upkeep.run`, in a fixed order.
+superstep, and the next one waits for that commit and for nothing else. A store that another process
+cannot open is folded by a thread. Without either (a simulation, a stepped test) everything happens
+within `Upkeep.run`, in a fixed order.
 
 What fails here costs space and never data: a fold that could not be prepared, or whose files
 somebody else has replaced, is dropped and planned again. Only losing the lease ends the run.
@@ -13,11 +14,11 @@ somebody else has replaced, is dropped and planned again. Only losing the lease 
 from __future__ import annotations
 
 import logging
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from millpond.executor.duration import Duration, duration_us
@@ -26,14 +27,17 @@ from millpond.executor.journal import Journal
 from millpond.executor.ownership import Ownership
 from millpond.gc.fold import Folded, FoldRules, fold_files
 from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.helper_process import HelperProcess
 from millpond.gc.log import KEPT_MS
 from millpond.gc.orphan import Owned
-from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.gc.round import Retention, Round, collect_garbage, collect_garbage_at
 from millpond.statestore.commit import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
+from millpond.statestore.objects import ObstoreObjects
 from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -67,7 +71,9 @@ class UpkeepPolicy:
         retention: how long a version of the table stays readable after it has been replaced;
             savepoints keep theirs for as long as they are open.
         collect_every: after so many versions garbage is collected, and a checkpoint written.
-        background: whether folds are prepared by a thread of their own.
+        background: whether folds are prepared beside the supersteps; without, within `Upkeep.run`.
+        process: whether the process that does so is another one, where the store can be opened
+            from there; else a thread does, and takes turns with the supersteps.
     """
 
     folds: FoldPolicy = field(default_factory=FoldPolicy)
@@ -75,6 +81,7 @@ class UpkeepPolicy:
     retention: Duration = "1h"
     collect_every: int = 1_024
     background: bool = True
+    process: bool = True
 
     @property
     def id_slack_us(self) -> int:
@@ -125,8 +132,7 @@ class Upkeep:
         self._rng = rng
         self._is_on = policy is not None
         self._policy = policy or UpkeepPolicy(background=False)
-        has_thread = self._policy.background
-        self._worker: Executor = ThreadPoolExecutor(1, "millpond-upkeep") if has_thread else INLINE
+        self._worker = _worker_of(store, clock, self._policy)
         self._files: defaultdict[Interval, int] = defaultdict(int)
         self._in_flight: dict[Interval, Future[Folded]] = {}
         self._damaged: set[Interval] = set()
@@ -198,18 +204,28 @@ class Upkeep:
             # A fold's file that waits for its commit would look like an orphan: folds end first.
             return
         self._round_due = TableVersion(self._store.committer.snapshot.version + self._policy.collect_every)
-        work = partial(
-            collect_garbage,
-            self._store.objects,
-            self._store.catalog,
-            self._clock,
-            retention=self._policy.kept,
-            owned={
-                owned.interval: Owned(owned.fence.sequencer, superstep) for owned in self._ownership.all()
-            },
-            seen=self._seen_long_ago(),
-        )
-        self._round = self._worker.submit(work)
+        owned = {each.interval: Owned(each.fence.sequencer, superstep) for each in self._ownership.all()}
+        store, kept, seen = self._store, self._policy.kept, self._seen_long_ago()
+        if isinstance(self._worker, HelperProcess):
+            self._round = self._worker.submit(
+                collect_garbage_at,
+                store.objects,
+                store.catalog_url,
+                store.store_id,
+                retention=kept,
+                owned=owned,
+                seen=seen,
+            )
+        else:
+            self._round = self._worker.submit(
+                collect_garbage,
+                store.objects,
+                store.catalog,
+                self._clock,
+                retention=kept,
+                owned=owned,
+                seen=seen,
+            )
 
     def _look(self) -> None:
         """
@@ -253,7 +269,7 @@ class Upkeep:
             return
         computation = interval.computation
         mark = TIME_MIN_US if interval == self._ownership.control.interval else watermark(computation)
-        prepare = partial(
+        self._in_flight[interval] = self._worker.submit(
             fold_files,
             self._store.objects,
             fold,
@@ -261,7 +277,6 @@ class Upkeep:
             fence=self._ownership.get(interval).fence,
             token=self._rng.token(),
         )
-        self._in_flight[interval] = self._worker.submit(prepare)
 
     def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:
         # Where the input has ended, no watermark tells how old a repetition may be.
@@ -333,3 +348,15 @@ class Upkeep:
             self._store.objects.delete([folded.file.path])
         except MillpondError as error:
             _LOG.debug("a file that nobody needs is left: %s", error)
+
+
+def _worker_of(store: Store, clock: Clock, policy: UpkeepPolicy) -> Executor:
+    """
+    Who does the work: another process if the store can be opened from there, a thread, or the caller.
+    """
+    if not policy.background:
+        return INLINE
+    is_shared = isinstance(store.objects, ObstoreObjects) and isinstance(clock, SystemClock)
+    if policy.process and is_shared and sys.executable:
+        return HelperProcess("millpond-upkeep")
+    return ThreadPoolExecutor(1, "millpond-upkeep")

@@ -22,9 +22,10 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects, TableVersion
 
-__all__ = ["Retention", "Round", "collect_garbage"]
+__all__ = ["Retention", "Round", "collect_garbage", "collect_garbage_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +106,32 @@ def collect_garbage(
     if made is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
     return Round(horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections))
+
+
+def collect_garbage_at(
+    objects: Objects,
+    catalog_url: str | None,
+    store_id: str,
+    *,
+    retention: Retention,
+    owned: Mapping[Interval, Owned],
+    seen: TableVersion | None = None,
+) -> Round:
+    """
+    The same from another process of this machine, which opens the catalog for itself; see `collect_garbage`.
+
+    Args:
+        objects: the table's root.
+        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
+        store_id: the store's, which the catalog must be of.
+        retention: what stays.
+        owned: the intervals whose leases the caller holds, as far as he knows.
+        seen: the newest version of a while ago, as the caller saw it; see `LogCollector`.
+    """
+    clock = SystemClock()
+    catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
+    try:
+        return collect_garbage(objects, catalog, clock, retention=retention, owned=owned, seen=seen)
+    finally:
+        if catalog is not None:
+            catalog.close()

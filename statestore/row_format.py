@@ -118,8 +118,10 @@ class ParquetRowFormat:
         file = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
-        check_names(file.schema_arrow)
-        names = [name for name in columns if name in file.schema_arrow.names]
+        schema = file.schema_arrow
+        check_names(schema)
+        known = frozenset(schema.names)
+        names = [name for name in columns if name in known]
         groups = list(range(file.num_row_groups))
         if may_hold is not None:
             # Nothing vouches for the statistics of a file without a seal, so its keys are looked at.

@@ -11,6 +11,8 @@ left out.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +23,8 @@ from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA
 __all__ = ["check_names", "conform", "with_values"]
 
 _NEVER_NULL = ("key", "sequencer", "commit_number")
+
+_ALL: Final = list(ROW_SCHEMA.names)
 
 
 def check_names(schema: pa.Schema) -> None:
@@ -42,8 +46,9 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     Raises:
         DataError: a value cannot be carried over, or a row has no key or no order.
     """
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
-    arrays = [_column(table, field) for field in schema]
+    schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    known = {name: place for place, name in enumerate(table.column_names)}
+    arrays = [_column(table, field, known.get(field.name)) for field in schema]
     for field, array in zip(schema, arrays, strict=True):
         if field.name in _NEVER_NULL and array.null_count:
             raise DataError("a row update lacks a value that every one has", column=field.name)
@@ -67,10 +72,10 @@ def with_values(
     return pa.ListArray.from_arrays(offsets, values, type=target, mask=nulls)
 
 
-def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
+def _column(table: pa.Table, field: pa.Field, place: int | None) -> pa.ChunkedArray:
+    if place is None:
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(field.name)
+    column = table.column(place)
     if column.type.equals(field.type):
         return column
     return pa.chunked_array([_convert(chunk, field.type) for chunk in column.chunks], type=field.type)

@@ -253,6 +253,13 @@ class Store:
         self._revived_us = self._clock.monotonic_us()
 
     @property
+    def catalog_url(self) -> str | None:
+        """
+        Where the catalog is, for other processes; ``None`` for stores without one.
+        """
+        return self._catalog_url
+
+    @property
     def catalog(self) -> Catalog | None:
         """
         The catalog, opened when first asked for; ``None`` for stores without one.

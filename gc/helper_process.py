@@ -1,0 +1,202 @@
+"""
+The helper process: folds and collections outside of the process that runs the pipeline.
+
+A fold is pure Python and Arrow work over whole files. In a thread it takes turns with the
+superstep for the interpreter; in a process of its own it costs the superstep nothing, and on a
+busy machine it yields. What it prepares is only a file: it lands by the owner's commit or not at all.
+
+The process is a fresh interpreter that imports this package and nothing of the program that uses
+it (no fork of a threaded process, no second run of somebody's main module). It ends when its
+standard input does, which is when its parent ends, however that happens; it is started when there
+is first something to do, and again if it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from typing import IO, Any, Final, ParamSpec, TypeVar
+
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
+
+__all__ = ["HelperProcess", "serve"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+_LENGTH: Final = struct.Struct("<Q")
+_ANSWER_S_MAX: Final = 600.0
+_END_S_MAX: Final = 5.0
+_LOOK_S: Final = 1.0
+_NICENESS: Final = 5
+"""It yields to the supersteps, yet is not starved by them: files must not come faster than they are folded."""
+
+_START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from millpond.gc.helper_process import serve; serve()"
+
+
+class HelperProcess(Executor):
+    """
+    Does work in another process, one piece after the other; what it is given must pickle.
+
+    A piece that cannot be done because the process died, or did not answer for ten minutes, fails
+    with `UnavailableError`; the next one gets a fresh process.
+
+    Args:
+        name: of the thread that waits for it.
+
+    Example::
+
+        with HelperProcess("millpond-upkeep") as helper:
+            folded = helper.submit(fold_files, objects, fold, rules, fence=fence, token=token).result()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._waiting = ThreadPoolExecutor(1, name)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """
+        The number of the process; ``None`` while there is none.
+        """
+        return None if self._child is None else self._child.pid
+
+    def submit(
+        self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        """
+        Have ``fn`` called in the other process.
+        """
+        return self._waiting.submit(self._ask, partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """
+        End the process once it has done what it is doing.
+        """
+        self._waiting.shutdown(wait=wait, cancel_futures=cancel_futures)
+        self._end()
+
+    def _ask(self, work: Callable[[], _Result]) -> _Result:
+        question = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            child = self._running()
+            _write(_stream(child.stdin), question)
+            answer = _read(_stream(child.stdout), _ANSWER_S_MAX)
+        except (OSError, EOFError) as error:
+            self._end()
+            raise UnavailableError("the helper process has ended", cause=str(error)) from error
+        succeeded, value = pickle.loads(answer)  # noqa: S301 - our own process's words
+        if not succeeded:
+            raise value
+        result: _Result = value
+        return result
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self._end()
+        command = [sys.executable, "-c", _START, json.dumps([path or str(Path.cwd()) for path in sys.path])]
+        self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(OSError):
+            # It ends with its input.
+            _stream(child.stdin).close()
+        try:
+            child.wait(_END_S_MAX)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        _stream(child.stdout).close()
+
+
+def serve() -> None:
+    """
+    What the helper process does: one piece of work after the other, until its input ends.
+    """
+    # The parent decides when it ends; an interrupt typed at a terminal goes to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICENESS)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    # What a library prints must not get between the answers.
+    os.dup2(2, 1)
+    questions: Queue[bytes] = Queue(maxsize=1)
+    listener = threading.Thread(target=_listen, args=(questions,), name="millpond-listener", daemon=True)
+    listener.start()
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            _write(answers, pickle.dumps(_done(questions.get()), protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _listen(questions: Queue[bytes]) -> None:
+    """
+    Take questions in; end the process, whatever it is doing, as soon as nobody waits for answers.
+    """
+    stream, parent = os.fdopen(os.dup(0), "rb", buffering=0), os.getppid()
+    try:
+        # Its input ends with the parent, unless a fork of the parent keeps the pipe open.
+        while os.getppid() == parent:
+            if select.select([stream], [], [], _LOOK_S)[0]:
+                questions.put(_read(stream, None))
+    except (OSError, EOFError):
+        pass
+    # Files are put whole or not at all; one that nobody commits is an orphan.
+    os._exit(0)
+
+
+def _done(question: bytes) -> tuple[bool, Any]:
+    try:
+        return True, pickle.loads(question)()  # noqa: S301 - our own process's words
+    except MillpondError as error:
+        return False, error
+    except Exception as error:  # noqa: BLE001 - whoever asked for the result gets it
+        return False, UnavailableError("the helper process failed", cause=f"{type(error).__name__}: {error}")
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    rest = memoryview(_LENGTH.pack(len(data)) + data)
+    while rest:
+        rest = rest[stream.write(rest) :]
+
+
+def _read(stream: IO[bytes], timeout_s: float | None) -> bytes:
+    return _read_exactly(stream, _LENGTH.unpack(_read_exactly(stream, _LENGTH.size, timeout_s))[0], timeout_s)
+
+
+def _read_exactly(stream: IO[bytes], length: int, timeout_s: float | None) -> bytes:
+    parts, missing = [], length
+    while missing:
+        if timeout_s is not None and not select.select([stream], [], [], timeout_s)[0]:
+            raise EOFError("it does not answer")
+        part = stream.read(missing)
+        if not part:
+            raise EOFError("its output has ended")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise InvalidError("a helper process has pipes")
+    return stream
