@@ -103,7 +103,8 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     actions = tuple(total.actions(on_disk=listed))
     reach("checkpoint.summed")
     try:
-        objects.put_if_absent(checkpoint_path(total.version), write_part(actions))
+        path = checkpoint_path(total.version)
+        objects.put_if_absent(path, write_part(actions, path))
     except ObjectExistsError:
         # Somebody else has written it, and it says the same.
         return None

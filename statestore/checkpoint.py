@@ -135,15 +135,15 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
         raise DataError("the checkpoint cannot be read", path=path) from error
 
 
-def write_part(actions: Iterable[Action]) -> bytes:
+def write_part(actions: Iterable[Action], path: str) -> bytes:
     """
-    The bytes of a checkpoint in one part, sealed; any Delta reader takes it.
+    The bytes of a checkpoint in one part, sealed under its name; any Delta reader takes it.
     """
     rows = [_to_row(action) for action in actions]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return seal_parquet(memoryview(sink.getvalue()))
+    return seal_parquet(memoryview(sink.getvalue()), _name_of(path))
 
 
 def _to_row(action: Action) -> dict[str, Any]:
@@ -165,11 +165,15 @@ def _with_pairs(value: Any) -> Any:
     }
 
 
+def _name_of(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
 def _check_seal(file: pq.ParquetFile, data: bytes, path: str) -> None:
     # One flipped bit cannot take both signs of a seal away.
     ours = _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
     view = memoryview(data)
-    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view):
+    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view, _name_of(path)):
         raise DataError("the checkpoint's bytes have changed since it was written", path=path)
 
 

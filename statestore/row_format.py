@@ -3,8 +3,8 @@ Row formats: how a table of row updates becomes the bytes of a file.
 
 Parquet is what every Delta reader understands and what a store holds. The
 simulation, which writes many tiny files to memory, plugs in Arrow IPC instead.
-Both are *sealed*: a checksum over every other byte of the file, so that no
-flipped bit and no cut goes unnoticed. In Parquet the seal lies between the last
+Both are *sealed*: a checksum over every other byte of the file and over its name, so that no
+flipped bit, no cut, and no other file in its place goes unnoticed. In Parquet the seal lies between the last
 page and the footer, where no reader looks: pages carry checksums of their own,
 but the footer, whose statistics decide what is read at all, has none.
 """
@@ -41,7 +41,10 @@ ROWS_PER_GROUP: Final = 16_384
 MayHold: TypeAlias = Callable[[str, str], bool]
 """Whether a run of rows with this least and greatest key may hold wanted keys."""
 
-_SEAL: Final = b"MPSEAL01"
+_SEAL: Final = b"MPSEAL02"
+_NAMELESS_SEAL: Final = b"MPSEAL01"
+"""Of files that were written before the name was part of the checksum."""
+
 _SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
@@ -54,13 +57,15 @@ class RowFormat(Protocol):
     Encodes a table of row updates, and decodes it again.
     """
 
-    def encode(self, table: pa.Table) -> bytes:
+    def encode(self, table: pa.Table, name: str) -> bytes:
         """
-        The sealed bytes of a file with these rows.
+        The bytes of a file with these rows, sealed under its name.
         """
         ...
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
+    def decode(
+        self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
+    ) -> pa.Table:
         """
         Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
 
@@ -68,7 +73,7 @@ class RowFormat(Protocol):
             data: the file.
             columns: names of row columns.
             may_hold: lets the format skip runs of rows; ``None``: all rows are wanted.
-            sealed: the file must carry a seal; other writers' files do not.
+            name: the file must carry a seal under this name; ``None`` for other writers' files.
 
         Raises:
             DataError: the bytes are not what was written.
@@ -76,12 +81,12 @@ class RowFormat(Protocol):
         ...
 
 
-def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
+def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
     """
     Decode a file in the format that its first bytes name; see `RowFormat.decode`.
     """
     row_format: RowFormat = IpcRowFormat() if data.startswith(_IPC) else ParquetRowFormat()
-    return row_format.decode(data, columns, may_hold, sealed=sealed)
+    return row_format.decode(data, columns, may_hold, name=name)
 
 
 class ParquetRowFormat:
@@ -89,7 +94,7 @@ class ParquetRowFormat:
     Parquet with zstd, page checksums and a seal.
     """
 
-    def encode(self, table: pa.Table) -> bytes:
+    def encode(self, table: pa.Table, name: str) -> bytes:
         """
         The bytes of a Parquet file; any Parquet reader takes it.
         """
@@ -107,13 +112,15 @@ class ParquetRowFormat:
             column_encoding={"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
             write_statistics=["key", "sequencer", "commit_number", "superstep"],
         )
-        return seal_parquet(memoryview(sink.getvalue()))
+        return seal_parquet(memoryview(sink.getvalue()), name)
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
+    def decode(
+        self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
+    ) -> pa.Table:
         """
         Read the row groups that may hold wanted keys, checking seal and pages.
         """
-        if sealed and not parquet_seal_holds(memoryview(data)):
+        if name is not None and not parquet_seal_holds(memoryview(data), name):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
@@ -125,7 +132,7 @@ class ParquetRowFormat:
         groups = list(range(file.num_row_groups))
         if may_hold is not None:
             # Nothing vouches for the statistics of a file without a seal, so its keys are looked at.
-            bounds = _key_bounds_of_statistics if sealed else _key_bounds_of_rows
+            bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
             groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
         return file.read_row_groups(groups, columns=names, use_threads=False)
 
@@ -135,7 +142,7 @@ class IpcRowFormat:
     Arrow IPC in memory: a tenth of Parquet's cost for a few rows, and no other reader knows it.
     """
 
-    def encode(self, table: pa.Table) -> bytes:
+    def encode(self, table: pa.Table, name: str) -> bytes:
         """
         An Arrow IPC stream between a magic number and a seal.
         """
@@ -143,22 +150,28 @@ class IpcRowFormat:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         body: bytes = _IPC + sink.getvalue().to_pybytes()
-        return body + _seal(zlib.crc32(body))
+        return body + _seal(zlib.crc32(body, _seed(name)))
 
-    def decode(self, data: bytes, columns: list[str], may_hold: MayHold | None, *, sealed: bool) -> pa.Table:
+    def decode(
+        self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
+    ) -> pa.Table:
         """
         Read all rows; ``may_hold`` saves nothing here, and a seal is always demanded.
         """
-        del may_hold, sealed
+        del may_hold
         view = memoryview(data)
-        if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES])):
+        if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name or ""))):
             raise DataError("row file is damaged: its seal is broken")
         table = pa.ipc.open_stream(view[len(_IPC) : -_SEAL_BYTES]).read_all()
         return table.select([name for name in columns if name in table.column_names])
 
 
-def _seal(checksum: int) -> bytes:
-    return _SEAL + checksum.to_bytes(4, "little")
+def _seal(checksum: int, magic: bytes = _SEAL) -> bytes:
+    return magic + checksum.to_bytes(4, "little")
+
+
+def _seed(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def _footer_start(view: memoryview) -> int:
@@ -169,13 +182,12 @@ def _footer_start(view: memoryview) -> int:
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
 
 
-def seal_parquet(view: memoryview) -> bytes:
+def seal_parquet(view: memoryview, name: str) -> bytes:
     """
-    The Parquet file with a seal before its footer.
+    The Parquet file with a seal before its footer, good under this file name only.
     """
     start = _footer_start(view)
-    checksum = zlib.crc32(view[start:], zlib.crc32(view[:start]))
-    return b"".join((view[:start], _seal(checksum), view[start:]))
+    return b"".join((view[:start], _seal(_checksum(view, start, start, _seed(name))), view[start:]))
 
 
 def has_parquet_seal(view: memoryview) -> bool:
@@ -183,12 +195,12 @@ def has_parquet_seal(view: memoryview) -> bool:
     Whether there is a seal where one would be, broken or not.
     """
     start = _footer_start(view)
-    return bytes(view[max(start - _SEAL_BYTES, 0) : max(start - 4, 0)]) == _SEAL
+    return bytes(view[max(start - _SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
-def parquet_seal_holds(view: memoryview) -> bool:
+def parquet_seal_holds(view: memoryview, name: str) -> bool:
     """
-    Whether the file carries a seal and is what was sealed.
+    Whether the file carries a seal, is what was sealed, and was sealed under this file name.
     """
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
@@ -196,7 +208,14 @@ def parquet_seal_holds(view: memoryview) -> bool:
     pages_end = start - _SEAL_BYTES
     if pages_end < 0:
         return False
-    return bytes(view[pages_end:start]) == _seal(zlib.crc32(view[start:], zlib.crc32(view[:pages_end])))
+    found = bytes(view[pages_end:start])
+    if found.startswith(_NAMELESS_SEAL):
+        return found == _seal(_checksum(view, pages_end, start, 0), _NAMELESS_SEAL)
+    return found == _seal(_checksum(view, pages_end, start, _seed(name)))
+
+
+def _checksum(view: memoryview, pages_end: int, footer_start: int, seed: int) -> int:
+    return zlib.crc32(view[footer_start:], zlib.crc32(view[:pages_end], seed))
 
 
 def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:

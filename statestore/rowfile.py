@@ -89,16 +89,16 @@ def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
     return f"{PARTITION_COLUMN}={quote(computation, safe='')}/{superstep:010d}-{token}.parquet"
 
 
-def encode_row_file(table: pa.Table, row_format: RowFormat = PARQUET) -> bytes:
+def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
     """
-    The bytes of a row file; see `write_row_file` for what the table must be.
+    The bytes of a row file for this path only; see `write_row_file` for what the table must be.
     """
     check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     check(table.num_rows > 0, "a row file holds at least one row update")
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
     check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
-    return row_format.encode(table)
+    return row_format.encode(table, _name_of(path))
 
 
 def write_row_file(
@@ -127,12 +127,12 @@ def write_row_file(
         ObjectExistsError: the token is not fresh.
         UnavailableError: the file may or may not have been written.
     """
-    data = encode_row_file(table, row_format)
+    path = row_file_path(interval.computation, superstep, token)
+    data = encode_row_file(table, path, row_format)
     keys = table.column("key")
     low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
     check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
-    path = row_file_path(interval.computation, superstep, token)
     objects.put_if_absent(path, data)
     return RowFile(
         path=path,
@@ -183,12 +183,17 @@ def read_row_files(
     return pa.concat_tables([table for table in tables if table.num_rows] or [empty])
 
 
+def _name_of(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
 def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Selection) -> pa.Table:
     data = objects.get(path)
     needed = names if "key" in names else ["key", *names]
     try:
         may_hold = None if selection.is_all else selection.may_hold
-        table = decode_rows(data, needed, may_hold, sealed=_OWN_NAME.search(path) is not None)
+        name = _name_of(path) if _OWN_NAME.search(path) else None
+        table = decode_rows(data, needed, may_hold, name=name)
         return selection.apply(conform(table, needed)).select(names)
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error

@@ -303,6 +303,22 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused():
     assert load(Log(pond.objects)).txns == pond.store.committer.snapshot.txns
 
 
+def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
+    """
+    A whole checkpoint under another version's name is an error, not an older table.
+    """
+    pond = Pond()
+    pond.steps(12)
+    pond.collect()
+    older = pond.objects.get(checkpoint_path(Log(pond.objects).inventory().checkpoints[-1].version))
+    pond.steps(5)
+    pond.collect()
+    path = checkpoint_path(Log(pond.objects).inventory().checkpoints[-1].version)
+
+    with pytest.raises(DataError, match=path):
+        list(read_part(older, path))
+
+
 def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
     """
     Another engine opens the cut log and finds the same rows and transactions.

@@ -32,12 +32,14 @@ from millpond.statestore.rowfile import (
     encode_row_file,
     merge_updates,
     read_row_files,
+    row_file_path,
     write_row_file,
 )
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
 from millpond.testing.row_updates import row_updates
 
 FENCE = Fence(Sequencer(3), CommitNumber(7))
+PATH = row_file_path("c", Superstep(12), "0" * 32)
 FORMATS: list[RowFormat] = [PARQUET, IpcRowFormat()]
 AT = 1_360_281_600_000_000
 
@@ -141,7 +143,7 @@ class TestWrite:
     def test_other_schemas(self) -> None:
         """A table of another schema is a bug of the caller."""
         with pytest.raises(InternalError):
-            encode_row_file(pa.table({"key": ["a"]}))
+            encode_row_file(pa.table({"key": ["a"]}), PATH)
 
     def test_an_older_lease_may_have_counted_further(self) -> None:
         """A fold carries rows of earlier leases whose commit numbers are higher."""
@@ -248,7 +250,7 @@ class TestDamage:
 
     def test_pages_carry_checksums(self) -> None:
         """Stock readers can verify the pages: the checksums are Parquet's own."""
-        data = encode_row_file(row_updates(EXAMPLE))
+        data = encode_row_file(row_updates(EXAMPLE), PATH)
         offset = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(0).data_page_offset
         damaged = bytearray(data)
         damaged[offset + 60] ^= 1
@@ -426,7 +428,7 @@ class TestOtherReaders:
     def test_stock_parquet(self) -> None:
         """A stock reader sees the same rows."""
         table = row_updates(EXAMPLE)
-        read = pq.read_table(io.BytesIO(encode_row_file(table)))
+        read = pq.read_table(io.BytesIO(encode_row_file(table, PATH)))
 
         assert table.equals(read.cast(ROW_SCHEMA))
 
@@ -492,11 +494,38 @@ class TestMerge:
 
 
 def test_the_seal_is_a_plain_checksum() -> None:
-    """The seal can be checked without Millpond: CRC-32 of all other bytes, before the footer."""
-    data = encode_row_file(row_updates(EXAMPLE))
+    """The seal can be checked without Millpond: CRC-32 of the name and all other bytes, before the footer."""
+    data = encode_row_file(row_updates(EXAMPLE), PATH)
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
-    assert data[footer - 12 : footer - 4] == b"MPSEAL01"
+    assert data[footer - 12 : footer - 4] == b"MPSEAL02"
     assert int.from_bytes(data[footer - 4 : footer], "little") == zlib.crc32(
-        data[: footer - 12] + data[footer:]
+        PATH.rpartition("/")[2].encode() + data[: footer - 12] + data[footer:]
     )
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+def test_another_row_file_in_its_place_is_refused(row_format: RowFormat) -> None:
+    """A file that is whole but not the one of this name, an older one put back say, is an error that names it."""
+    objects = MemoryObjects()
+    older, newer = (write(objects, many(3), token=digit * 32, row_format=row_format) for digit in "12")
+    objects.put(newer.path, objects.get(older.path))
+
+    with pytest.raises(DataError, match=newer.path):
+        read_row_files(objects, [newer.path])
+
+
+def test_seals_of_before_the_name_was_in_them_are_read() -> None:
+    """A file that was sealed without its name is read, and its bits are still guarded."""
+    data = bytearray(encode_row_file(row_updates(EXAMPLE), PATH))
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    checksum = zlib.crc32(data[: footer - 12] + data[footer:])
+    data[footer - 12 : footer] = b"MPSEAL01" + checksum.to_bytes(4, "little")
+    objects = MemoryObjects()
+    objects.put(PATH, bytes(data))
+    data[100] ^= 1
+
+    assert read_row_files(objects, [PATH]).equals(row_updates(EXAMPLE))
+    objects.put(PATH, bytes(data))
+    with pytest.raises(DataError, match="seal"):
+        read_row_files(objects, [PATH])
