@@ -23,6 +23,7 @@ from millpond.dataflow.trigger_context import Firing, TriggerContext, TriggerTim
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_fn import Merge, check_merges
 from millpond.dataflow.window_state import WindowState
+from millpond.executor.clocks import Marks
 from millpond.statestore.row import TimeDomain
 
 __all__ = ["Finish", "KeyWindows"]
@@ -46,6 +47,7 @@ class KeyWindows:
         watermark: the low watermark; for an event timer, the time of the timer.
         wall_time: the wall time.
         key: the key, for ``finish``.
+        marks: the percentile watermarks that the triggers ask for.
 
     Attributes:
         output: what is to be produced, in order.
@@ -61,6 +63,7 @@ class KeyWindows:
         watermark: int,
         wall_time: int,
         key: str = "",
+        marks: Marks | None = None,
     ) -> None:
         self._strategy = strategy
         self._combine = combine
@@ -68,6 +71,7 @@ class KeyWindows:
         self._watermark = watermark
         self._wall_time = wall_time
         self._key = key
+        self._marks: Marks = {} if marks is None else marks
         fields = state or {}
         loaded = [WindowState.from_json(one) for one in fields.get(_WINDOWS, ())]
         self.windows: dict[Window, WindowState] = {one.window: one for one in loaded}
@@ -196,7 +200,7 @@ class KeyWindows:
     # -- firing ----------------------------------------------------------------------------
 
     def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
-        return TriggerContext(state, self._watermark, self._wall_time, sources=sources)
+        return TriggerContext(state, self._watermark, self._wall_time, marks=self._marks, sources=sources)
 
     def _ask(self, state: WindowState, *, by_event_timer: bool) -> None:
         trigger, context = self._strategy.trigger, self._context(state)
@@ -243,12 +247,13 @@ class KeyWindows:
             timing = Timing.ON_TIME
         else:
             timing = Timing.LATE
+        share = self._context(state).percentile_at(state.window.end)
         return Pane(
             index=state.index,
             nonspeculative_index=-1 if timing is Timing.EARLY else state.nonspeculative_index,
             timing=timing,
             is_last=is_last,
-            watermark_percentile=100 if timing is Timing.ON_TIME else None,
+            watermark_percentile=None if timing is Timing.LATE else share,
             produced_at=self._wall_time,
             trigger=firing.label(),
         )

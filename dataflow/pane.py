@@ -40,8 +40,9 @@ class Pane:
         timing: early, on time or late.
         is_last: no pane of the window can follow.
         is_retraction: takes back the pane with these indices; the other fields tell when and why.
-        watermark_percentile: share of the input known to be in, from 0 to 100; ``None`` when
-            late, or early without percentile watermarks.
+        watermark_percentile: share of the window's input that is believed to be in, from 0 to
+            100: the greatest percentile asked for whose watermark has passed the window's end.
+            ``None`` when late.
         produced_at: wall time of production, in microseconds.
         trigger: the innermost triggers that fired.
     """

@@ -42,6 +42,15 @@ class Trigger:
         """
         return all(child.can_merge for child in self.children.values())
 
+    @property
+    def percentiles(self) -> frozenset[float]:
+        """
+        The percentile watermarks below 100 that it and those below it ask for.
+
+        What is not named here cannot be asked for: the engine keeps no other ones.
+        """
+        return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
+
     # -- what it is told -------------------------------------------------------------------
 
     def on_arm(self, context: TriggerContext) -> None:

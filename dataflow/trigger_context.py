@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
+from millpond.executor.clocks import EXACT, Marks, clock_name, parse_clock
 from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["Contents", "Firing", "TriggerContext", "TriggerEvent", "TriggerTimer", "parse_timer"]
 
@@ -50,25 +52,36 @@ class TriggerEvent:
 class TriggerTimer:
     """
     A timer of a trigger: whose it is, its tag, and its clock.
+
+    Attributes:
+        path: the trigger's place in the tree.
+        tag: the timer's name within it.
+        domain: which clock it waits for.
+        percentile: in event time, which watermark: 100 is the low watermark.
     """
 
     path: str
     tag: str
     domain: TimeDomain
+    percentile: float = EXACT
 
     def to_text(self) -> str:
         """
         The timer's name within its window.
+
+        Example:
+            >>> TriggerTimer("0/", "", TimeDomain.EVENT, 90.0).to_text()
+            '0/||event@90.0'
         """
-        return _SEPARATOR.join((self.path, self.tag, self.domain.value))
+        return _SEPARATOR.join((self.path, self.tag, clock_name(self.domain, self.percentile)))
 
 
 def parse_timer(text: str) -> TriggerTimer:
     """
     The timer that `TriggerTimer.to_text` named.
     """
-    path, tag, domain = text.split(_SEPARATOR)
-    return TriggerTimer(path, tag, TimeDomain(domain))
+    path, tag, clock = text.split(_SEPARATOR)
+    return TriggerTimer(path, tag, *parse_clock(clock))
 
 
 @dataclass(slots=True)
@@ -102,12 +115,13 @@ class TriggerContext:
         watermark: event time, as far as the trigger may know: the low watermark, or the time
             of the event timer at hand.
         wall_time: the wall time.
+        marks: the percentile watermarks that the step's triggers ask for.
         sources: after a merge, the windows that were merged.
         path: the trigger's place in the tree.
         firing: where firings are noted.
     """
 
-    __slots__ = ("_sources", "_state", "firing", "path", "wall_time", "watermark")
+    __slots__ = ("_marks", "_sources", "_state", "firing", "path", "wall_time", "watermark")
 
     def __init__(
         self,
@@ -115,11 +129,13 @@ class TriggerContext:
         watermark: int,
         wall_time: int,
         *,
+        marks: Marks | None = None,
         sources: tuple[WindowState, ...] = (),
         path: str = "",
         firing: Firing | None = None,
     ) -> None:
         self._state = window
+        self._marks: Marks = {} if marks is None else marks
         self._sources = sources
         self.watermark = watermark
         self.wall_time = wall_time
@@ -139,6 +155,25 @@ class TriggerContext:
         """
         return self.watermark if domain is TimeDomain.EVENT else self.wall_time
 
+    def watermark_at(self, percentile: float) -> int:
+        """
+        How far the watermark of a share of the input has come, as far as the trigger may know.
+
+        Args:
+            percentile: 100, or one that the trigger names in its `Trigger.percentiles`.
+        """
+        if percentile == EXACT:
+            return self.watermark
+        return self._marks.get(percentile, EventTimeMicros(self.watermark))
+
+    def percentile_at(self, at: int) -> float:
+        """
+        The greatest known share of the input that is in up to ``at``; 0 when none is.
+        """
+        if self.watermark >= at:
+            return EXACT
+        return max((each for each, mark in self._marks.items() if mark >= at), default=0.0)
+
     def child(self, name: str | int) -> TriggerContext:
         """
         The context of a child, with a namespace of its own.
@@ -147,6 +182,7 @@ class TriggerContext:
             self._state,
             self.watermark,
             self.wall_time,
+            marks=self._marks,
             sources=self._sources,
             path=f"{self.path}{name}/",
             firing=self.firing,
@@ -158,7 +194,8 @@ class TriggerContext:
         In `Trigger.on_merge`: this trigger's view of each window that was merged.
         """
         return tuple(
-            TriggerContext(source, self.watermark, self.wall_time, path=self.path) for source in self._sources
+            TriggerContext(source, self.watermark, self.wall_time, marks=self._marks, path=self.path)
+            for source in self._sources
         )
 
     # -- memory ----------------------------------------------------------------------------
@@ -186,23 +223,42 @@ class TriggerContext:
 
     # -- timers ----------------------------------------------------------------------------
 
-    def set_timer(self, at: int, domain: TimeDomain = TimeDomain.EVENT, tag: str = "") -> None:
+    def set_timer(
+        self,
+        at: int,
+        domain: TimeDomain = TimeDomain.EVENT,
+        tag: str = "",
+        *,
+        percentile: float = EXACT,
+    ) -> None:
         """
-        Have the trigger asked again once a clock reaches ``at``; a timer of the same tag is replaced.
-        """
-        self._state.timers[TriggerTimer(self.path, tag, domain).to_text()] = at
+        Have the trigger asked again once a clock reaches ``at``.
 
-    def delete_timer(self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "") -> None:
+        It replaces the timer of the same tag and clock.
+
+        Args:
+            at: when, in microseconds.
+            domain: on which clock.
+            tag: the timer's name within the trigger.
+            percentile: in event time, which watermark: 100, or one of `Trigger.percentiles`.
+        """
+        self._state.timers[TriggerTimer(self.path, tag, domain, percentile).to_text()] = at
+
+    def delete_timer(
+        self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
+    ) -> None:
         """
         Remove a pending timer, if there is one.
         """
-        self._state.timers.pop(TriggerTimer(self.path, tag, domain).to_text(), None)
+        self._state.timers.pop(TriggerTimer(self.path, tag, domain, percentile).to_text(), None)
 
-    def timer(self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "") -> int | None:
+    def timer(
+        self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
+    ) -> int | None:
         """
         When a pending timer fires.
         """
-        return self._state.timers.get(TriggerTimer(self.path, tag, domain).to_text())
+        return self._state.timers.get(TriggerTimer(self.path, tag, domain, percentile).to_text())
 
     # -- firing ----------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from millpond.dataflow.element import Element
 from millpond.dataflow.repeat_triggers import Repeatedly
 from millpond.dataflow.trigger import Trigger
 from millpond.dataflow.trigger_context import TriggerContext, TriggerTimer
-from millpond.statestore.errors import InvalidError
+from millpond.executor.clocks import EXACT
+from millpond.executor.delay_sketch import check_percentile
 
 __all__ = ["AfterWatermark", "Default", "WatermarkPercentile"]
 
@@ -22,44 +23,61 @@ _LATE: Final = "late"
 _IS_LATE: Final = "is_late"
 
 
-def _await_end(context: TriggerContext) -> None:
-    if context.watermark < context.window.end:
-        context.set_timer(context.window.end)
+def _await_end(context: TriggerContext, percentile: float = EXACT) -> None:
+    if context.watermark_at(percentile) < context.window.end:
+        context.set_timer(context.window.end, percentile=percentile)
 
 
-def _has_ended(context: TriggerContext) -> bool:
-    return context.watermark >= context.window.end
+def _has_ended(context: TriggerContext, percentile: float = EXACT) -> bool:
+    return context.watermark_at(percentile) >= context.window.end
 
 
-@dataclass(frozen=True)
-class Default(Trigger):
+class _AtEnd(Trigger):
     """
-    Fires when the watermark passes the window's end, then once for every bundle of late elements.
+    Fires when a watermark has passed the window's end.
     """
+
+    @property
+    def _mark(self) -> float:
+        """
+        The percentile of the watermark that is meant.
+        """
+        raise NotImplementedError
 
     def on_arm(self, context: TriggerContext) -> None:
         """
         Wait for the end.
         """
-        _await_end(context)
+        _await_end(context, self._mark)
 
     def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - whatever it is
         """
         Wait for the end.
         """
-        _await_end(context)
+        _await_end(context, self._mark)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
         Wait for the end of the merged window.
         """
-        _await_end(context)
+        _await_end(context, self._mark)
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
         Whether the watermark has passed the end.
         """
-        return _has_ended(context)
+        return _has_ended(context, self._mark)
+
+
+@dataclass(frozen=True)
+class Default(_AtEnd):
+    """
+    Fires when the watermark passes the window's end, then once for every bundle of late elements.
+    """
+
+    @property
+    def _mark(self) -> float:
+        return EXACT
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
@@ -70,18 +88,18 @@ class Default(Trigger):
 
 
 @dataclass(frozen=True)
-class WatermarkPercentile(Default):
+class WatermarkPercentile(_AtEnd):
     """
     Fires once, when the watermark of a share of the input passes the window's end.
 
-    Args:
-        percentile: from 0, without it, to 100, the low watermark itself.
+    At a percentile below 100 its pane is early, and elements that come after it are not late:
+    put it before others in an `AfterEach` to show tiers of completeness.
 
-    Until the engine keeps percentile watermarks, 100 is the only one that there is: the seam
-    is `TriggerContext.watermark`, which then depends on the percentile that is asked for.
+    Args:
+        percentile: above 0 and not above 100, which is the low watermark itself.
 
     Raises:
-        InvalidError: a percentile out of bounds, or one that the engine does not keep.
+        InvalidError: a percentile out of bounds.
     """
 
     percentile: float = 100
@@ -90,20 +108,24 @@ class WatermarkPercentile(Default):
         """
         Refuse what cannot be answered while the caller is still near.
         """
-        if not 0 < self.percentile <= 100:
-            raise InvalidError(
-                "a watermark percentile lies above 0 and not above 100", percentile=self.percentile
-            )
-        if self.percentile != 100:
-            raise InvalidError(
-                "only the 100th percentile watermark is kept by this version", percentile=self.percentile
-            )
+        check_percentile(self.percentile)
+
+    @property
+    def _mark(self) -> float:
+        return float(self.percentile)
+
+    @property
+    def percentiles(self) -> frozenset[float]:
+        """
+        The one that it waits for, unless that is the low watermark itself.
+        """
+        return frozenset({self._mark} - {EXACT})
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
         Once is enough.
         """
-        context.delete_timer()
+        context.delete_timer(percentile=self._mark)
         return True
 
 

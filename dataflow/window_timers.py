@@ -15,6 +15,7 @@ from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.trigger_context import TriggerTimer, parse_timer
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
+from millpond.executor.clocks import EXACT
 from millpond.executor.context import Context
 from millpond.executor.duration import INSTANT_MAX_US
 from millpond.statestore.row import TimeDomain
@@ -35,11 +36,13 @@ class Wanted(NamedTuple):
         at: when it fires.
         domain: on which clock.
         output_at: the time of what it will show; the watermark is held there.
+        percentile: in event time, which watermark it waits for.
     """
 
     at: int
     domain: TimeDomain
     output_at: int
+    percentile: float = EXACT
 
 
 def wanted_timers(
@@ -69,7 +72,8 @@ def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: in
     due, window = min(at, TIME_MAX_US), state.window
     is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
     # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
-    return Wanted(due, timer.domain, late_at if is_for_late else _pane_at(state))
+    output_at = late_at if is_for_late else _pane_at(state)
+    return Wanted(due, timer.domain, output_at, timer.percentile)
 
 
 def _pane_at(state: WindowState) -> int:
@@ -93,7 +97,8 @@ def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wan
             context.delete_timer(tag, wanted.domain)
     for tag, wanted in after.items():
         if before.get(tag) != wanted:
-            context.set_timer(wanted.at, tag, wanted.domain, max(wanted.output_at, floor))
+            output_at = max(wanted.output_at, floor)
+            context.set_timer(wanted.at, tag, wanted.domain, output_at, wanted.percentile)
 
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None] | None:

@@ -13,13 +13,39 @@ from millpond.dataflow.key_windows import Finish, KeyWindows
 from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.window_timers import parse_tag, set_timers, wanted_timers
+from millpond.executor.clocks import EXACT, Clocks
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.record import Record, Records
 from millpond.executor.timer import Timer
 from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["WindowedComputation", "element_of"]
+__all__ = ["WindowedComputation", "as_of", "element_of"]
+
+
+def as_of(timer: Timer, clocks: Clocks) -> Clocks:
+    """
+    What event time looks like at the moment a timer waited for.
+
+    Panes follow from event time, not from the steps in which watermarks happened to move: a
+    watermark is seen at the timer's time at most, and one that is less hasty than the timer's
+    own is still before it.
+
+    Example:
+        >>> seen = as_of(
+        ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
+        ...     Clocks(watermark=25, wall_time=0, marks={90.0: 30, 50.0: 40}),
+        ... )
+        >>> seen.watermark, seen.marks
+        (9, {90.0: 10, 50.0: 10})
+    """
+
+    def seen(percentile: float, mark: int) -> EventTimeMicros:
+        return EventTimeMicros(min(mark, timer.at - 1 if percentile > timer.percentile else timer.at))
+
+    marks = {each: seen(each, mark) for each, mark in clocks.marks.items()}
+    return Clocks(watermark=seen(EXACT, clocks.watermark), wall_time=clocks.wall_time, marks=marks)
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
@@ -63,6 +89,7 @@ class WindowedComputation(Computation):
         finish: Finish | None = None,
     ) -> None:
         self.strategy = strategy
+        self.percentiles = tuple(sorted(strategy.trigger.percentiles))
         self.combine = combine
         self.stream = stream
         self.of = of
@@ -79,7 +106,7 @@ class WindowedComputation(Computation):
         Add a bundle of elements; each window's trigger is asked once.
         """
         elements = [self.element(record) for record in records]
-        self._turn(context, records[0].at, context.watermark, lambda windows: windows.add(elements))
+        self._turn(context, records[0].at, self._clocks(context), lambda windows: windows.add(elements))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
@@ -89,10 +116,9 @@ class WindowedComputation(Computation):
         if parsed is None:
             return
         window, trigger_timer = parsed
-        watermark = context.watermark
+        clocks = self._clocks(context)
         if timer.domain is TimeDomain.EVENT:
-            # Panes follow from event time, not from the steps in which the watermark happened to move.
-            watermark = min(watermark, timer.at)  # type: ignore[assignment]
+            clocks = as_of(timer, clocks)
 
         def react(windows: KeyWindows) -> None:
             if trigger_timer is None:
@@ -100,13 +126,17 @@ class WindowedComputation(Computation):
             else:
                 windows.on_timer(window, trigger_timer)
 
-        self._turn(context, timer.output_at, watermark, react, fired=timer.tag)
+        self._turn(context, timer.output_at, clocks, react, fired=timer.tag)
+
+    def _clocks(self, context: Context) -> Clocks:
+        marks = {each: context.watermark_at(each) for each in self.percentiles}
+        return Clocks(watermark=context.watermark, wall_time=context.wall_time, marks=marks)
 
     def _turn(
         self,
         context: Context,
         floor: int,
-        watermark: int,
+        clocks: Clocks,
         react: Callable[[KeyWindows], None],
         fired: str = "",
     ) -> None:
@@ -115,9 +145,10 @@ class WindowedComputation(Computation):
             self.combine,
             self.finish,
             context.state.get(),
-            watermark=watermark,
-            wall_time=context.wall_time,
             key=context.key,
+            watermark=clocks.watermark,
+            wall_time=clocks.wall_time,
+            marks=clocks.marks,
         )
         before = wanted_timers(self.strategy, windows.windows.values(), context.watermark)
         before.pop(fired, None)

@@ -41,12 +41,14 @@ class _Member:
     standing: Standing = "expected"
     newest_at: EventTimeMicros | None = None
     delays: RecentDelays = field(default_factory=RecentDelays)
+    promised: dict[float, EventTimeMicros] = field(default_factory=dict)
 
     def mark(self, percentile: float) -> EventTimeMicros:
         """
-        As far behind its newest record as so many percent of its records have come.
+        As far behind its newest record as so many percent of its records have come, or as it says itself.
         """
-        exact = self.logic.watermark
+        told = (at for each, at in self.promised.items() if each >= percentile)
+        exact = max((self.logic.watermark, *told))
         if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
             return exact
         return EventTimeMicros(max(exact, self.newest_at - self.delays.at(percentile)))
@@ -132,16 +134,21 @@ class InjectorTime:
         if not self._node.members:
             self._members[WHOLE].heard_us = now_us
 
-    def advance(self, at: EventTimeMicros, now_us: int, member: str | None = None) -> None:
+    def advance(
+        self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
+    ) -> None:
         """
-        The source, or one of its members, promises that nothing older than ``at`` will come.
+        The source, or one of its members, promises that of its records older than ``at`` so many percent have come.
 
         Raises:
             InvalidError: no such member is expected.
         """
         chosen = self._chosen(member)
         for one in chosen:
-            one.logic.advance(at)
+            if percentile == EXACT:
+                one.logic.advance(at)
+            else:
+                one.promised[percentile] = max(at, one.promised.get(percentile, at))
             one.heard_us = now_us
             if one.standing == "idle":
                 one.standing = "expected"

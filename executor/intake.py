@@ -92,6 +92,7 @@ class Movement:
     Attributes:
         stream: the stream.
         at: nothing older than this will come; ``None``: no promise.
+        percentile: of so many percent of the records, the promise is.
         standing: whether it is idle, gone or expected; ``None``: that stays.
         member: the member; ``None``: all of the stream.
         receipt: tells when it has been taken in.
@@ -102,6 +103,7 @@ class Movement:
     receipt: Receipt
     standing: Standing | None = None
     member: str | None = None
+    percentile: float = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from millpond.statestore.row import TimeDomain
 
 __all__ = ["KeyTimers", "TimersSavepoint"]
 
-_Entry: TypeAlias = tuple[int, str, str, Timer]
+_Entry: TypeAlias = tuple[int, str, float, str, Timer]
 _TimerId: TypeAlias = tuple[str, TimeDomain]
 
 
@@ -85,11 +85,11 @@ class KeyTimers:
 
     def pop_due(self) -> Timer | None:
         """
-        Take out the first due timer by (time, domain, tag).
+        Take out the first due timer by (time, domain, percentile, tag).
         """
         pending = self._opened()
         while self.due:
-            timer = heappop(self.due)[3]
+            timer = heappop(self.due)[4]
             name = (timer.tag, timer.domain)
             # An entry that was deleted or replaced since is no longer the pending object.
             if pending.get(name) is timer:
@@ -133,4 +133,4 @@ class KeyTimers:
 
     def _note(self, timer: Timer) -> None:
         if timer.at <= self._clocks.of(timer.domain, timer.percentile):
-            heappush(self.due, (timer.at, timer.domain, timer.tag, timer))
+            heappush(self.due, (timer.at, timer.domain, timer.percentile, timer.tag, timer))

@@ -109,7 +109,9 @@ class LocalRun:
             self.step()
         receipt.wait()
 
-    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> Receipt:
+    def advance_watermark(
+        self, stream: str, at: Instant, *, member: str | None = None, percentile: float = 100
+    ) -> Receipt:
         """
         Promise that nothing older than ``at`` will come on a stream, after what has been injected so far.
 
@@ -119,12 +121,17 @@ class LocalRun:
             stream: an injected stream.
             at: the time.
             member: promise it for one of the stream's members only.
+            percentile: promise it of about so many percent of the records; what comes of the others
+                is not late. It is one that a computation or a trigger asks for, or 100.
 
         Raises:
-            InvalidError: nobody injects this stream, it expects no such member, or ``at`` is no time.
+            InvalidError: nobody injects this stream, it expects no such member, nobody asks for the
+                percentile, or ``at`` is no time.
             MillpondError: what ended the run.
         """
-        return self._move(stream, at=instant_us(at), member=member)
+        return self._move(
+            stream, at=instant_us(at), member=member, percentile=self._topology.percentile(percentile)
+        )
 
     def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> Receipt:
         """
@@ -158,9 +165,17 @@ class LocalRun:
         at: EventTimeMicros | None = None,
         standing: Standing | None = None,
         member: str | None = None,
+        percentile: float = 100,
     ) -> Receipt:
         self._topology.injector(stream).check_member(member)
-        movement = Movement(stream=stream, at=at, standing=standing, member=member, receipt=Receipt())
+        movement = Movement(
+            stream=stream,
+            at=at,
+            standing=standing,
+            member=member,
+            percentile=percentile,
+            receipt=Receipt(),
+        )
         self._put(movement, None)
         return movement.receipt
 

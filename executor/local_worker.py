@@ -123,7 +123,9 @@ class LocalWorker:
 
     def _move(self, movement: Movement) -> None:
         if movement.at is not None:
-            self.coordinator.advance_injector(movement.stream, movement.at, movement.member)
+            self.coordinator.advance_injector(
+                movement.stream, movement.at, movement.member, movement.percentile
+            )
         if movement.standing is not None:
             self.coordinator.time.declare(movement.stream, movement.standing, movement.member)
 

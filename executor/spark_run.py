@@ -141,19 +141,23 @@ class SparkRun:
         with self._guarded():
             return self._reported(self._engine.advance())
 
-    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> None:
+    def advance_watermark(
+        self, stream: str, at: Instant, *, member: str | None = None, percentile: float = 100
+    ) -> None:
         """
         Promise that nothing older than ``at`` will come on a stream; see `LocalRun.advance_watermark`.
 
         It is durable with the next superstep.
 
         Raises:
-            InvalidError: nobody injects this stream, it expects no such member, or ``at`` is no time.
+            InvalidError: nobody injects this stream, it expects no such member, nobody asks for the
+                percentile, or ``at`` is no time.
         """
         moment = instant_us(at)
+        known = self._coordinator.topology.percentile(percentile)
         self._coordinator.topology.injector(stream).check_member(member)
         with self._guarded():
-            self._coordinator.advance_injector(stream, moment, member)
+            self._coordinator.advance_injector(stream, moment, member, known)
 
     def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> None:
         """

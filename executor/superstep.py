@@ -235,13 +235,15 @@ class Coordinator:
         times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
         return min((at for at in times if at is not None), default=None)
 
-    def advance_injector(self, stream: str, watermark: EventTimeMicros, member: str | None = None) -> None:
+    def advance_injector(
+        self, stream: str, watermark: EventTimeMicros, member: str | None = None, percentile: float = 100
+    ) -> None:
         """
-        Move an injector's low watermark by hand (a test stream); takes effect with the next superstep.
+        Move an injector's watermark by hand (a test stream); takes effect with the next superstep.
 
-        What it gives up: records before ``watermark`` are late from then on.
+        What it gives up: records before the low ``watermark`` are late from then on.
         """
-        self._time.advance(stream, watermark, member)
+        self._time.advance(stream, watermark, member, percentile)
 
     def finish_input(self, stream: str) -> None:
         """

@@ -170,11 +170,17 @@ class TimeKeeper:
         self._settle()
         return self._authority.input_watermarks() != before
 
-    def advance(self, stream: str, watermark: EventTimeMicros, member: str | None = None) -> None:
+    def advance(
+        self,
+        stream: str,
+        watermark: EventTimeMicros,
+        member: str | None = None,
+        percentile: float = EXACT,
+    ) -> None:
         """
         Move an injector's watermark by hand.
         """
-        self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member)
+        self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()
 
     def declare(self, stream: str, standing: Standing, member: str | None = None) -> None:

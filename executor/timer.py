@@ -56,13 +56,13 @@ class Timer(NamedTuple):
 Timers = tuple[Timer, ...]
 """All pending timers of a key, in firing order."""
 
-_FIRING_ORDER: Final = itemgetter(2, 1, 0)
+_FIRING_ORDER: Final = itemgetter(2, 1, 4, 0)
 _OUTPUT_AT: Final = itemgetter(3)
 
 
 def firing_order(timers: Iterable[Timer]) -> Timers:
     """
-    The timers by time, then domain, then tag.
+    The timers by time, then domain, then percentile, for the hasty ones come first, then tag.
     """
     return tuple(sorted(timers, key=_FIRING_ORDER))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from millpond.executor.clocks import declared_percentiles
+from millpond.executor.clocks import EXACT, declared_percentiles
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
@@ -241,6 +241,22 @@ class Topology:
         """
         found = {each for node in self.computations.values() for each in node.percentiles}
         return tuple(sorted(found, reverse=True))
+
+    def percentile(self, percentile: float) -> float:
+        """
+        The percentile, if it is 100 or any computation asks for it.
+
+        Raises:
+            InvalidError: nobody does.
+        """
+        if percentile == EXACT or percentile in self.percentiles:
+            return float(percentile)
+        raise InvalidError(
+            "nobody asks for this percentile of the watermark",
+            pipeline=self.name,
+            percentile=percentile,
+            percentiles=list(self.percentiles),
+        )
 
     @cached_property
     def wanted_streams(self) -> frozenset[str]:

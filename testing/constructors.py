@@ -29,7 +29,14 @@ from millpond.dataflow.window import Window
 from millpond.dataflow.window_fn import WindowFn
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["AskingTo", "CustomTimestampingFixedWindowsWindowFn", "UpTo", "construct", "seconds_us"]
+__all__ = [
+    "AskingTo",
+    "CustomTimestampingFixedWindowsWindowFn",
+    "HashJoinTrigger",
+    "UpTo",
+    "construct",
+    "seconds_us",
+]
 
 SECOND_US: Final = 1_000_000
 
@@ -85,6 +92,29 @@ def sum_of(states: Any) -> Any:
     return sum(state or 0 for state in states)
 
 
+class HashJoinTrigger(ShouldEmit):
+    """
+    The patent's example of logic in a trigger: emits when both sides of a join have come.
+
+    A value's side is its first word.
+    """
+
+    def __init__(self) -> None:
+        ShouldEmit.__init__(self, _both_sides, _all_sides)
+
+    def __repr__(self) -> str:
+        return "HashJoinTrigger"
+
+
+def _both_sides(value: Any, sides: Any) -> tuple[bool, Any]:
+    seen = sorted({*(sides or ()), str(value).partition(" ")[0]})
+    return len(seen) > 1, seen
+
+
+def _all_sides(states: Any) -> Any:
+    return sorted({side for sides in states for side in sides or ()})
+
+
 class AskingTo(Repeatedly):
     """
     Repeats a trigger, and asks each time to ``keep`` or to ``clear`` what was shown.
@@ -123,6 +153,7 @@ _NAMES: Final[Mapping[str, Callable[..., Any]]] = {
             Default,
             FixedWindows,
             GlobalWindows,
+            HashJoinTrigger,
             Never,
             OrFinally,
             RepeatCount,

@@ -6,7 +6,7 @@ duplicates, in which order hooks run, what a hook may do, and what remains when 
 It keeps everything in dicts and encodes at every step, so nothing in it can be stale.
 The interval processor and the runners are compared with it.
 
-Per bundle and key, in key order: due timers by (time, domain, tag), each of which may make
+Per bundle and key, in key order: due timers by (time, domain, percentile, tag), each of which may make
 others due; then records by (time, arrival); then the timers that these made due.
 """
 
@@ -449,4 +449,4 @@ def _first_due(row: ModelRow, clocks: Mapping[TimeDomain, int], marks: Mapping[f
         for timer in row.timers.values()
         if timer.at <= (clocks[timer.domain] if timer.percentile == EXACT else marks[timer.percentile])
     ]
-    return min(due, key=lambda timer: (timer.at, timer.domain, timer.tag), default=None)
+    return min(due, key=lambda timer: (timer.at, timer.domain, timer.percentile, timer.tag), default=None)

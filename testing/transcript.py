@@ -15,10 +15,21 @@ from millpond.dataflow.pane import Timing, WindowedValue
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.trigger import Trigger
 from millpond.dataflow.window_fn import WindowFn
+from millpond.executor.clocks import EXACT
+from millpond.executor.delay_sketch import check_percentile
 from millpond.statestore.errors import InvalidError
 from millpond.testing.constructors import SECOND_US, construct, seconds_us
 
-__all__ = ["Arrived", "Step", "Transcript", "elements_of", "matches", "pane_fields", "read_transcript"]
+__all__ = [
+    "Arrived",
+    "Step",
+    "Transcript",
+    "elements_of",
+    "marks_of",
+    "matches",
+    "pane_fields",
+    "read_transcript",
+]
 
 STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
 """What a step may be."""
@@ -128,6 +139,24 @@ def elements_of(argument: Any) -> tuple[Arrived, ...]:
     return tuple(map(_element, argument))
 
 
+def marks_of(argument: Any) -> dict[float, float]:
+    """
+    The watermarks of a ``watermark`` step in seconds, by percentile.
+
+    Example:
+        >>> marks_of(5), marks_of({90: 7, 100: 5})
+        ({100.0: 5.0}, {90.0: 7.0, 100.0: 5.0})
+
+    Raises:
+        InvalidError: neither a number nor numbers by percentile.
+    """
+    marks = argument if isinstance(argument, dict) else {EXACT: argument}
+    try:
+        return {check_percentile(percentile): float(mark) for percentile, mark in marks.items()}
+    except (TypeError, ValueError) as cause:
+        raise InvalidError("a watermark is a number, or numbers by percentile", watermark=argument) from cause
+
+
 def _element(one: Any) -> Arrived:
     fields = one if isinstance(one, dict) else {"value": one}
     at = fields.get("at", fields.get("value"))
@@ -162,6 +191,9 @@ def pane_fields(key: str, shown: WindowedValue) -> dict[str, Any]:
         "final": pane.is_last,
         "first": pane.is_first,
         "retraction": pane.is_retraction,
+        "percentile": pane.watermark_percentile,
+        "produced": _cut(pane.produced_at),
+        "trigger": pane.trigger,
         "key": key,
     }
 

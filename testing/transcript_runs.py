@@ -18,6 +18,8 @@ from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.windowed_computation import WindowedComputation
+from millpond.executor.clocks import EXACT
+from millpond.executor.duration import INSTANT_MAX_US
 from millpond.executor.injector import ManualWatermark
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.position import input_positions
@@ -26,7 +28,7 @@ from millpond.executor.superstep_plan import InputPosition
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import Clock, Rng, Superstep
 from millpond.testing.determinism import ManualClock, SeededRng
 from millpond.testing.transcript import Arrived, pane_fields
 
@@ -52,9 +54,9 @@ class TranscriptRun(Protocol):
         """
         ...
 
-    def advance_watermark(self, at_us: int | None) -> None:
+    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
         """
-        Move the watermark (``None``: to the end of all input), and come to rest.
+        Move watermarks by percentile (``None``: to the end of all input), and come to rest.
         """
         ...
 
@@ -194,12 +196,20 @@ class LocalTranscriptRun:
 
     def advance_watermark(self, at_us: int | None) -> None:
         """
-        Move the watermark, and come to rest.
+        Move the low watermark, and come to rest.
         """
-        if at_us is None:
-            self._run.finish(_INPUT)
-        else:
-            self._run.advance_watermark(_INPUT, at_us)
+        self.advance_watermarks({EXACT: at_us})
+
+    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
+        """
+        Move watermarks by percentile, and come to rest.
+        """
+        for percentile, at_us in marks.items():
+            if percentile == EXACT and at_us is None:
+                self._run.finish(_INPUT)
+            else:
+                at = INSTANT_MAX_US if at_us is None else at_us
+                self._run.advance_watermark(_INPUT, at, percentile=percentile)
         self._rest()
 
     def advance_clock(self, micros: int) -> None:
@@ -285,10 +295,20 @@ class SparkTranscriptRun:
 
     def advance_watermark(self, at_us: int | None) -> None:
         """
-        Move the watermark, and come to rest.
+        Move the low watermark, and come to rest.
         """
-        at = TIME_MAX_US if at_us is None else EventTimeMicros(at_us)
-        self._run._coordinator.advance_injector(_INPUT, at)  # noqa: SLF001 - Spark's sources have no such verb
+        self.advance_watermarks({EXACT: at_us})
+
+    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
+        """
+        Move watermarks by percentile, and come to rest.
+        """
+        for percentile, at_us in marks.items():
+            if percentile == EXACT and at_us is None:
+                self._run._coordinator.finish_input(_INPUT)  # noqa: SLF001 - Spark's sources have no such verb
+            else:
+                at = INSTANT_MAX_US if at_us is None else at_us
+                self._run.advance_watermark(_INPUT, at, percentile=percentile)
         self._rest()
 
     def advance_clock(self, micros: int) -> None:

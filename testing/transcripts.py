@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +21,7 @@ import yaml
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.testing.constructors import seconds_us
-from millpond.testing.transcript import Step, Transcript, elements_of, matches, read_transcript
+from millpond.testing.transcript import Step, Transcript, elements_of, marks_of, matches, read_transcript
 from millpond.testing.transcript_runs import LocalTranscriptRun, SparkTranscriptRun, TranscriptRun
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ def run_transcript(transcript: Transcript, opener: Opener, *, restart: bool = Fa
 
 class _Play:
     """
-    A transcript being played: the panes that nobody has expected yet, and the watermark.
+    A transcript being played: the panes that nobody has expected yet, and the watermarks.
     """
 
     def __init__(self, run: TranscriptRun, *, restart: bool) -> None:
         self._run = run
         self._restart = restart
         self._panes: list[dict[str, Any]] = []
-        self._watermark: float = -math.inf
+        self._watermarks: dict[float, float] = {}
 
     def play(self, steps: Sequence[Step]) -> None:
         for number, step in enumerate(steps):
@@ -96,7 +96,7 @@ class _Play:
             case "input":
                 self._run.inject(elements_of(step.argument))
             case "watermark":
-                self._move(float(step.argument))
+                self._move(marks_of(step.argument))
             case "clock":
                 if step.argument < 0:
                     raise TranscriptError(f"The clock goes back by {-step.argument}")
@@ -108,12 +108,17 @@ class _Play:
                 if dropped != step.argument:
                     raise TranscriptError(f"Dropped {dropped} elements, expected {step.argument}")
 
-    def _move(self, watermark: float) -> None:
-        if not watermark >= self._watermark:
-            raise TranscriptError(f"The watermark falls from {self._watermark} to {watermark}")
-        self._watermark = watermark
-        if watermark > -math.inf:
-            self._run.advance_watermark(None if watermark == math.inf else seconds_us(watermark))
+    def _move(self, marks: Mapping[float, float]) -> None:
+        for percentile, mark in marks.items():
+            known = self._watermarks.get(percentile, -math.inf)
+            if not mark >= known:
+                raise TranscriptError(f"The watermark falls from {known} to {mark}")
+        self._watermarks |= marks
+        moved = {percentile: mark for percentile, mark in marks.items() if mark > -math.inf}
+        if moved:
+            self._run.advance_watermarks(
+                {each: None if mark == math.inf else seconds_us(mark) for each, mark in moved.items()}
+            )
 
     def _expect(self, expected: Sequence[dict[str, Any]]) -> None:
         for one in expected:

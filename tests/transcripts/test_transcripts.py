@@ -22,6 +22,10 @@ _ON_SPARK = (
     "late_by_the_clock",
     "merging_sessions_retract_what_each_of_them_had_shown",
     "an_explicit_restart_changes_nothing",
+    "percentile_watermarks_outlive_a_restart",
+    "the_patents_percentile_tiers_then_hourly_updates_for_two_days",
+    "the_patents_repeated_hash_join_with_a_timeout",
+    "the_patents_global_count_daily_at_eight",
 )
 """Documents that touch every feature; `--runner spark` runs them all."""
 

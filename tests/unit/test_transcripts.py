@@ -67,7 +67,7 @@ def test_the_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
         ({"transcript": [{"input": [None]}]}, "an element is a time"),
         ({"transcript": [{"input": [{"colour": 5}]}]}, "an element is a time"),
         ({"transcript": [{"clock": -1}]}, "The clock goes back"),
-        ({"transcript": [{"watermark": "soon"}]}, "ValueError"),
+        ({"transcript": [{"watermark": "soon"}]}, "a watermark is a number"),
         ({"error": "Unmatched", "transcript": []}, "passed, but should fail"),
         ({"error": "Unmatched", "transcript": [{"clock": -1}]}, "failed with The clock goes back"),
     ],

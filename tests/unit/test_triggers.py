@@ -20,6 +20,7 @@ from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros
 
 _ALL: list[Trigger] = [
     AfterAll(AfterCount(1), AfterCount(2)),
@@ -33,6 +34,7 @@ _ALL: list[Trigger] = [
     OrFinally(Repeatedly(AfterCount(2)), AfterCount(5)),
     RepeatCount(AfterCount(1), 3),
     RepeatUntil(AfterCount(1), AfterDelay("1s", "event")),
+    AfterEach(WatermarkPercentile(90), WatermarkPercentile(100)),
     WatermarkPercentile(100),
 ]
 
@@ -165,7 +167,7 @@ def test_strokes_come_after_now(now: int, expected: int) -> None:
         lambda: AtPeriod(0, 0),
         lambda: WatermarkPercentile(0),
         lambda: WatermarkPercentile(101),
-        lambda: WatermarkPercentile(90),
+        lambda: WatermarkPercentile(True),
     ],
 )
 def test_triggers_that_cannot_be_are_refused(make) -> None:
@@ -174,3 +176,33 @@ def test_triggers_that_cannot_be_are_refused(make) -> None:
     """
     with pytest.raises(InvalidError):
         make()
+
+
+def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
+    """
+    They are declared from the leaves up, whatever is around them; 100 needs no declaration.
+    """
+    tree = Repeatedly(
+        OrFinally(
+            AfterWatermark(early=WatermarkPercentile(50)),
+            AfterEach(WatermarkPercentile(90), WatermarkPercentile(100)),
+        )
+    )
+
+    assert tree.percentiles == {50.0, 90.0}
+    assert Repeatedly(AfterCount(2)).percentiles == frozenset()
+
+
+def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
+    """
+    A trigger sees the watermark that it names; its timers on different clocks do not meet.
+    """
+    context = TriggerContext(_state(), 3, 0, marks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)})
+    context.set_timer(30)
+    context.set_timer(40, percentile=90)
+
+    assert [context.watermark_at(each) for each in (100, 90, 50)] == [3, 12, 20]
+    assert [context.percentile_at(at) for at in (3, 12, 13, 21)] == [100, 90, 50, 0]
+    assert (context.timer(), context.timer(percentile=90)) == (30, 40)
+    context.delete_timer(percentile=90)
+    assert (context.timer(), context.timer(percentile=90)) == (30, None)
