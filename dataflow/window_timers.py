@@ -2,8 +2,7 @@
 The engine's timers that a key's windows need: those of their triggers, their expiry, and holds.
 
 Triggers keep their timers in the window's state; the engine is told only of what has changed.
-A hold is a timer that never fires: it keeps the output watermark at the time of a pane that is
-still to come (MillWheel §5.2).
+A hold keeps the output watermark at the time of a pane that is still to come (MillWheel §5.2).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["Wanted", "parse_tag", "set_timers", "wanted_timers"]
 
 # "~" sorts after digits: of timers that are due at the same time, expiry comes last.
 _EXPIRY: Final = "~"
-_HOLD: Final = "~hold/"
+_HOLD: Final = "panes"
 
 
 class Wanted(NamedTuple):
@@ -33,7 +32,7 @@ class Wanted(NamedTuple):
     A timer that a window needs.
 
     Attributes:
-        at: when it fires.
+        at: when it fires; what a hold holds.
         domain: on which clock.
         output_at: the time of what it will show; the watermark is held there.
         percentile: in event time, which watermark it waits for.
@@ -49,9 +48,10 @@ def wanted_timers(
     strategy: WindowingStrategy, windows: Iterable[WindowState], watermark: int
 ) -> dict[str, Wanted]:
     """
-    All timers that the windows need, by tag.
+    All timers that the windows need, by tag, and the hold of the oldest pane that they owe.
     """
     wanted: dict[str, Wanted] = {}
+    owed: list[int] = []
     for state in windows:
         window = state.window
         name = f"{window.start}/{window.end}"
@@ -63,8 +63,10 @@ def wanted_timers(
         for text, at in state.timers.items():
             wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
         if state.output_at is not None:
-            tag = f"{_HOLD}{state.output_at}"
-            wanted[tag] = Wanted(TIME_MAX_US, TimeDomain.EVENT, state.output_at)
+            owed.append(state.output_at)
+    if owed:
+        oldest_at = min(owed)
+        wanted[_HOLD] = Wanted(oldest_at, TimeDomain.HOLD, oldest_at)
     return wanted
 
 
@@ -81,32 +83,36 @@ def _pane_at(state: WindowState) -> int:
     return last_at if state.output_at is None else min(state.output_at, last_at)
 
 
-def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], floor: int) -> None:
+def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted]) -> None:
     """
     Have the engine's timers follow the windows.
 
     Args:
         context: the hook's context.
         before: what the windows needed when the hook began, without the timer that has fired.
-        after: what they need now.
-        floor: no output may be promised below the time of the hook's input; a hold that was
-            set before goes on standing for those that would lie below.
+        after: what they need now. Nothing is promised below what the hook may produce at.
     """
+    oldest_at = context.oldest_at
     for tag, wanted in before.items():
         if tag not in after:
-            context.delete_timer(tag, wanted.domain)
+            if wanted.domain is TimeDomain.HOLD:
+                context.state.release(tag)
+            else:
+                context.delete_timer(tag, wanted.domain)
     for tag, wanted in after.items():
-        if before.get(tag) != wanted:
-            output_at = max(wanted.output_at, floor)
+        if before.get(tag) == wanted:
+            continue
+        output_at = max(wanted.output_at, oldest_at)
+        if wanted.domain is TimeDomain.HOLD:
+            context.state.hold(output_at, tag)
+        else:
             context.set_timer(wanted.at, tag, wanted.domain, output_at, wanted.percentile)
 
 
-def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None] | None:
+def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
     """
-    Whose timer has fired: a window's trigger's, a window's expiry (``None``), or just a hold.
+    Whose timer has fired: a window's trigger's, or a window's expiry (``None``).
     """
-    if tag.startswith(_HOLD):
-        return None
     name, _, text = tag.removeprefix(_EXPIRY).partition("|")
     start, _, end = name.partition("/")
     return Window(int(start), int(end)), parse_timer(text) if text else None

@@ -106,16 +106,13 @@ class WindowedComputation(Computation):
         Add a bundle of elements; each window's trigger is asked once.
         """
         elements = [self.element(record) for record in records]
-        self._turn(context, records[0].at, self._clocks(context), lambda windows: windows.add(elements))
+        self._turn(context, self._clocks(context), lambda windows: windows.add(elements))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
         Ask the trigger whose timer it was, or let the window expire.
         """
-        parsed = parse_tag(timer.tag)
-        if parsed is None:
-            return
-        window, trigger_timer = parsed
+        window, trigger_timer = parse_tag(timer.tag)
         clocks = self._clocks(context)
         if timer.domain is TimeDomain.EVENT:
             clocks = as_of(timer, clocks)
@@ -126,7 +123,7 @@ class WindowedComputation(Computation):
             else:
                 windows.on_timer(window, trigger_timer)
 
-        self._turn(context, timer.output_at, clocks, react, fired=timer.tag)
+        self._turn(context, clocks, react, fired=timer.tag)
 
     def _clocks(self, context: Context) -> Clocks:
         marks = {each: context.watermark_at(each) for each in self.percentiles}
@@ -135,7 +132,6 @@ class WindowedComputation(Computation):
     def _turn(
         self,
         context: Context,
-        floor: int,
         clocks: Clocks,
         react: Callable[[KeyWindows], None],
         fired: str = "",
@@ -154,13 +150,14 @@ class WindowedComputation(Computation):
         before.pop(fired, None)
         react(windows)
         after = wanted_timers(self.strategy, windows.windows.values(), context.watermark)
-        set_timers(context, before, after, floor)
-        self._produce(context, windows, floor)
+        set_timers(context, before, after)
+        self._produce(context, windows)
         self._keep(context, windows.to_json())
 
-    def _produce(self, context: Context, windows: KeyWindows, floor: int) -> None:
+    def _produce(self, context: Context, windows: KeyWindows) -> None:
+        oldest_at = context.oldest_at
         for shown in windows.output:
-            context.produce(self.stream, shown.to_json(), at=max(shown.at, floor))
+            context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))
 
     def _keep(self, context: Context, state: dict[str, Any] | None) -> None:
         if state is None:

@@ -87,6 +87,16 @@ class Context:
         self.watermark = EventTimeMicros(clocks.watermark)
         self.wall_time = WallTimeMicros(clocks.wall_time)
 
+    @property
+    def oldest_at(self) -> EventTimeMicros:
+        """
+        The oldest time that may be produced at: that of the input, or one that the key owes already.
+
+        A key owes the output times of its pending timers and what its state holds; those that it
+        owed when its turn began count until the turn ends.
+        """
+        return EventTimeMicros(self._holds.floor())
+
     def watermark_at(self, percentile: float) -> EventTimeMicros:
         """
         The input watermark of a share of the records: about so many percent are in up to here.
@@ -135,7 +145,7 @@ class Context:
 
         Raises:
             InvalidError: not a time, an unknown domain, a percentile that is not declared, or
-                ``output_at`` below the input's time.
+                ``output_at`` below `oldest_at`.
         """
         moment = at if type(at) is int else to_micros(at)
         known = _DOMAINS.get(domain) or self._unknown(domain)
@@ -170,7 +180,7 @@ class Context:
             at: its event time; that of the record or timer at hand unless given.
 
         Raises:
-            InvalidError: an undeclared stream, or a time below the input's (§4.5).
+            InvalidError: an undeclared stream, or a time below `oldest_at` (§4.5).
         """
         if stream not in self._produces:
             raise InvalidError(

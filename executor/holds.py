@@ -39,7 +39,7 @@ class Holds:
         Hold a time, in place of what the same tag held.
 
         Raises:
-            InvalidError: not a time, or below both the input's and every time that is held.
+            InvalidError: not a time, or below both the input's and every time that the key owes.
         """
         moment = to_micros(at)
         if moment < self.floor():
@@ -67,7 +67,9 @@ class Holds:
 
     def floor(self) -> int:
         """
-        Nothing may be produced below this: the input's time, or an older one that is held.
+        Nothing may be produced below this: the input's time, or an older one that the key owes already.
+
+        A key owes what its state holds and what its timers are to produce.
         """
-        oldest = self.oldest()
-        return self._input.floor_at if oldest is None else min(oldest, self._input.floor_at)
+        owed = self._timers.owed_at()
+        return self._input.floor_at if owed is None else min(owed, self._input.floor_at)

@@ -83,6 +83,15 @@ class KeyTimers:
         pending = self._row if self._pending is None else self._pending.values()
         return [timer for timer in pending if timer.domain is TimeDomain.HOLD]
 
+    def owed_at(self) -> int | None:
+        """
+        The oldest output time that the key owes, or owed when its turn began.
+
+        The bundle's commit settles what it owed then, so nobody's watermark has passed it yet.
+        """
+        pending = self._row if self._pending is None else (*self._row, *self._pending.values())
+        return min((timer.output_at for timer in pending), default=None)
+
     def pop_due(self) -> Timer | None:
         """
         Take out the first due timer by (time, domain, percentile, tag).

@@ -84,7 +84,7 @@ class State:
         all that waits for event time there.
 
         Args:
-            at: the time; not below the input's, or another time that is held already.
+            at: the time; not below the input's, or an older one that the key owes already.
             tag: the hold's name: setting it again replaces it.
 
         Raises:

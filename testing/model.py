@@ -254,6 +254,7 @@ class _Turn:
         self.node = node
         self.key = key
         self.row = row
+        self.owed_at_start = [timer.output_at for timer in row.timers.values()]
         self.clocks = clocks
         self.bundle = bundle
         self.productions: list[ModelProduction] = []
@@ -373,6 +374,11 @@ class _ModelContext:
         self.floor_at = input_at if floor_at is None else floor_at
         self._turn = turn
 
+    @property
+    def oldest_at(self) -> int:
+        owed = [*self._turn.owed_at_start, *(t.output_at for t in self._turn.row.timers.values())]
+        return min([self.floor_at, *owed])
+
     def watermark_at(self, percentile: float) -> int:
         return self.watermark if percentile == EXACT else self._turn.marks[percentile]
 
@@ -389,7 +395,7 @@ class _ModelContext:
             output = to_micros(output_at)
         else:
             output = max(moment, self.floor_at) if known is TimeDomain.EVENT else self.input_at
-        if output < min([self.floor_at, *self._turn.row.holds()]):
+        if output < self.oldest_at:
             raise InvalidError("output_at below the input")
         self._turn.row.timers[(tag, known)] = Timer(tag, known, moment, output, percentile)
 
@@ -400,7 +406,7 @@ class _ModelContext:
         moment = self.input_at if at is None else to_micros(at)
         if stream not in self._turn.node.produces:
             raise InvalidError("undeclared stream", stream=stream)
-        if at is not None and moment < min([self.floor_at, *self._turn.row.holds()]):
+        if at is not None and moment < self.oldest_at:
             raise InvalidError("at below the input")
         codec = JsonCodec()
         received = value if isinstance(value, bytes) else codec.decode(codec.encode(value))
@@ -423,7 +429,7 @@ class _ModelState:
 
     def hold(self, at: Moment, tag: str = "") -> None:
         moment = to_micros(at)
-        if moment < min([self._context.floor_at, *self._turn.row.holds()]):
+        if moment < self._context.oldest_at:
             raise InvalidError("a hold below the input")
         self._turn.row.timers[(tag, TimeDomain.HOLD)] = Timer(tag, TimeDomain.HOLD, moment, moment)
 

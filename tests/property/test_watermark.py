@@ -127,6 +127,7 @@ class SlowPipeline:
         self.authority = WatermarkAuthority(topology)
         self.undelivered: list[tuple[str, int]] = []
         self.timers: dict[str, list[tuple[int, int, str]]] = {name: [] for name in topology.computations}
+        self.owed: dict[str, list[tuple[int, int, str]]] = {}
         self.budget = 60
 
     def superstep(self, injected: list[tuple[str, int]]) -> None:
@@ -135,26 +136,28 @@ class SlowPipeline:
         """
         delivered, self.undelivered = [*injected, *self.undelivered], []
         watermarks = self.authority.input_watermarks()
+        self.owed = {name: list(timers) for name, timers in self.timers.items()}
         for name, node in self.topology.computations.items():
             for timer in [t for t in self.timers[name] if t[0] <= watermarks[name]]:
                 self.timers[name].remove(timer)
-                self.process(name, timer[1])
+                self.process(name, timer[1], timer[2])
             streams = {subscription.stream for subscription in node.subscriptions}
             for stream, at in delivered:
                 if stream in streams:
                     assert at >= watermarks[name], "a record is late although its source was not"
-                    self.process(name, at)
+                    self.process(name, at, self.data.draw(st.sampled_from(INTERVALS))[0])
         self.report()
 
-    def process(self, name: str, at: int) -> None:
+    def process(self, name: str, at: int, where: str) -> None:
         if self.budget > 0 and self.data.draw(st.booleans()):
             self.budget -= 1
-            later = at + self.data.draw(st.integers(0, 9))
+            # What the key owed when the superstep began it may still produce at, or go on owing.
+            oldest = min([at, *(hold for _, hold, low in self.owed[name] if low == where)])
+            later = self.data.draw(st.sampled_from([at, oldest])) + self.data.draw(st.integers(0, 9))
             if self.data.draw(st.booleans()):
                 self.undelivered.append((name, later))
             else:
-                bounds = self.data.draw(st.sampled_from(INTERVALS))
-                self.timers[name].append((later + self.data.draw(st.integers(0, 9)), later, bounds[0]))
+                self.timers[name].append((later + self.data.draw(st.integers(0, 9)), later, where))
 
     def report(self) -> None:
         oldest: dict[str, int] = {}

@@ -291,6 +291,22 @@ def test_a_pane_that_is_owed_holds_the_watermark() -> None:
     assert seen == [10, 10, 110]
 
 
+@pytest.mark.parametrize(("combiner", "expected"), [("OUTPUT_AT_EARLIEST", 10), ("OUTPUT_AT_LATEST", 30)])
+def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: int) -> None:
+    """
+    However late the bundle is that makes it fire: the record's time is that in its envelope.
+    """
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    windowed = _injected(pipeline).window(
+        FixedWindows(100), trigger=AfterCount(3), timestamp_combiner=combiner
+    )
+    windowed.combine(Count(), name="counts").sink("out", shelf)
+    _run(pipeline, *(_rows(("a", "x", 1, at)) for at in (10, 20, 30)))
+
+    assert [row["at"].timestamp() * 1e6 for row in shelf.rows] == [expected]
+    assert orjson.loads(shelf.rows[0]["value"])["at"] == expected
+
+
 def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
     """
     Downstream, time stops at the last instant of a window until its on-time pane has been shown.

@@ -149,6 +149,26 @@ def test_a_timer_may_produce_at_the_time_that_is_held():
     assert times(call(run, 0, None, watermark=90)) == [10]
 
 
+def test_the_key_may_produce_at_the_time_that_a_timer_owes():
+    """
+    Nobody's watermark has passed it: so may a new timer, and a hook that replaces the timer.
+    """
+    run = start()
+    call(run, 10, lambda context: context.set_timer(90, output_at=20))
+
+    def hook(context: Any) -> None:
+        context.set_timer(90, output_at=70)
+        context.produce("out", 1, at=context.oldest_at)
+        context.set_timer(80, "other", output_at=30)
+
+    made = call(run, 60, hook)
+
+    assert times(made) == [20]
+    assert made.hold == 30
+    with pytest.raises(InvalidError, match="below that of the input"):
+        call(run, 65, lambda context: context.produce("out", 1, at=29))
+
+
 def test_a_hold_below_the_input_is_refused():
     """
     The watermark may have passed it already.
