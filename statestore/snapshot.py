@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.check import check
+from millpond.statestore.checkpoint import checkpoint_path
 from millpond.statestore.commit_file import decode, digest_of
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.file_index import FileIndex
@@ -247,6 +248,13 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
                 failure = failure or error
     if failure is not None:
         raise failure
+    first = inventory.versions[0] if inventory.versions else 0
+    if 0 < first <= target and not inventory.checkpoints:
+        raise ObjectMissingError(
+            "the log begins with a checkpoint, and it is missing",
+            path=checkpoint_path(first),
+            store=log.objects.url,
+        )
     return Snapshot()
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from millpond.testing.fault_report import FaultReport
 
+if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from millpond.testing.s3_server import S3Server
@@ -42,6 +44,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if "zookeeper_hosts" in names:
             item.add_marker(pytest.mark.zookeeper)
+
+
+_FAULT_REPORT = pytest.StashKey[FaultReport]()
+_FAULT_REPORT_FILE = Path("build/fault/report.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Begin to count faults.
+    """
+    config.stash[_FAULT_REPORT] = FaultReport()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """
+    Print what the faults of this run have come to, and keep it as ``build/fault/report.json``.
+    """
+    report = config.stash[_FAULT_REPORT]
+    if report:
+        file = config.rootpath / _FAULT_REPORT_FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+        terminalreporter.section(f"faults ({_FAULT_REPORT_FILE})")
+        for line in report.lines():
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def fault_report(request: pytest.FixtureRequest) -> FaultReport:
+    """
+    Where tests count the faults that they inject, and what became of them.
+    """
+    return request.config.stash[_FAULT_REPORT]
 
 
 _CHECKPOINT_MANAGER = (

@@ -1,0 +1,220 @@
+"""
+What a run of faults has shown: counted where it happens, never written down by hand.
+
+`FaultReport` is handed to whoever injects faults and to whoever checks what became of them. It
+adds up, becomes JSON (``build/fault/report.json`` of a test run, a part of ``build/soak/report.json``)
+and a table. `GOALS` names the classes of faults, by the rows of the design's goal table, with the
+number of trials that a test run makes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["GOALS", "FaultReport", "Goal", "quantile"]
+
+Row = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """
+    One class of faults: what is done, and how many trials a test run owes.
+    """
+
+    fault: str
+    trials: int
+
+
+GOALS: Final[Mapping[str, Goal]] = {
+    "R1": Goal("process killed at a random instant", 200),
+    "R2": Goal("process ended at a named failpoint", 20),
+    "R3": Goal("reply of a commit lost, landed", 50),
+    "R4": Goal("reply lost, not landed; 5xx, 429, reset, slow, cut body", 8),
+    "R5": Goal("put that fails and lands later", 50),
+    "R6": Goal("process stopped past its session, then let go on", 20),
+    "R8": Goal("ZooKeeper session expired, connection lost, outcome unknown", 50),
+    "R9": Goal("ZooKeeper leader killed, follower killed, quorum lost", 10),
+    "R10": Goal("process cut off from ZooKeeper or from the store", 10),
+    "R14": Goal("disk full at some write, and freed later", 10),
+    "R15": Goal("one bit flipped", 1_000),
+    "R16": Goal("file truncated, zeroed, emptied, deleted, rolled back, swapped", 150),
+    "R19": Goal("Spark executor, worker or driver killed", 3),
+}
+"""Classes of faults by their row in the goal table."""
+
+_COUNTS: Final[Mapping[str, str]] = {
+    "kills": "processes killed",
+    "takeovers": "take-overs",
+    "zombies": "former owners that went on",
+    "zombies_fenced": "… of them answered FencedError",
+    "zombie_commits_accepted": "… of whose commits were accepted",
+    "lost_replies": "replies of commits lost",
+    "lost_replies_settled": "… settled by reading back",
+    "flips": "bits flipped",
+    "cuts": "files cut, replaced or removed",
+    "silent_wrong_reads": "silent wrong reads after a flip or a cut",
+    "silent_older_reads": "silent older reads after a flip or a cut",
+    "records_checked": "records held against the history",
+}
+"""What is counted besides, and how the table calls it."""
+
+
+class FaultReport:
+    """
+    Counts of faults and of what became of them; safe to use from any thread.
+
+    Example:
+        >>> report = FaultReport()
+        >>> report.fault("R1", kills=1)
+        >>> report.to_json()["kills"]
+        1
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._faults: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._violations: list[str] = []
+        self._recovered_ms: list[float] = []
+
+    def fault(self, row: str, trials: int = 1, **counts: int) -> None:
+        """
+        Faults of one class happened.
+
+        Args:
+            row: its row in `GOALS`.
+            trials: how many.
+            counts: added to the counts as in `count`.
+        """
+        if row not in GOALS:
+            raise KeyError(row)
+        with self._lock:
+            self._faults[row] += trials
+        self.count(**counts)
+
+    def count(self, **counts: int) -> None:
+        """
+        Add to counts by name.
+        """
+        unknown = sorted(set(counts) - set(_COUNTS))
+        if unknown:
+            raise KeyError(unknown[0])
+        with self._lock:
+            self._counts.update(counts)
+
+    def violation(self, text: str) -> None:
+        """
+        A promise was broken.
+        """
+        with self._lock:
+            self._violations.append(text)
+
+    def recovered(self, duration_ms: float) -> None:
+        """
+        From a fault to the first commit afterwards.
+        """
+        with self._lock:
+            self._recovered_ms.append(duration_ms)
+
+    def add(self, other: FaultReport) -> None:
+        """
+        Take over what another one has counted.
+        """
+        with self._lock:
+            self._faults.update(other._faults)
+            self._counts.update(other._counts)
+            self._violations += other._violations
+            self._recovered_ms += other._recovered_ms
+
+    def __bool__(self) -> bool:
+        """
+        Whether anything has happened.
+        """
+        return bool(self._faults)
+
+    @property
+    def violations(self) -> Sequence[str]:
+        """
+        The promises that were broken.
+        """
+        return tuple(self._violations)
+
+    def trials(self, row: str) -> int:
+        """
+        How many faults of a class happened.
+        """
+        return self._faults[row]
+
+    def number(self, name: str) -> int:
+        """
+        A count.
+        """
+        return self._counts[name]
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Everything, for a file.
+        """
+        return {
+            "faults": {
+                row: {"fault": goal.fault, "trials": self._faults[row], "goal": goal.trials}
+                for row, goal in GOALS.items()
+                if self._faults[row]
+            },
+            **{name: self._counts[name] for name in _COUNTS},
+            "violations": list(self._violations),
+            "recoveries": len(self._recovered_ms),
+            "recovery_p50_s": _seconds(self._recovered_ms, 0.5),
+            "recovery_p99_s": _seconds(self._recovered_ms, 0.99),
+            "recovered_ms": [round(each, 1) for each in self._recovered_ms],
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> FaultReport:
+        """
+        A report that was written before, to go on with.
+        """
+        report = cls()
+        report._faults.update({row: each["trials"] for row, each in found["faults"].items()})
+        report._counts.update({name: found.get(name, 0) for name in _COUNTS})
+        report._violations += found["violations"]
+        report._recovered_ms += found["recovered_ms"]
+        return report
+
+    def lines(self) -> list[str]:
+        """
+        A table for people.
+        """
+        rows: list[Row] = [
+            (row, goal.fault, f"{self._faults[row]:,} of {goal.trials:,}")
+            for row, goal in GOALS.items()
+            if self._faults[row]
+        ]
+        rows += [("", text, f"{self._counts[name]:,}") for name, text in _COUNTS.items()]
+        if self._recovered_ms:
+            times = " / ".join(f"{_seconds(self._recovered_ms, at):.2f}" for at in (0.5, 0.99))
+            rows.append(("", "seconds to the next commit, p50 / p99", times))
+        rows.append(("", "violations", f"{len(self._violations):,}"))
+        width = max(len(text) for _, text, _ in rows)
+        return [f"{row:4}{text:{width}}  {figure:>16}" for row, text, figure in rows]
+
+
+def quantile(values: Sequence[float], at: float) -> float:
+    """
+    The value below which this share of the values lies, the next greater one of them.
+
+    Example:
+        >>> quantile([3.0, 1.0, 2.0], 0.5)
+        2.0
+    """
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
+
+
+def _seconds(durations_ms: Sequence[float], at: float) -> float | None:
+    return round(quantile(durations_ms, at) / 1_000, 3) if durations_ms else None
