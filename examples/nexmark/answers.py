@@ -1,0 +1,93 @@
+"""
+Answers: what the sinks have got, with everything that was taken back taken out; and what was expected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from examples.nexmark.events import text_of
+from examples.nexmark.query import Query
+
+__all__ = ["Bag", "differences", "expected_answers", "read_answer", "shown"]
+
+Bag: TypeAlias = Counter[tuple[Any, ...]]
+"""Rows and how often each is there; order means nothing."""
+
+_TIMES: Final = frozenset(
+    {
+        *("date_time", "bid_date_time", "auction_date_time", "expires"),
+        *("window_start", "window_end", "starttime", "endtime"),
+    }
+)
+_DECIMALS: Final = 6
+
+
+def read_answer(query: Query, folder: Path) -> Bag:
+    """
+    The rows of a query's Delta table, less those that were taken back.
+
+    Raises:
+        ValueError: a row was taken back that was not there.
+    """
+    from deltalake import DeltaTable
+
+    if not (folder / query.name / "_delta_log").is_dir():
+        return Counter()
+    table = DeltaTable(str(folder / query.name)).to_pyarrow_table()
+    if query.schema is not None:
+        return Counter(shown(query, row) for row in table.to_pylist())
+    bag: Bag = Counter()
+    for text in table.column("value").to_pylist():
+        value = json.loads(text)
+        is_pane = "pane" in value
+        row = shown(query, value["value"] if is_pane else value)
+        bag[row] += -1 if is_pane and value["pane"]["is_retraction"] else 1
+    if any(count < 0 for count in bag.values()):
+        raise ValueError(f"{query.name}: more rows were taken back than shown")
+    return +bag
+
+
+def shown(query: Query, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """
+    A row as people read it and as the expected answers have it: times as text, six decimals.
+    """
+    return tuple(_cell(name, row[name]) for name in query.columns)
+
+
+def _cell(name: str, cell: Any) -> Any:
+    if name in _TIMES:
+        return text_of(cell)
+    return round(cell, _DECIMALS) if isinstance(cell, float) else cell
+
+
+def expected_answers(folder: Path) -> dict[str, Bag]:
+    """
+    The answers in ``expected.json``, by query; and that of q13, which follows from that of q0.
+    """
+    found = json.loads((folder / "expected.json").read_text(encoding="utf-8"))["queries"]
+    answers = {name: _bag(query["rows"]) for name, query in found.items()}
+    with_side = ([*row, str(row[0] % 10_000)] for row in found["q0"]["rows"])
+    by_event_time = answers.pop("extra_bids_per_bidder_per_10s")
+    return {**answers, "q12_event_time": by_event_time, "q13": _bag(with_side)}
+
+
+def _bag(rows: Iterable[Iterable[Any]]) -> Bag:
+    return Counter(
+        tuple(round(cell, _DECIMALS) if isinstance(cell, float) else cell for cell in row) for row in rows
+    )
+
+
+def differences(answer: Bag, expected: Bag) -> list[str]:
+    """
+    What is missing and what is too much; nothing when the two are equal.
+    """
+    missing, surplus = expected - answer, answer - expected
+    return [
+        *(f"missing {count} x {row}" for row, count in missing.items()),
+        *(f"too much {count} x {row}" for row, count in surplus.items()),
+    ]

@@ -1,0 +1,107 @@
+"""
+Auctions that close: the best bid of each, told by a timer in event time when no bid can come any more.
+
+A bid counts if its time lies between the auction's begin and end, both included. So
+
+- the auction closes one microsecond after its end, by the watermark, and never by the clock on the wall;
+- a bid whose auction has not come waits until the watermark has passed the bid's own time: an auction that
+  would still come then begins after the bid, and the bid would not count. What waits is bounded by disorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import millpond as mp
+from examples.nexmark.query import Row, Streams, fields
+
+__all__ = ["BY_HIGHEST", "BY_LOWEST", "ClosedAuctions", "Rank", "closed_auctions"]
+
+Rank = Callable[[Row], Any]
+"""How good a bid is: the greatest wins."""
+
+_CLOSE: Final = "close"
+_FORGET: Final = "forget"
+_AUCTION: Final = fields(
+    "id", "item_name", "description", "initial_bid", "reserve", "date_time", "expires", "seller", "category"
+)
+_BID: Final = fields("auction", "bidder", "price", "date_time")
+
+
+def BY_HIGHEST(bid: Row) -> Any:  # noqa: N802 - a constant that is a function
+    """
+    The highest price, then the earliest.
+    """
+    return bid["price"], -bid["date_time"]
+
+
+def BY_LOWEST(bid: Row) -> Any:  # noqa: N802
+    """
+    The lowest price, then the earliest.
+    """
+    return -bid["price"], -bid["date_time"]
+
+
+class ClosedAuctions(mp.Computation):
+    """
+    Key: auction. Produces ``{"auction": …, "bid": …}`` once, when the auction has closed and has had a bid.
+
+    Args:
+        auctions: the stream of auctions; whatever else comes is a bid.
+        output: where the closed ones go.
+        rank: which bid wins.
+    """
+
+    def __init__(self, auctions: str, output: str, rank: Rank) -> None:
+        self.auctions = auctions
+        self.output = output
+        self.rank = rank
+
+    def process_records(self, context: mp.Context, records: mp.Records) -> None:
+        """
+        Take auction and bids, in whatever order.
+        """
+        state: Row = context.state.get({})
+        auction, best, waiting = state.get("auction"), state.get("best"), state.get("waiting", [])
+        for record in records:
+            if record.stream != self.auctions:
+                bids = [_BID(record.value)]
+            else:
+                auction, bids, waiting = _AUCTION(record.value), waiting, []
+                context.delete_timer(_FORGET)
+                context.set_timer(auction["expires"] + 1, _CLOSE)
+            if auction is None:
+                waiting += bids
+                continue
+            for bid in bids:
+                if auction["date_time"] <= bid["date_time"] <= auction["expires"]:
+                    best = bid if best is None else max(best, bid, key=self.rank)
+        if auction is None:
+            context.set_timer(max(bid["date_time"] for bid in waiting) + 1, _FORGET)
+            context.state.set({"waiting": waiting})
+        else:
+            context.state.set({"auction": auction, "best": best})
+
+    def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
+        """
+        Tell who has won, or forget bids whose auction cannot come any more.
+        """
+        state = context.state.get()
+        if timer.tag == _CLOSE and state["best"] is not None:
+            context.produce(self.output, {"auction": state["auction"], "bid": state["best"]})
+        context.state.delete()
+
+
+def closed_auctions(streams: Streams, name: str, rank: Rank = BY_HIGHEST) -> mp.DataflowStream:
+    """
+    Declare the step.
+    """
+    auctions, bids = streams["auctions"], streams["bids"]
+    made = auctions.pipeline.add(
+        ClosedAuctions(auctions.name, name, rank),
+        name=name,
+        subscribes={auctions.name: "auction_key", bids.name: "auction_key"},
+        produces=(name,),
+    )
+    return made[name]

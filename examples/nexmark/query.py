@@ -1,0 +1,94 @@
+"""
+What a query is, and what most of them share.
+
+A query is a function from the streams to the stream of its answer. A value of the answer is one row of it, as an
+object. Answers that can change take rows back: a *live* step shows its result anew after every bundle that
+changed it, and retracts what it had shown before, so at any time the rows that were not taken back are the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+import millpond as mp
+
+__all__ = ["LIVE", "TEN_SECONDS", "Query", "Row", "Streams", "daily", "everything", "fields", "live"]
+
+Row: TypeAlias = dict[str, Any]
+"""A row of an answer or an event, by column."""
+
+Streams: TypeAlias = Mapping[str, mp.DataflowStream]
+"""The injected streams that a query asks for."""
+
+TEN_SECONDS: Final = 10_000_000
+
+LIVE: Final = mp.WindowingStrategy(
+    window_fn=mp.GlobalWindows(),
+    trigger=mp.Repeatedly(mp.AfterCount(1)),
+    accumulation="retracting",
+)
+"""All of time as one window, whose result is shown whenever it has changed; what was shown before is taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """
+    One query.
+
+    Attributes:
+        name: its name in the benchmark, which its steps begin with.
+        title: what it asks, in a line.
+        operator: what of Millpond answers it.
+        columns: the columns of its answer.
+        inputs: the streams that it needs.
+        build: given the streams and the name, declares the steps and returns the stream of the answer.
+        schema: the columns of its Delta table; ``None`` keeps rows as JSON with their windows and panes.
+    """
+
+    name: str
+    title: str
+    operator: str
+    columns: tuple[str, ...]
+    inputs: tuple[str, ...]
+    build: Callable[[Streams, str], mp.DataflowStream]
+    schema: pa.Schema | None = None
+
+
+def live(stream: mp.DataflowStream, of: Callable[[Row], Any] | None = None) -> mp.WindowedStream:
+    """
+    The stream, or this of its values, grouped by key alone, with answers that follow every change.
+    """
+    return stream.window(LIVE.window_fn, trigger=LIVE.trigger, accumulation=LIVE.accumulation, of=of)
+
+
+def daily(stream: mp.DataflowStream) -> mp.WindowedStream:
+    """
+    The stream grouped by day: a provisional answer every ten seconds, and the final one when the day is over.
+    """
+    return stream.window(
+        mp.FixedWindows("1d"),
+        trigger=mp.AfterWatermark(early=mp.AtPeriod(0, "10s", "wall")),
+        accumulation="retracting",
+    )
+
+
+def everything(value: Any) -> str:
+    """
+    The one key of an answer that is about all there is.
+    """
+    return "all"
+
+
+def fields(*names: str) -> Callable[[Row], Row]:
+    """
+    What a step keeps of an event: these fields, so that its state is no larger than it must be.
+    """
+
+    def pick(event: Row) -> Row:
+        return {name: event[name] for name in names}
+
+    return pick

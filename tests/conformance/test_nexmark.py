@@ -1,0 +1,249 @@
+"""
+Nexmark's queries: the answers that others have published, on both runners, in any order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from examples.nexmark.answers import Bag, differences, expected_answers, read_answer
+from examples.nexmark.events import DATA, Events, load_events
+from examples.nexmark.generator import Generator
+from examples.nexmark.job import SIDE, pipeline, stream_local, stream_spark, wanted
+from examples.nexmark.queries import QUERIES
+from examples.nexmark.query import Query
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Clock
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS = load_events(DATA)
+EXPECTED = expected_answers(DATA)
+ALL = tuple(QUERIES.values())
+KNOWN = [name for name in QUERIES if name in EXPECTED]
+_PIECE = 7
+_PRECEDING = 10
+
+ON_SPARK = ("q0", "q3", "q4", "q5", "q8", "q10", "q11", "q12", "q13", "q15", "q19", "q102", "q104", "q105")
+"""A set with every operator; ``-m spark_all`` runs all queries, one by one."""
+
+NOT_BY_THE_CLOCK = tuple(query for query in ALL if query.name != "q12")
+"""Queries whose answer does not depend on when it was asked."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """
+    A store on disk, without a ZooKeeper server.
+    """
+    with _store(tmp_path, SystemClock()) as opened:
+        yield opened
+
+
+def _store(folder: Path, clock: Clock) -> Store:
+    registry = MemoryRegistry()
+    return Store.open(
+        folder / "pond",
+        clock=clock,
+        rng=SystemRng(),
+        leases=lambda _, writer_id: MemoryLeases(registry, clock, writer_id=writer_id),
+    )
+
+
+def _asked(queries: Sequence[Query], events: Events, store: Store, output: Path) -> dict[str, Bag]:
+    runner = mp.LocalRunner(store, progress=False)
+    runner.run(pipeline(queries, output), wanted(queries, events))
+    return _answers(queries, output)
+
+
+def _answers(queries: Sequence[Query], output: Path) -> dict[str, Bag]:
+    return {query.name: read_answer(query, output) for query in queries}
+
+
+def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[str]]:
+    found = {
+        name: differences(answer, expected[name]) for name, answer in answers.items() if name in expected
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+# ------------------------------------------------------------------------------------- local runner
+
+
+def test_there_is_an_answer_to_almost_all_of_them() -> None:
+    """
+    Of all queries only q6 and q12 have no published answer; every published one is asked for.
+    """
+    assert set(QUERIES) - set(EXPECTED) == {"q6", "q12"}
+    assert set(EXPECTED) <= set(QUERIES)
+    assert all(EXPECTED.values())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_on_the_local_runner(name: str, store: Store, tmp_path: Path) -> None:
+    """
+    A query's final rows are those that were published.
+    """
+    answers = _asked([QUERIES[name]], EVENTS, store, tmp_path)
+
+    assert not _wrong(answers, EXPECTED)
+
+
+def test_average_selling_price_by_seller(store: Store, tmp_path: Path) -> None:
+    """
+    q6 is what a plain loop over the auctions makes of the highest bids.
+    """
+    best: dict[int, list[tuple[int, int, int]]] = {}
+    for auction in EVENTS["auctions"].to_pylist():
+        offers = [
+            (bid["price"], -bid["date_time"])
+            for bid in EVENTS["bids"].to_pylist()
+            if bid["auction"] == auction["id"]
+            and auction["date_time"] <= bid["date_time"] <= auction["expires"]
+        ]
+        if offers:
+            price, before = max(offers)
+            best.setdefault(auction["seller"], []).append((-before, auction["id"], price))
+    expected: Bag = Counter()
+    for seller, sales in best.items():
+        prices = [price for _, _, price in sorted(sales)]
+        for place in range(len(prices)):
+            last = prices[max(0, place - _PRECEDING) : place + 1]
+            expected[seller, round(sum(last) / len(last), 6)] += 1
+
+    assert _asked([QUERIES["q6"]], EVENTS, store, tmp_path) == {"q6": expected}
+
+
+def test_windows_of_the_wall(tmp_path: Path) -> None:
+    """
+    q12 counts what has come between two strokes of a clock on the wall, and begins anew.
+    """
+    clock, query = ManualClock(), QUERIES["q12"]
+    rows = EVENTS["bids"].to_pylist()
+    early, late = rows[:20], rows[20:]
+    with _store(tmp_path, clock) as opened:
+        runner = mp.LocalRunner(opened, clock=clock, progress=False)
+        run = runner.start(pipeline([query], tmp_path), stepping=True)
+        for piece in (early, late):
+            run.inject("bids", piece)
+            run.run_until_quiet()
+            assert not read_answer(query, tmp_path) - _counted(early), "a window is shown when it is over"
+            clock.advance_ms(10_000)
+            run.run_until_quiet()
+        run.stop()
+
+    assert read_answer(query, tmp_path) == _counted(early) + _counted(late)
+
+
+def _counted(bids: Sequence[dict[str, Any]]) -> Bag:
+    counts = Counter(bid["bidder"] for bid in bids)
+    return Counter((bidder, count) for bidder, count in counts.items())
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Path) -> None:
+    """
+    Events that come shuffled, a few at a time, give the same answers once what was taken back is taken out.
+    """
+    random = np.random.default_rng(seed)
+    pieces: list[tuple[str, pa.Table]] = []
+    for name, table in wanted(ALL, EVENTS).items():
+        size = table.num_rows if name == SIDE else _PIECE
+        shuffled = table.take(pa.array(random.permutation(table.num_rows)))
+        pieces += [(name, shuffled.slice(start, size)) for start in range(0, table.num_rows, size)]
+    run = mp.LocalRunner(store, progress=False).start(
+        pipeline(ALL, tmp_path, watermark=mp.Perfect()), stepping=True
+    )
+    for place in random.permutation(len(pieces)).tolist():
+        run.inject(*pieces[place])
+        run.step()
+    for name in {name for name, _ in pieces}:
+        run.finish(name)
+    run.run_until_quiet()
+    summary = run.stop()
+
+    assert not _wrong(_answers(ALL, tmp_path), EXPECTED)
+    assert summary.totals.dead_letters == 0
+
+
+def test_a_stream_comes_to_the_answer_of_its_whole(store: Store, tmp_path: Path) -> None:
+    """
+    Watermarks that follow generated events give the same final rows as watermarks that wait for the end.
+    """
+    generator = Generator(seed=5, rate=100, out_of_order=10)
+    whole = _asked(NOT_BY_THE_CLOCK, generator.events(1_500), store, tmp_path / "whole")
+    with _store(tmp_path / "stream", SystemClock()) as opened:
+        pieces = (generator.events(500, first) for first in range(0, 1_500, 500))
+        summary = stream_local(NOT_BY_THE_CLOCK, pieces, opened, tmp_path / "stream")
+    streamed = _answers(NOT_BY_THE_CLOCK, tmp_path / "stream")
+
+    assert not _wrong(streamed, whole)
+    assert sum(bag.total() for bag in whole.values()) > 5_000
+    assert summary.totals.late == summary.totals.dead_letters == 0
+
+
+# -------------------------------------------------------------------------------------------- Spark
+
+
+def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """
+    One pipeline with a set of queries that use every operator gives the published answers on Spark.
+    """
+    queries = [QUERIES[name] for name in ON_SPARK]
+    _ask_spark(spark, queries, store, tmp_path)
+
+    assert not _wrong(_answers(queries, tmp_path), EXPECTED)
+    assert read_answer(QUERIES["q12"], tmp_path).total() > 0
+
+
+def test_the_set_uses_every_module() -> None:
+    """
+    Of every module of queries some are in the set that runs on Spark.
+    """
+    modules = {query.build.__module__ for query in ALL}
+
+    assert {QUERIES[name].build.__module__ for name in ON_SPARK} == modules
+
+
+@pytest.mark.spark_all
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_of_them_on_spark(name: str, spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """
+    A query's final rows on Spark are those that were published.
+    """
+    _ask_spark(spark, [QUERIES[name]], store, tmp_path)
+
+    assert not _wrong(_answers([QUERIES[name]], tmp_path), EXPECTED)
+
+
+@pytest.mark.spark_all
+def test_a_stream_on_spark_comes_to_the_answer_of_its_whole(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    """
+    Three streaming queries that feed one pipeline give the same final rows as a bounded run.
+    """
+    generator = Generator(seed=5, rate=100, out_of_order=10)
+    whole = _asked(NOT_BY_THE_CLOCK, generator.events(1_500), store, tmp_path / "whole")
+    pieces = (generator.events(500, first) for first in range(0, 1_500, 500))
+    stream_spark(NOT_BY_THE_CLOCK, pieces, tmp_path / "stream" / "pond", tmp_path / "stream", spark)
+    streamed = _answers(NOT_BY_THE_CLOCK, tmp_path / "stream")
+
+    assert not _wrong(streamed, whole)
+
+
+def _ask_spark(spark: SparkSession, queries: Sequence[Query], store: Store, output: Path) -> None:
+    frames = {name: spark.createDataFrame(table) for name, table in wanted(queries, EVENTS).items()}
+    mp.SparkRunner(store, spark=spark, progress=False).run(pipeline(queries, output), frames)
