@@ -55,6 +55,8 @@ _FOLDS_PER_COMMIT: Final = 32
 _FOLDS_WAITING_MAX: Final = 64
 _STALL_S: Final = 1.0
 _FIRST_ROUND_AFTER: Final = 64
+_EARLY_ROUNDS: Final = 16
+_REPLACED_MIN: Final = 1 << 20
 _SIGHTINGS: Final = 16
 """So many versions are remembered, over twice the time for which the log is kept."""
 
@@ -70,7 +72,8 @@ class UpkeepPolicy:
             an outside record that comes again after more than that counts again, as a late one.
         retention: how long a version of the table stays readable after it has been replaced;
             savepoints keep theirs for as long as they are open.
-        collect_every: after so many versions garbage is collected, and a checkpoint written.
+        collect_every: after so many versions garbage is collected, and a checkpoint written; after a
+            sixteenth of them already when the folds have replaced as many bytes as are live.
         background: whether folds are prepared beside the supersteps; without, within `Upkeep.run`.
         process: whether the process that does so is another one, where the store can be opened
             from there; else a thread does, and takes turns with the supersteps.
@@ -96,7 +99,14 @@ class UpkeepPolicy:
         What collectors leave.
         """
         keep_ms = duration_us(self.retention) // 1_000
-        return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_every)
+        return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_early)
+
+    @property
+    def collect_early(self) -> int:
+        """
+        After so many versions at least garbage is collected, whatever there is of it.
+        """
+        return max(1, self.collect_every // _EARLY_ROUNDS)
 
 
 class Upkeep:
@@ -138,6 +148,8 @@ class Upkeep:
         self._damaged: set[Interval] = set()
         self._round: Future[Round] | None = None
         self._round_due = TableVersion(0)
+        self._round_early = TableVersion(0)
+        self._replaced_bytes = 0
         self._sightings: deque[tuple[int, TableVersion]] = deque(maxlen=_SIGHTINGS)
 
     def open(self) -> None:
@@ -197,13 +209,19 @@ class Upkeep:
         if self._round is not None and self._round.done():
             self._report_round(self._round)
             self._round = None
-        return self._round is None and self._store.committer.snapshot.version >= self._round_due
+        snapshot = self._store.committer.snapshot
+        is_much = self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_MIN)
+        due = self._round_early if is_much else self._round_due
+        return self._round is None and snapshot.version >= due
 
     def _start_round(self, superstep: Superstep) -> None:
         if self._in_flight:
             # A fold's file that waits for its commit would look like an orphan: folds end first.
             return
-        self._round_due = TableVersion(self._store.committer.snapshot.version + self._policy.collect_every)
+        version = self._store.committer.snapshot.version
+        self._round_due = TableVersion(version + self._policy.collect_every)
+        self._round_early = TableVersion(version + self._policy.collect_early)
+        self._replaced_bytes = 0
         owned = {each.interval: Owned(each.fence.sequencer, superstep) for each in self._ownership.all()}
         store, kept, seen = self._store, self._policy.kept, self._seen_long_ago()
         if isinstance(self._worker, HelperProcess):

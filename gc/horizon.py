@@ -7,14 +7,14 @@ collector publishes its horizon in the catalog *before* it deletes, and is refus
 contradicts what others have published (`millpond.statestore.catalog_pins`); so no order of the
 two lets it delete what a reader stands on (fact F11). Once published it never falls.
 
-A writer needs no horizon of its own: it stands on the newest version, and one that slept
-through a cleanup is refused by the log (`LogFollower.lost_sight`, fact F4).
+Readers publish theirs by `millpond.statestore.reading`. A writer needs no horizon of its own: it stands
+on the newest version, and looks at the boundary that a cleanup of the log publishes before it
+deletes (`millpond.statestore.log_boundary`, fact F4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,13 +26,11 @@ from millpond.statestore.catalog_pins import collected_below
 from millpond.statestore.commit_file import decode
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.log import Log, commit_path
+from millpond.statestore.reading import READER_LIFETIME_MS
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import Clock, TableVersion
 
-__all__ = ["READER_LIFETIME_MS", "Horizon", "Horizons", "reading", "version_at"]
-
-READER_LIFETIME_MS: Final = 15 * 60 * 1_000
-"""How long a reader's horizon holds without being renewed."""
+__all__ = ["Horizon", "Horizons", "version_at"]
 
 _COLLECTOR: Final = "gc"
 _TRIES: Final = 3
@@ -128,21 +126,6 @@ class Horizons:
     @property
     def _trust_ms(self) -> int:
         return min(READER_LIFETIME_MS, self._retention_ms)
-
-
-@contextmanager
-def reading(catalog: Catalog, holder: str, version: TableVersion) -> Iterator[None]:
-    """
-    Keep a version readable while it is read, for `READER_LIFETIME_MS` at most.
-
-    Raises:
-        ConflictError: the version is being collected already.
-    """
-    catalog.publish_horizon(holder, version, lifetime_ms=READER_LIFETIME_MS)
-    try:
-        yield
-    finally:
-        catalog.withdraw_horizon(holder)
 
 
 def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:

@@ -6,11 +6,11 @@ horizon has passed a checkpoint, the commits before it are deleted; its own comm
 and with it the digest that the next commit is chained to and the high-water mark is held
 against. Oldest files go first, so a collection that is killed leaves a shorter log and no hole.
 
-Commits of the last two minutes stay whatever the retention: a writer that has just read a
-version relies on finding the next ones (`millpond.statestore.log_follower`, fact F4). The times
-in commits are other machines' wall clocks and may jump, and a writer's commit into a part of the
-log that was deleted under it would be lost; so a running pipeline says which version it saw two
-minutes ago by a clock that only goes forward, and nothing after that one goes either.
+Before anything is deleted the boundary is published, and writers look at it after each put
+(`millpond.statestore.log_boundary`, fact F4): whatever clocks say, no commit gets lost in a part of the
+log that was deleted under its writer. It would be refused, though, and readers that are opening
+the table would begin again; so commits of the last two minutes stay whatever the retention, and a
+running pipeline, which has seen the table by a clock that only goes forward, says what is younger.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from millpond.statestore.checkpoint import checkpoint_path, write_part
 from millpond.statestore.errors import ObjectExistsError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log import LOG_FOLDER, Log
+from millpond.statestore.log_boundary import publish_log_boundary
 from millpond.statestore.types import Clock, Objects, TableVersion
 
 __all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
@@ -64,22 +65,27 @@ class LogCollector:
         Raises:
             UnavailableError: the store is away; some may be gone.
         """
-        paths = self._garbage()
-        if not dry_run:
+        limit = self._limit()
+        matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
+        paths = tuple(path for path, match in matches if match and int(match[1]) < limit)
+        if paths and not dry_run:
+            # From here on a writer that stands below knows that nothing it puts there counts.
+            publish_log_boundary(self._survey.objects, limit)
             delete_files(self._survey.objects, paths)
         return Collection(kind=self.kind, paths=paths)
 
-    def _garbage(self) -> tuple[str, ...]:
+    def _limit(self) -> TableVersion:
+        """
+        The version of the checkpoint that stands for everything before it.
+        """
         settled = self._survey.settled
         if settled is None:
-            return ()
+            return TableVersion(0)
         log = Log(self._survey.objects)
         young = version_at(log, self._survey.newest.version, self._clock.now_us() // 1_000 - KEPT_MS)
         known = [each.version for each in log.inventory().checkpoints]
         last = min(settled.version, young, young if self._seen is None else self._seen)
-        limit = max((each for each in known if each <= last), default=0)
-        matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
-        return tuple(path for path, match in matches if match and int(match[1]) < limit)
+        return max((each for each in known if each <= last), default=TableVersion(0))
 
 
 def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:

@@ -22,11 +22,15 @@ class FileIndex:
 
     Putting and removing cost the same whatever the number of files. Files of other
     engines name no interval; they form a group of their own (""), told apart by key range.
+
+    Attributes:
+        size_bytes: of all of them together.
     """
 
     def __init__(self) -> None:
         self._by_path: dict[str, LiveFile] = {}
         self._groups: dict[str, dict[str, dict[str, LiveFile]]] = {}
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_path)
@@ -43,6 +47,7 @@ class FileIndex:
         """
         self.remove(file.path)
         self._by_path[file.path] = file
+        self.size_bytes += file.size_bytes
         groups = self._groups.setdefault(file.computation, {})
         groups.setdefault(file.interval_id, {})[file.path] = file
 
@@ -53,6 +58,7 @@ class FileIndex:
         file = self._by_path.pop(path, None)
         if file is None:
             return
+        self.size_bytes -= file.size_bytes
         groups = self._groups[file.computation]
         group = groups[file.interval_id]
         del group[path]

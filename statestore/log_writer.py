@@ -32,6 +32,7 @@ from millpond.statestore.errors import (
 from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log import Log, commit_path
+from millpond.statestore.log_boundary import log_boundary
 from millpond.statestore.log_follower import LogFollower
 from millpond.statestore.plan import Committed, Draft, Plan
 from millpond.statestore.retry import RetryPolicy
@@ -255,7 +256,7 @@ class LogWriter:
             attempt.outcome = _Outcome.NOT_DONE
 
     def _take(self, attempt: _Attempt, started_us: int) -> None:
-        if self._follower.lost_sight() and self._follower.was_passed(attempt.version):
+        if self._was_passed(attempt.version):
             # The log was cleaned up past this writer while it slept: what it put lies in a part
             # that nobody reads any more, and is no commit.
             attempt.outcome, self._in_flight = _Outcome.NOT_DONE, None
@@ -265,6 +266,11 @@ class LogWriter:
         self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
         attempt.outcome = _Outcome.DONE
         self._failpoint("commit.done")
+
+    def _was_passed(self, version: TableVersion) -> bool:
+        if version < log_boundary(self._log.objects):
+            return True
+        return self._follower.lost_sight() and self._follower.was_passed(version)
 
     def _recognise(self, version: TableVersion, data: bytes) -> None:
         # A commit of unknown outcome may show up, or be beaten, while the log is followed.

@@ -77,6 +77,13 @@ class Snapshot:
         return len(self._files)
 
     @property
+    def size_bytes(self) -> int:
+        """
+        How large the live files are together.
+        """
+        return self._files.size_bytes
+
+    @property
     def files(self) -> tuple[LiveFile, ...]:
         """
         All live files in the order in which they were added.

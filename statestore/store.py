@@ -16,8 +16,8 @@ Opening ``read_only`` does neither, starts nothing, and takes part in nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog_rebuild import logged_commits
 from millpond.statestore.commit import Committer
-from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
+from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.lease import Leases
 from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects, open_objects
+from millpond.statestore.reading import Reading
 from millpond.statestore.snapshot import Snapshot, load
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.table import check_format, create_rows_table, store_id_of
@@ -46,6 +47,7 @@ __all__ = ["LeaseFactory", "Store", "place_of"]
 _ROWS: Final = "rows"
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
+_READING_TRIES: Final = 5
 _LOG = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
@@ -85,6 +87,7 @@ class Store:
         self.storage_options = dict(storage_options)
         self.log = Log(objects)
         self._clock = clock
+        self._rng = rng
         self._resources = resources
         self._catalog_url = catalog_url
         self._catalog: Catalog | None = None
@@ -291,6 +294,56 @@ class Store:
             DataError: the log is damaged or does not reach back that far.
         """
         return load(self.log, None if version is None else TableVersion(version))
+
+    @contextmanager
+    def reading(self, version: int | None = None) -> Iterator[Snapshot]:
+        """
+        The table now or at ``version``, and a promise: garbage collection leaves it readable meanwhile.
+
+        Without it a version can be read as long as the retention lasts after it was replaced. The promise
+        is kept in the catalog; a store without one, or whose catalog cannot be written, gives none.
+
+        Raises:
+            ConflictError: the version is being collected.
+            DataError: the log is damaged or does not reach back that far.
+
+        Example::
+
+            with store.reading(version=1_200) as snapshot:
+                for day in days:
+                    print(RowsView.of(snapshot, store.objects, "sales").to_arrow(keys_of(day)))
+        """
+        with ExitStack() as held:
+            catalog = self._catalog_of_readers(held)
+            holder = f"reader-{self._rng.token()}"
+            snapshot = self._held_snapshot(catalog, holder, version, held)
+            yield snapshot
+
+    def _held_snapshot(
+        self, catalog: Catalog | None, holder: str, version: int | None, held: ExitStack
+    ) -> Snapshot:
+        for _ in range(_READING_TRIES - 1):
+            snapshot = self.snapshot(version)
+            try:
+                if catalog is not None:
+                    held.enter_context(Reading(catalog, holder, snapshot.version))
+            except ConflictError:
+                # What was the newest version a moment ago may be collected by now; a newer one is not.
+                if version is not None:
+                    raise
+            else:
+                return snapshot
+        raise ConflictError("versions are collected faster than they are read", store=self.path)
+
+    def _catalog_of_readers(self, held: ExitStack) -> Catalog | None:
+        try:
+            if not self._read_only or self.catalog is None or self._catalog_url is None:
+                return self.catalog
+            writable = Catalog.open(self._catalog_url, self._clock, store_id=self.store_id)
+        except MillpondError as error:
+            _LOG.info("no version is kept for this reader: %s", error)
+            return None
+        return held.enter_context(writable)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """

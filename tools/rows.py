@@ -67,8 +67,7 @@ def rows(
     With --key only the parts of files that can hold the key are read, however large the store is.
     A table shows the first 100 rows unless --limit says otherwise; --json shows all.
     """
-    with open_to_read(store, storage_options) as opened:
-        snapshot = opened.snapshot(version)
+    with open_to_read(store, storage_options) as opened, opened.reading(version) as snapshot:
         _check_known(snapshot, computation)
         found = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)

@@ -47,13 +47,15 @@ def sql(store: str, query: str, storage_options: tuple[str, ...], version: int |
     joins are consistent. State is JSON text unless its codec is another: state ->> 'field'
     takes a field out of it. Times are in UTC. Names with special characters go in double quotes.
     """
-    with open_to_read(store, storage_options) as opened:
-        snapshot = opened.snapshot(version)
-        with connect(snapshot, opened.objects) as connection:
-            try:
-                _answer(connection, query, shape)
-            except duckdb.Error as error:
-                raise _refusal(error, snapshot) from error
+    with (
+        open_to_read(store, storage_options) as opened,
+        opened.reading(version) as snapshot,
+        connect(snapshot, opened.objects) as connection,
+    ):
+        try:
+            _answer(connection, query, shape)
+        except duckdb.Error as error:
+            raise _refusal(error, snapshot) from error
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:

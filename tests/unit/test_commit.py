@@ -113,13 +113,13 @@ class TestWhatACommitIs:
         assert (remove.size_bytes, remove.partition_values) == (1_000, {"computation": "counter"})
         assert [file.path for file in committer.snapshot.files_of(LOW)] == [add.path]
 
-    def test_a_commit_costs_two_calls(self, bench: Bench) -> None:
-        """One look for a newer version and one put: nothing is listed."""
+    def test_a_commit_costs_three_calls(self, bench: Bench) -> None:
+        """One look for a newer version, one put, and one look at the log's boundary, a folder of one object."""
         committer, objects = bench.faulty()
 
         committer.commit(fence_request(1, LOW))
 
-        assert objects.calls == {"get": 1, "put_if_absent": 1}
+        assert objects.calls == {"get": 1, "put_if_absent": 1, "list": 1}
 
     def test_a_committer_follows_the_others(self, bench: Bench) -> None:
         """Two committers that write in turn end with the same snapshot."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.commit import Committer
 from millpond.statestore.errors import ConflictError, DataError, FencedError, OutcomeUnknownError
 from millpond.statestore.high_water import MemoryHighWater
@@ -97,6 +98,31 @@ class TestSleepers:
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
+    def test_no_clock_is_needed_to_see_a_cleanup(self, cabin: Cabin) -> None:
+        """A collector whose wall clock is a day ahead cleans up under a writer that stands still for no time at all."""
+        ahead = ManualClock(cabin.clock.now_us())
+        ahead.jump_ms(86_400_000)
+
+        def go_on_and_collect() -> None:
+            for number in range(1, 4):
+                cabin.awake.commit(superstep_request(1, number, HIGH))
+            collect_garbage(
+                open_objects(str(cabin.folder)),
+                None,
+                ahead,
+                retention=Retention(keep_ms=0, checkpoint_every=1),
+                owned={},
+            )
+
+        cabin.objects.interrupt("put_if_absent", go_on_and_collect)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(ConflictError, match="cleaned up"):
+            cabin.sleeper.commit(request)
+
+        assert cabin.clock.monotonic_us() == 0
+        assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
+        assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
     def test_an_unknown_outcome_that_was_cleaned_up_counts_as_not_done(self, cabin: Cabin) -> None:
         """A commit that landed unseen and was then summed up is stopped by its fence when tried again."""
         cabin.objects.plan(Fault.LATE, "put_if_absent", times=99)
@@ -156,4 +182,4 @@ class TestSleepers:
 
         committer.commit(fence_request(1, LOW))
 
-        assert objects.calls == {"get": 2, "put_if_absent": 1}
+        assert objects.calls == {"get": 2, "put_if_absent": 1, "list": 1}

@@ -1,0 +1,54 @@
+"""
+The boundary of the log: published before anything is deleted, and never falling.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.statestore.errors import UnavailableError
+from millpond.statestore.log_boundary import BOUNDARY_FOLDER, log_boundary, publish_log_boundary
+from millpond.statestore.objects import MemoryObjects, ObstoreObjects
+from millpond.statestore.types import TableVersion
+from millpond.testing.faulty_objects import Fault, FaultyObjects
+
+
+@pytest.fixture(params=["memory", "folder"])
+def objects(request, tmp_path):
+    return MemoryObjects() if request.param == "memory" else ObstoreObjects(str(tmp_path))
+
+
+def test_it_rises_and_never_falls(objects):
+    """
+    A lower boundary changes nothing, a higher one takes the place of the last.
+    """
+    assert log_boundary(objects) == 0
+    for version, stands in ((7, 7), (3, 7), (7, 7), (120, 120), (9, 120)):
+        publish_log_boundary(objects, TableVersion(version))
+        assert log_boundary(objects) == stands
+        assert len(objects.list(BOUNDARY_FOLDER)) == 1
+
+
+def test_of_two_cleanups_at_once_the_higher_boundary_stays():
+    """
+    One that was decided earlier and lands later does not take the other one back.
+    """
+    disk = MemoryObjects()
+    slow = FaultyObjects(disk)
+    slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(50)))
+    publish_log_boundary(slow, TableVersion(20))
+    assert log_boundary(disk) == 50
+
+
+@pytest.mark.parametrize("operation", ["list", "put_if_absent", "delete"])
+def test_a_cleanup_that_could_not_publish_fails(operation):
+    """
+    Nothing may be deleted then; whatever was published already stands.
+    """
+    disk = MemoryObjects()
+    publish_log_boundary(disk, TableVersion(5))
+    faulty = FaultyObjects(disk)
+    faulty.plan(Fault.LOST, operation)
+    with pytest.raises(UnavailableError):
+        publish_log_boundary(faulty, TableVersion(6))
+    assert log_boundary(disk) >= 5
