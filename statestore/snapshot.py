@@ -256,9 +256,9 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
     if failure is not None:
         raise failure
     first = inventory.versions[0] if inventory.versions else 0
-    if 0 < first <= target and not inventory.checkpoints:
+    if 0 < first <= target:
         raise ObjectMissingError(
-            "the log begins with a checkpoint, and it is missing",
+            "the log begins with a version of which there is no checkpoint",
             path=checkpoint_path(first),
             store=log.objects.url,
         )

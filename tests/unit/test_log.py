@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millpond.statestore.checkpoint import checkpoints_among
+from millpond.statestore.checkpoint import checkpoint_path, checkpoints_among
 from millpond.statestore.commit import Committer
 from millpond.statestore.errors import DataError, ObjectExistsError, ObjectMissingError
 from millpond.statestore.high_water import MemoryHighWater
@@ -163,7 +163,7 @@ class TestCheckpoint:
         DeltaTable(str(tmp_path)).create_checkpoint()
         _clean_up(tmp_path, range(3))
 
-        with pytest.raises(DataError, match=commit_path(0)):
+        with pytest.raises(DataError, match=checkpoint_path(3)):
             load(log, _version(4))
 
     def test_a_damaged_checkpoint_is_named(self, tmp_path: Path) -> None:
