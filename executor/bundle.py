@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,14 @@ import pyarrow as pa
 
 from millpond.executor.clocks import Clocks, Marks
 from millpond.executor.observation import InputObservation
+from millpond.executor.weak import STRONG, WeakStreams
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import Fence
 from millpond.statestore.rowfile import RowFile
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.weak_productions import WeakProductions
 
 __all__ = [
     "Bundle",
@@ -93,6 +97,7 @@ class Bundle:
         wall_time: the superstep's wall time; tasks never read a clock.
         marks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
+        weak: what becomes of its productions before the commit.
     """
 
     interval: Interval
@@ -102,6 +107,7 @@ class Bundle:
     wall_time: WallTimeMicros
     deliveries: Sequence[Deliveries] = ()
     marks: Marks = field(default_factory=dict)
+    weak: WeakStreams = STRONG
 
     @property
     def clocks(self) -> Clocks:
@@ -138,7 +144,11 @@ class DeadLetter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatistics:
     """
-    Counts of one bundle; ``dropped`` are those late records that user code was not given.
+    Counts of one bundle.
+
+    Attributes:
+        dropped: those late records that user code was not given.
+        weak: productions that are delivered within the superstep.
     """
 
     records: int = 0
@@ -147,6 +157,7 @@ class BundleStatistics:
     duplicates: int = 0
     timers: int = 0
     keys: int = 0
+    weak: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +191,8 @@ class BundleResult:
         hold: oldest output timestamp that any row of the interval still owes.
         next_marks: earliest firing time of the timers that wait for each percentile watermark.
         hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
-        productions: a summary a stream.
+        productions: a summary a stream, of those that are kept.
+        weak: those that are to be delivered within the superstep; ``None`` where there are none.
     """
 
     updates: pa.Table | None
@@ -192,6 +204,7 @@ class BundleResult:
     hold_marks: Marks = field(default_factory=dict)
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
+    weak: WeakProductions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from millpond.executor.key_extractor import extract_keys
 from millpond.executor.timer import oldest_but
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import JsonValues
+from millpond.executor.weak import addressed
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import PRODUCTION_TYPE
 from millpond.statestore.rowfile import read_row_files
@@ -37,9 +38,11 @@ __all__ = [
     "flatten_productions",
     "keyless_letters",
     "keys_of",
+    "positions_within",
     "read_productions",
     "summarise_productions",
     "take",
+    "weak_only",
     "within",
 ]
 
@@ -158,7 +161,7 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
     streams = productions.column("stream")
     found = []
     for subscription in node.subscriptions:
-        part = productions.filter(pc.equal(streams, subscription.stream)).combine_chunks()
+        part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
         if part.num_rows:
             values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
             extracted = extract_keys(subscription.key, _only(part, "key"), values)
@@ -166,6 +169,37 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
             deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
             found.append(Extracted(deliveries=deliveries, errors=extracted.errors))
     return tuple(found)
+
+
+def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_in(streams, pa.array([stream, addressed(stream, node.name)], pa.string()))
+
+
+def positions_within(
+    productions: pa.Table, node: ComputationNode, interval: Interval
+) -> npt.NDArray[np.int64]:
+    """
+    Which of ``productions`` a computation gets in ``interval``, by position.
+    """
+    streams = productions.column("stream")
+    mine = [np.flatnonzero(_is_for(node, each.stream, streams).to_numpy()) for each in node.subscriptions]
+    found = [places for places in mine if len(places)]
+    chosen = []
+    for places, extracted in zip(found, deliveries_of(productions, node), strict=True):
+        inside = _inside(extracted.deliveries.keys, interval)
+        chosen.append(places[inside])
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+
+
+def weak_only(productions: pa.Table) -> pa.Table:
+    """
+    Those of committed or tentative productions that were kept only to be handed on, under their own streams.
+    """
+    mark = addressed("")
+    streams = productions.column("stream")
+    chosen = productions.filter(pc.ends_with(streams, mark))
+    names = pc.replace_substring(chosen.column("stream"), mark, "")
+    return chosen.set_column(0, PRODUCTION_SCHEMA.field(0), names)
 
 
 def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
@@ -180,13 +214,18 @@ def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
     """
     The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none.
     """
-    mask = pc.greater_equal(deliveries.keys, interval.low)
-    if interval.high is not None:
-        mask = pc.and_(mask, pc.less(deliveries.keys, interval.high))
-    chosen = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
+    chosen = np.flatnonzero(_inside(deliveries.keys, interval))
     if len(chosen) == len(deliveries.keys):
         return deliveries
     return take(deliveries, chosen) if len(chosen) else None
+
+
+def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
+    mask = pc.greater_equal(keys, interval.low)
+    if interval.high is not None:
+        mask = pc.and_(mask, pc.less(keys, interval.high))
+    found: npt.NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:

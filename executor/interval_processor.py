@@ -8,6 +8,7 @@ runs per key, and per record only where user code wants to see single records.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +20,12 @@ from millpond.executor.deduplication import Admission, admit
 from millpond.executor.grouping import Grouping, encode_keys, group
 from millpond.executor.key_turn import KeyTurns
 from millpond.executor.record_columns import RecordColumns
-from millpond.executor.row_update import Outcome, row_updates, summarise
+from millpond.executor.row_update import Outcome, row_updates, summarise, summarise_kept
 from millpond.executor.state import Encoded
 from millpond.executor.timer import Timers
+from millpond.executor.weak_productions import Draft, WeakProductions, split_productions
 from millpond.statestore.check import check
-from millpond.statestore.row import TimeDomain
+from millpond.statestore.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 if TYPE_CHECKING:
@@ -106,10 +108,12 @@ class IntervalProcessor:
         statistics: BundleStatistics,
     ) -> BundleResult:
         soft_state = self._soft_state
-        updates = row_updates(bundle, arrivals, grouping, outcome)
-        if updates is not None:
+        weak = _weak_productions(bundle, arrivals, grouping, outcome)
+        updates = row_updates(bundle, arrivals, grouping, outcome, None if weak is None else weak.draft.kept)
+        # Weak productions may have to be kept after all, though nothing else changed.
+        if updates is not None or weak is not None:
             soft_state.apply(
-                updates,
+                ROW_SCHEMA.empty_table() if updates is None else updates,
                 grouping.keys,
                 outcome.states,
                 {grouping.keys[place]: timers for place, timers in outcome.timers.items()},
@@ -124,14 +128,17 @@ class IntervalProcessor:
         )
         return BundleResult(
             updates=updates,
-            statistics=statistics,
+            statistics=statistics if weak is None else replace(statistics, weak=weak.table.num_rows),
             next_event_timer=None if next_event is None else EventTimeMicros(next_event),
             next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
             hold=None if hold is None else EventTimeMicros(hold),
             next_marks=queue.next_marks(),
             hold_marks=queue.holds(bundle.marks),
-            productions=summarise(outcome.productions, bundle.marks),
+            productions=summarise(outcome.productions, bundle.marks)
+            if weak is None
+            else summarise_kept(weak.draft.kept, bundle.marks),
             dead_letters=tuple(turns.dead_letters),
+            weak=weak,
         )
 
     def _check_keys(self, grouping: Grouping) -> None:
@@ -141,6 +148,15 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=interval.app_id,
         )
+
+
+def _weak_productions(
+    bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: Outcome
+) -> WeakProductions | None:
+    if not bundle.weak.fused or not len(outcome.productions):
+        return None
+    kept, (table, owners) = split_productions(outcome, bundle.weak)
+    return WeakProductions(table, owners, Draft(bundle, arrivals, grouping, outcome, kept))
 
 
 def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArray[np.bool_]:

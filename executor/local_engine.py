@@ -4,10 +4,8 @@ The local engine: runs a planned superstep in this process and hands the manifes
 The core is the same as on Spark: `IntervalProcessor` over `SoftState`, planned and committed by
 the `Coordinator`. What differs is the way between them: nothing is shuffled, and productions go
 to their consumers from memory once their commit is done (strong productions, MillWheel §6.1.2);
-only what a restart finds undelivered is read from files.
-
-Where weak productions go: `_run_intervals` would hand the productions of an interval to intervals
-that come later in the same superstep, instead of keeping them until the commit.
+only what a restart finds undelivered is read from files. Weak productions do not wait for it:
+`WeakRounds` runs their supersteps.
 """
 
 from __future__ import annotations
@@ -34,11 +32,12 @@ from millpond.executor.position import input_positions
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import RowFile
 from millpond.statestore.store import Store
-from millpond.statestore.types import Rng, TableVersion
+from millpond.statestore.types import Clock, Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
 
@@ -74,16 +73,36 @@ class LocalEngine:
         cache_bytes: soft-state budget of one interval.
         writers: threads that write files beside the processing; 0 does everything in turn, so
             that a simulation repeats itself.
+        clock: measures how long weak productions wait.
+        checkpoint_after_ms: how long a weak production may wait before it is checkpointed.
     """
 
     def __init__(
-        self, store: Store, coordinator: Coordinator, rng: Rng, *, cache_bytes: int, writers: int = 0
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        rng: Rng,
+        *,
+        cache_bytes: int,
+        clock: Clock,
+        writers: int = 0,
+        checkpoint_after_ms: float = CHECKPOINT_AFTER_MS,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._rng = rng
         self._cache_bytes = cache_bytes
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
+        has_helper = bool(writers and coordinator.topology.fused)
+        self._helper = ThreadPoolExecutor(1, "millpond-weak") if has_helper else None
+        self._weak = WeakRounds(
+            coordinator,
+            self._interval,
+            lambda: store.committer.snapshot,
+            clock=clock,
+            checkpoint_after_ms=checkpoint_after_ms,
+            helper=self._helper,
+        )
         self._intervals: dict[Interval, LocalInterval] = {}
         self._produced: dict[str, pa.Table] = {}
         self._version: TableVersion | None = None
@@ -159,7 +178,7 @@ class LocalEngine:
         """
         if version != self._version:
             for interval in self._intervals.values():
-                interval.is_behind = True
+                interval.fall_behind()
             self._version = version
 
     def close(self) -> None:
@@ -167,6 +186,8 @@ class LocalEngine:
         Let the writing threads go.
         """
         self._writer.shutdown()
+        if self._helper is not None:
+            self._helper.shutdown()
 
     def settle_sinks(self) -> None:
         """
@@ -202,17 +223,32 @@ class LocalEngine:
         letters = [
             letter for name, found in extracted.items() for one in found for letter in _letters(name, one)
         ]
+        if self._coordinator.topology.fused:
+            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, entered, extracted))
+            return *_by_file(self._write_all(plan, ran)), [*letters, *keyless]
         work = [(part, self._deliveries(part, entered, extracted)) for part in plan.intervals]
         # Whoever has productions to consume goes first: those records have waited a commit already.
         work.sort(key=lambda each: each[0].interval.computation not in extracted)
         work = [(part, deliveries) for part, deliveries in work if deliveries or part.due]
-        manifests: list[Manifest] = []
-        produced: dict[str, pa.Table] = {}
-        for manifest, productions in self._run_bundles(plan, work):
-            manifests.append(manifest)
-            if manifest.file is not None and productions is not None:
-                produced[manifest.file.path] = productions
-        return manifests, produced, letters
+        return *_by_file(self._run_bundles(plan, work)), letters
+
+    def _write_all(
+        self, plan: SuperstepPlan, ran: Sequence[RanBundle]
+    ) -> list[tuple[Manifest, pa.Table | None]]:
+        """
+        Write the files of bundles that have run, beside one another.
+        """
+        started: list[tuple[RanBundle, BundleResult, Future[RowFile | None]]] = []
+        try:
+            for place, bundle in enumerate(ran, 1):
+                result = bundle.settled()
+                writer = self._writer if place < len(ran) else INLINE
+                token = self._rng.token()
+                file = writer.submit(bundle.interval.write, plan, bundle.part, result.updates, token)
+                started.append((bundle, result, file))
+            return [one.interval.finish(one.part, result, file.result()) for one, result, file in started]
+        finally:
+            wait([file for _, _, file in started])
 
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
@@ -246,8 +282,7 @@ class LocalEngine:
         found: dict[str, tuple[Extracted, ...]] = {}
         for name in dict.fromkeys(part.interval.computation for part in plan.intervals):
             node = self._coordinator.topology.computations[name]
-            streams = [subscription.stream for subscription in node.subscriptions]
-            wanted = [table for source, table in tables if source.concerns(streams)]
+            wanted = [table for source, table in tables if source.concerns(node.inbox)]
             extracted = deliveries_of(pa.concat_tables(wanted), node) if wanted else ()
             if extracted:
                 found[name] = extracted
@@ -268,8 +303,8 @@ class LocalEngine:
         cut = (within(deliveries, part.interval) for deliveries in whole)
         return [deliveries for deliveries in cut if deliveries is not None and len(deliveries.at)]
 
-    def _interval(self, interval: Interval) -> LocalInterval:
-        if interval not in self._intervals:
+    def _interval(self, interval: Interval, anew: bool = False) -> LocalInterval:
+        if anew or interval not in self._intervals:
             node = self._coordinator.topology.computations[interval.computation]
             made = LocalInterval(node, interval, self._store.objects, self._cache_bytes)
             self._intervals[interval] = made
@@ -278,3 +313,13 @@ class LocalEngine:
 
 def _letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
     return keyless_letters(computation, extracted) if extracted.errors else ()
+
+
+def _by_file(
+    bundles: Sequence[tuple[Manifest, pa.Table | None]],
+) -> tuple[list[Manifest], dict[str, pa.Table]]:
+    """
+    The manifests, and their productions by the file that holds them.
+    """
+    produced = {m.file.path: made for m, made in bundles if m.file is not None and made is not None}
+    return [manifest for manifest, _ in bundles], produced

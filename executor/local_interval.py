@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.executor.bundle import Bundle, BundleResult, Deliveries, Manifest
@@ -15,8 +16,10 @@ from millpond.executor.interval_processor import IntervalProcessor
 from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode
+from millpond.executor.weak import STRONG, WeakStreams
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
+from millpond.statestore.row import ROW_SCHEMA
 from millpond.statestore.rowfile import RowFile, write_row_file
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import Objects
@@ -43,17 +46,23 @@ class LocalInterval:
         self._objects = objects
         self._soft_state = SoftState(interval, StoreRowReader(objects), cache_bytes)
         self._processor = IntervalProcessor(node, interval, self._soft_state)
-        self.is_behind = True
+        self._is_behind = True
+        self._has_followed = False
 
     def process(
-        self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries], snapshot: Snapshot
+        self,
+        plan: SuperstepPlan,
+        part: IntervalPlan,
+        deliveries: Sequence[Deliveries],
+        snapshot: Snapshot,
+        weak: WeakStreams = STRONG,
     ) -> BundleResult:
         """
         Run the user's code for a bundle; nothing is written yet.
         """
-        if self.is_behind:
+        if self._is_behind:
             self._soft_state.synchronise(snapshot.files_of(part.interval))
-        self.is_behind = True
+        self._is_behind = self._has_followed = True
         return self._processor.process(
             Bundle(
                 interval=part.interval,
@@ -63,8 +72,36 @@ class LocalInterval:
                 wall_time=plan.wall_time,
                 deliveries=deliveries,
                 marks=part.marks,
+                weak=weak,
             )
         )
+
+    def restamped(self, result: BundleResult, plan: SuperstepPlan, part: IntervalPlan) -> BundleResult:
+        """
+        What `process` returned in another superstep that has not got it, as part of this one.
+        """
+        stamps = (
+            ("sequencer", part.fence.sequencer),
+            ("commit_number", part.fence.commit_number),
+            ("superstep", plan.superstep),
+        )
+        updates = result.updates
+        for name, value in stamps:
+            if updates is None:
+                break
+            column = pa.array(np.full(updates.num_rows, value, np.int64))
+            updates = updates.set_column(updates.schema.get_field_index(name), ROW_SCHEMA.field(name), column)
+        weak = result.weak
+        if weak is not None:
+            weak = replace(weak, draft=weak.draft.restamped(part.fence, plan.superstep))
+        return replace(result, updates=updates, weak=weak)
+
+    def fall_behind(self) -> None:
+        """
+        Somebody else has changed the table: look at the committed files before the next bundle.
+        """
+        self._is_behind = True
+        self._has_followed = False
 
     def write(
         self, plan: SuperstepPlan, part: IntervalPlan, updates: pa.Table | None, token: str
@@ -89,7 +126,10 @@ class LocalInterval:
         self._soft_state.adopt(file)
         productions = flatten_productions(result.updates) if result.productions else None
         manifest = Manifest(
-            interval=part.interval, fence=part.fence, file=file, result=replace(result, updates=None)
+            interval=part.interval,
+            fence=part.fence,
+            file=file,
+            result=replace(result, updates=None, weak=None),
         )
         return manifest, productions
 
@@ -98,4 +138,5 @@ class LocalInterval:
         The file of the last bundle has been committed, and nobody else has changed anything.
         """
         self._soft_state.confirm(file)
-        self.is_behind = False
+        # A bundle that was left behind may have looked before somebody else's commit.
+        self._is_behind = not self._has_followed

@@ -27,6 +27,7 @@ from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition
 from millpond.executor.topology import Topology
 from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.weak_round import CHECKPOINT_AFTER_MS
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
@@ -57,6 +58,8 @@ class LocalRunner:
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do when another process holds the pipeline: ``take`` it over (the other
             one's next commit fails), ``wait`` as a standby, or ``refuse``.
+        checkpoint_weak_after_ms: how long a weak production may wait for its consumer before it is
+            checkpointed, so that whoever sent its cause is acknowledged (MillWheel §6.1.3).
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log supersteps.
@@ -82,6 +85,7 @@ class LocalRunner:
         intake_records_max: int = 100_000,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
+        checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
         clock: Clock | None = None,
@@ -98,6 +102,7 @@ class LocalRunner:
         self._intake_records_max = intake_records_max
         self._pause_timeout_ms = pause_timeout_ms
         self._on_held = on_held
+        self._checkpoint_weak_after_ms = checkpoint_weak_after_ms
         self._upkeep = upkeep
         self._progress = progress
         self._clock = clock or SystemClock()
@@ -187,7 +192,13 @@ class LocalRunner:
         )
         return LocalWorker(
             LocalEngine(
-                store, coordinator, coordinator.names, cache_bytes=self._cache_bytes, writers=writers
+                store,
+                coordinator,
+                coordinator.names,
+                cache_bytes=self._cache_bytes,
+                clock=self._clock,
+                writers=writers,
+                checkpoint_after_ms=self._checkpoint_weak_after_ms,
             ),
             coordinator,
             self._clock,

@@ -31,6 +31,7 @@ from millpond.executor.topology import (
     Topology,
 )
 from millpond.executor.topology_check import check_inputs, check_name, check_topology
+from millpond.executor.weak import ProductionMode
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["DEAD_LETTERS", "Pipeline"]
@@ -287,6 +288,10 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
     if options.get("on_late", "process") not in get_args(OnLate):
         raise InvalidError("no such way to treat late records", computation=name, on_late=options["on_late"])
+    if options.get("productions", "strong") not in get_args(ProductionMode):
+        raise InvalidError(
+            "productions are strong or weak", computation=name, productions=options["productions"]
+        )
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

@@ -7,7 +7,7 @@ ever being Python objects. A key for which nothing changed has no update.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from millpond.executor.timer import Timer, Timers, hold_of, oldest_but
 from millpond.statestore.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Outcome", "row_updates", "summarise"]
+__all__ = ["KeptProductions", "Outcome", "production_values", "row_updates", "summarise", "summarise_kept"]
 
 _Counts = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -53,16 +53,46 @@ class Outcome:
     production_counts: Sequence[int]
 
 
-def row_updates(bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: Outcome) -> pa.Table | None:
+@dataclass(frozen=True, slots=True)
+class KeptProductions:
+    """
+    The productions that a bundle's rows keep, key by key.
+
+    Attributes:
+        values: of type `PRODUCTION_TYPE`.
+        owners: the place of the key that produced each; rises.
+    """
+
+    values: pa.StructArray
+    owners: npt.NDArray[np.int64]
+
+
+def row_updates(
+    bundle: Bundle,
+    arrivals: Arrivals,
+    grouping: Grouping,
+    outcome: Outcome,
+    kept: KeptProductions | None = None,
+) -> pa.Table | None:
     """
     The updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+
+    Args:
+        bundle: the bundle.
+        arrivals: its records.
+        grouping: their keys.
+        outcome: what user code left behind.
+        kept: which productions the rows keep; ``None``: all of them.
     """
     count = len(grouping.keys)
     changed = _changed_states(outcome)
     deleted = _deleted(outcome, changed)
     timers = _timers_to_write(outcome, deleted)
     record_ids = _record_ids(arrivals, grouping)
-    produced = np.asarray(outcome.production_counts, np.int64)
+    if kept is None:
+        produced = np.asarray(outcome.production_counts, np.int64)
+    else:
+        produced = np.bincount(kept.owners, minlength=count).astype(np.int64)
     written = changed | (produced > 0) | _at_places(timers, count) | deleted
     if record_ids is not None:
         written |= pc.is_valid(record_ids).to_numpy(zero_copy_only=False)
@@ -78,7 +108,7 @@ def row_updates(bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome:
         "record_ids": pa.nulls(count, ROW_SCHEMA.field("record_ids").type)
         if record_ids is None
         else record_ids,
-        "productions": _productions(outcome.productions, produced),
+        "productions": _productions(outcome.productions, kept, produced),
         "hold": _holds(outcome, count),
         "deleted": pa.array(deleted),
     }
@@ -178,11 +208,11 @@ def _record_ids(arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
     )
 
 
-def _productions(productions: Productions, counts: _Counts) -> pa.Array:
-    kind = ROW_SCHEMA.field("productions").type
-    if not len(productions):
-        return pa.nulls(len(counts), kind)
-    values = pa.StructArray.from_arrays(
+def production_values(productions: Productions) -> pa.StructArray:
+    """
+    The productions as a column of `PRODUCTION_TYPE`, in order of emission.
+    """
+    return pa.StructArray.from_arrays(
         [
             pa.array(productions.streams, pa.string()),
             pa.array(productions.keys, pa.string()),
@@ -192,6 +222,13 @@ def _productions(productions: Productions, counts: _Counts) -> pa.Array:
         ],
         fields=list(PRODUCTION_TYPE),
     )
+
+
+def _productions(productions: Productions, kept: KeptProductions | None, counts: _Counts) -> pa.Array:
+    kind = ROW_SCHEMA.field("productions").type
+    if not len(productions) or (kept is not None and not len(kept.owners)):
+        return pa.nulls(len(counts), kind)
+    values = production_values(productions) if kept is None else kept.values
     return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=pa.array(counts == 0))
 
 
@@ -213,8 +250,25 @@ def summarise(productions: Productions, percentiles: Collection[float] = ()) -> 
     """
     How many productions a stream got, and the oldest one's time; by percentile too where asked for.
     """
+    return _summaries(zip(productions.streams, productions.at, strict=True), percentiles)
+
+
+def summarise_kept(
+    kept: KeptProductions, percentiles: Collection[float] = ()
+) -> tuple[ProductionSummary, ...]:
+    """
+    The same of those productions that rows keep, by the streams they are kept under.
+    """
+    streams = kept.values.field("stream").to_pylist()
+    times = kept.values.field("at").cast(pa.int64()).to_pylist()
+    return _summaries(zip(streams, times, strict=True), percentiles)
+
+
+def _summaries(
+    productions: Iterable[tuple[str, int]], percentiles: Collection[float]
+) -> tuple[ProductionSummary, ...]:
     times: dict[str, list[int]] = {}
-    for stream, at in zip(productions.streams, productions.at, strict=True):
+    for stream, at in productions:
         times.setdefault(stream, []).append(at)
     return tuple(
         ProductionSummary(

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.delivery import ProductionSource, read_productions
 from millpond.executor.sink import SinkWriter
 from millpond.executor.topology import SinkNode, Topology
+from millpond.executor.weak import addressed
 from millpond.statestore.failpoint import reach
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
@@ -55,7 +57,7 @@ class SinkDelivery:
         """
         Begin to write a committed superstep's productions; `wait` tells how it went.
         """
-        streams = [stream for stream, _ in self._writers]
+        streams = [each for stream, _ in self._writers for each in _kept_as(stream)]
         if not any(source.concerns(streams) for source in sources):
             return
         if self._executor is None:
@@ -95,11 +97,19 @@ class SinkDelivery:
         behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]
         if not behind:
             return
-        wanted = [source for source in sources if source.concerns(stream for stream, _ in behind)]
+        names = [each for stream, _ in behind for each in _kept_as(stream)]
+        wanted = [source for source in sources if source.concerns(names)]
         productions = read_productions(self._store.objects, wanted)
         for stream, writer in behind:
-            part = productions.filter(pc.equal(productions.column("stream"), stream))
+            part = productions.filter(pc.is_in(productions.column("stream"), pa.array(_kept_as(stream))))
             if part.num_rows:
                 reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
                 reach("sink.delivered")
+
+
+def _kept_as(stream: str) -> tuple[str, str]:
+    """
+    The streams under which rows keep what goes to a stream's sinks.
+    """
+    return stream, addressed(stream)

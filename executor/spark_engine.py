@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pyarrow as pa
 
+from millpond.executor.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.progress import SuperstepReport
 from millpond.executor.spark_routing import Router, routes_of
@@ -26,7 +27,8 @@ from millpond.executor.spark_task import (
     read_slot_reports,
 )
 from millpond.executor.superstep import Coordinator
-from millpond.executor.superstep_plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.weak import addressed, is_addressed
 from millpond.statestore.check import check
 from millpond.statestore.store import Store
 
@@ -71,6 +73,9 @@ class SparkEngine:
         self._slots = slots
         self._cache_bytes = cache_bytes
         self._routers = {name: Router(node) for name, node in coordinator.topology.injectors.items()}
+        # Between tasks weak productions travel in their producers' files.
+        topology = coordinator.topology
+        self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
         self._code = cloudpickle.dumps(dict(coordinator.topology.computations))
         self._code_digest = hashlib.sha256(self._code).hexdigest()
 
@@ -85,12 +90,13 @@ class SparkEngine:
         if not self._coordinator.admit(position):
             return None
         self._cut_intervals(frame, position.stream)
-        plan = self._coordinator.begin(inputs={position.stream})
+        whole = self._coordinator.begin(inputs={position.stream})
+        plan = self._first_wave(whole)
         topology = self._coordinator.topology
         routes = routes_of(topology, position.stream, plan)
         if not routes:
             # Nobody consumes the stream: its position moves, and that is all its records do.
-            return self._commit(plan, self._without_input(plan), position)
+            return self._commit(whole, self._without_input(plan), position)
         slots = self._slots_of(plan)
         routed = self._routers[position.stream].route(frame, routes, slots)
         first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
@@ -108,18 +114,57 @@ class SparkEngine:
             injector=cloudpickle.dumps(injector) if needs_rows else None,
         )
         reports = self._run(routed.frame, self._task_plan(plan, slots, source))
-        return self._commit(plan, reports, position)
+        return self._commit(whole, reports, position)
 
-    def _without_input(self, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
+    def _without_input(
+        self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
+    ) -> tuple[SlotReport, ...]:
         slots = self._slots_of(plan)
-        return self._run(self._empty(slots), self._task_plan(plan, slots, None))
+        return self._run(self._empty(slots), replace(self._task_plan(plan, slots, None), handed_on=handed_on))
 
     def advance(self) -> SuperstepReport:
         """
         One superstep without outside input: delivers productions and fires due timers.
         """
-        plan = self._coordinator.begin()
-        return self._commit(plan, self._without_input(plan), None)
+        whole = self._coordinator.begin()
+        plan = self._first_wave(whole)
+        return self._commit(whole, self._without_input(plan), None)
+
+    def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
+        """
+        The part of a superstep that waits for no weak production.
+        """
+        waves = self._coordinator.topology.waves(_computations(plan))
+        if len(waves) < 2:
+            return plan
+        return replace(plan, intervals=tuple(p for p in plan.intervals if p.interval.computation in waves[0]))
+
+    def _later_waves(self, plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[SlotReport, ...]:
+        """
+        Hand weak productions on, job after job; all of it is one superstep and one commit.
+
+        Only files whose manifests have been collected are handed on, so what a task that ran
+        twice has written besides is nobody's.
+        """
+        for wave in self._coordinator.topology.waves(_computations(plan))[1:]:
+            handed_on = _handed_on(plan, reports)
+            parts = [part for name in wave for part in self._parts(plan, name, handed_on)]
+            if parts:
+                reports += self._without_input(replace(plan, intervals=tuple(parts)), handed_on)
+        return reports
+
+    def _parts(
+        self, plan: SuperstepPlan, name: str, handed_on: tuple[ProductionSource, ...]
+    ) -> list[IntervalPlan]:
+        node = self._coordinator.topology.computations[name]
+        kept = {addressed(subscription.stream) for subscription in node.subscriptions}
+        wanted = [source for source in handed_on if source.concerns(kept)]
+        if not wanted:
+            return [part for part in plan.intervals if part.interval.computation == name]
+        if not self._coordinator.intervals_of(name):
+            productions = weak_only(read_productions(self._store.objects, wanted))
+            self._coordinator.create_intervals(name, keys_of(productions, node))
+        return self._coordinator.parts_of(name, plan.wall_time)
 
     def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):
@@ -145,6 +190,7 @@ class SparkEngine:
             sources=plan.sources,
             input=source,
             cache_bytes=self._cache_bytes,
+            weak=self._weak,
         )
 
     def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
@@ -180,6 +226,7 @@ class SparkEngine:
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
     ) -> SuperstepReport:
+        reports = self._later_waves(plan, reports)
         return self._coordinator.commit(
             plan,
             [manifest for report in reports for manifest in report.manifests],
@@ -187,3 +234,20 @@ class SparkEngine:
             inputs=[seen for report in reports for seen in report.inputs],
             dead_letters=[letter for report in reports for letter in report.dead_letters],
         )
+
+
+def _computations(plan: SuperstepPlan) -> set[str]:
+    return {part.interval.computation for part in plan.intervals}
+
+
+def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:
+    """
+    The files, written and not yet committed, that hold weak productions.
+    """
+    manifests = (manifest for report in reports for manifest in report.manifests)
+    made = ((m.file, frozenset(s.stream for s in m.result.productions)) for m in manifests)
+    return tuple(
+        ProductionSource(path=file.path, superstep=plan.superstep, streams=streams)
+        for file, streams in made
+        if file is not None and any(map(is_addressed, streams))
+    )

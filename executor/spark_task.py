@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import cloudpickle
@@ -26,6 +26,7 @@ from millpond.executor.delivery import (
     describe_value,
     keyless_letters,
     read_productions,
+    weak_only,
     within,
 )
 from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US
@@ -37,6 +38,7 @@ from millpond.executor.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep_plan import IntervalPlan
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import ArrowValues
+from millpond.executor.weak import STRONG, WeakStreams, addressed
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.interval import Interval
@@ -87,6 +89,8 @@ class TaskPlan:
         intervals: the intervals of the superstep; the one at position *i* belongs to slot ``i % slots``.
         input: the outside input of this superstep, if any.
         cache_bytes: soft-state budget of one interval.
+        weak: what becomes of productions before the commit, by computation.
+        handed_on: files of this very superstep, not yet committed, with weak productions.
     """
 
     url: str
@@ -101,6 +105,8 @@ class TaskPlan:
     sources: tuple[ProductionSource, ...]
     input: RoutedInput | None
     cache_bytes: int
+    weak: Mapping[str, WeakStreams] = field(default_factory=dict)
+    handed_on: tuple[ProductionSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +181,7 @@ def run_slot(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
         records.check_slot(slot, plan.slots)
     manifests: list[Manifest] = []
     letters = [] if records is None else list(records.dead_letters())
-    productions = _Productions(worker.objects, plan.sources)
+    productions = _Productions(worker.objects, plan.sources, plan.handed_on)
     for position in range(slot, len(plan.intervals), plan.slots):
         part = plan.intervals[position]
         node = worker.nodes[part.interval.computation]
@@ -233,6 +239,7 @@ class _Worker:
             wall_time=plan.wall_time,
             deliveries=deliveries,
             marks=part.marks,
+            weak=plan.weak.get(node.name, STRONG),
         )
         try:
             result = processor.process(bundle)
@@ -250,7 +257,7 @@ class _Worker:
         except BaseException:
             soft_state.reset()
             raise
-        stripped = replace(result, updates=None)
+        stripped = replace(result, updates=None, weak=None)
         return Manifest(interval=part.interval, fence=part.fence, file=file, result=stripped)
 
     def _processor(
@@ -385,9 +392,15 @@ class _Productions:
     The undelivered productions of a superstep, read once per task and only if somebody wants them.
     """
 
-    def __init__(self, objects: Objects, sources: Sequence[ProductionSource]) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        sources: Sequence[ProductionSource],
+        handed_on: Sequence[ProductionSource],
+    ) -> None:
         self._objects = objects
         self._sources = sources
+        self._handed_on = handed_on
         self._read: dict[str, pa.Table] = {}
 
     def deliveries(
@@ -396,13 +409,14 @@ class _Productions:
         """
         An interval's part, and (from its computation's first interval only) letters for the keyless.
         """
-        streams = [subscription.stream for subscription in node.subscriptions]
-        wanted = [source for source in self._sources if source.concerns(streams)]
+        wanted = [self._table(source) for source in self._sources if source.concerns(node.inbox)]
+        kept = {addressed(subscription.stream) for subscription in node.subscriptions}
+        wanted += [weak_only(self._table(source)) for source in self._handed_on if source.concerns(kept)]
         if not wanted:
             return [], ()
         found: list[Deliveries] = []
         letters: list[DeadLetter] = []
-        for extracted in deliveries_of(pa.concat_tables(map(self._table, wanted)), node):
+        for extracted in deliveries_of(pa.concat_tables(wanted), node):
             part = within(extracted.deliveries, interval)
             if part is not None:
                 found.append(part)

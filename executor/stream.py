@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.topology import OnError, OnLate
+from millpond.executor.weak import ProductionMode
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class ComputationOptions(TypedDict, total=False):
     retries: int
     intervals: int | None
     on_late: OnLate
+    productions: ProductionMode
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -266,13 +266,8 @@ class Coordinator:
         """
         Consumers of ``streams`` that have never run, so that nobody has cut their keys yet.
         """
-        wanted = set(streams)
-        return tuple(
-            node
-            for node in self.topology.computations.values()
-            if not self._ownership.of(node.name)
-            and any(subscription.stream in wanted for subscription in node.subscriptions)
-        )
+        nodes, found = self.topology.computations.values(), self.topology.readers_of(streams)
+        return tuple(node for node in nodes if node.name in found and not self._ownership.of(node.name))
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
         """
@@ -312,24 +307,10 @@ class Coordinator:
         self._time.tick(inputs)
         self._create_downstream_intervals()
         now = self._clock.now_us()
-        streams = set(inputs) | set(self._pending.summaries)
-        snapshot = self._store.committer.snapshot
-        chosen = []
-        for name, node in self.topology.computations.items():
-            concerned = any(subscription.stream in streams for subscription in node.subscriptions)
-            for owned in self._ownership.of(name):
-                due = self._is_due(owned, now)
-                if concerned or due:
-                    chosen.append(
-                        IntervalPlan(
-                            interval=owned.interval,
-                            fence=owned.next_fence,
-                            watermark=self._time.input_watermark(name),
-                            files=snapshot.files_of(owned.interval) if with_files else (),
-                            due=due,
-                            marks=self._time.marks(name),
-                        )
-                    )
+        concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
+        chosen: list[IntervalPlan] = []
+        for name in self.topology.computations:
+            chosen += self.parts_of(name, now, only_due=name not in concerned, with_files=with_files)
         reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
@@ -338,6 +319,27 @@ class Coordinator:
             intervals=tuple(chosen),
             sources=self._pending.sources,
         )
+
+    def parts_of(
+        self, computation: str, now: WallTimeMicros, *, only_due: bool = False, with_files: bool = True
+    ) -> list[IntervalPlan]:
+        """
+        The parts of a computation's intervals in the superstep that was planned at ``now``.
+        """
+        snapshot = self._store.committer.snapshot
+        found = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
+        return [
+            IntervalPlan(
+                interval=owned.interval,
+                fence=owned.next_fence,
+                watermark=self._time.input_watermark(computation),
+                files=snapshot.files_of(owned.interval) if with_files else (),
+                due=due,
+                marks=self._time.marks(computation),
+            )
+            for owned, due in found
+            if due or not only_due
+        ]
 
     def commit(
         self,

@@ -4,14 +4,11 @@ The topology: a pipeline after it has been checked, frozen (MillWheel §3, §4.3
 Runners, tasks and the watermark authority read it and never change it. Streams are edges with
 names: any number of computations may produce to one, any number may subscribe to it, each with
 its own key extractor, and cycles are allowed.
-
-Where weak productions go: a ``productions`` mode beside ``exactly_once`` in `ComputationNode`,
-which the runners ask when they decide whether a production is delivered before its checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -21,6 +18,7 @@ from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.position import stream_number
+from millpond.executor.weak import ProductionMode, WeakStreams, addressed, fused_order, fused_streams
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -115,6 +113,8 @@ class ComputationNode:
         retries: how often such a record is tried again first.
         intervals: how many key intervals to start with; ``None`` lets the runner choose.
         on_late: what becomes of records behind the input low watermark; they are counted either way.
+        productions: ``strong`` delivers a production once it is durable; ``weak`` delivers it within
+            the superstep that made it (MillWheel §6.1.3, docs/design/004-weak-productions.md).
     """
 
     name: str
@@ -126,6 +126,15 @@ class ComputationNode:
     retries: int = 2
     intervals: int | None = None
     on_late: OnLate = "process"
+    productions: ProductionMode = "strong"
+
+    @property
+    def inbox(self) -> tuple[str, ...]:
+        """
+        The streams that it reads from committed rows, those that are addressed to it included.
+        """
+        streams = [subscription.stream for subscription in self.subscriptions]
+        return (*streams, *(addressed(stream, self.name) for stream in streams))
 
     @property
     def percentiles(self) -> tuple[float, ...]:
@@ -185,6 +194,13 @@ class Topology:
         """
         return self._consumers.get(stream, ())
 
+    def readers_of(self, streams: Iterable[str]) -> frozenset[str]:
+        """
+        The names of the computations that subscribe to any of ``streams``.
+        """
+        found = (consumer for stream in streams for consumer in self.consumers_of(stream))
+        return frozenset(consumer.computation.name for consumer in found)
+
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """
         What goes before the record ids of ``stream`` in the rows of ``computation``.
@@ -226,6 +242,55 @@ class Topology:
         The sinks that ``stream`` flows into.
         """
         return self._sinks.get(stream, ())
+
+    @cached_property
+    def fused(self) -> Mapping[str, frozenset[str]]:
+        """
+        The streams that each computation's weak productions are delivered on within their superstep.
+        """
+        found = fused_streams(self.computations, self.injectors)
+        return {name: streams for name, streams in found.items() if streams}
+
+    @cached_property
+    def fused_order(self) -> tuple[str, ...]:
+        """
+        The computations so that each comes after those whose fused streams it consumes.
+        """
+        return fused_order(self.computations, self.fused)
+
+    def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """
+        In which order computations run that have work, with those that weak productions may give some.
+
+        Args:
+            planned: the computations with work of their own.
+
+        Returns:
+            Computations that may run at the same time; each after the ones before it.
+        """
+        levels: dict[str, int] = {}
+        for name in self.fused_order:
+            feeders = [
+                level
+                for producer, level in levels.items()
+                if any(self.computations[name].subscription(s) for s in self.fused.get(producer, ()))
+            ]
+            if feeders or name in planned:
+                levels[name] = 1 + max(feeders, default=-1)
+        count = 1 + max(levels.values(), default=-1)
+        return tuple(tuple(n for n, level in levels.items() if level == each) for each in range(count))
+
+    def weak_streams(self, computation: str, *, keep_all: bool = False) -> WeakStreams:
+        """
+        What becomes of a computation's productions within a superstep.
+
+        Args:
+            computation: its name.
+            keep_all: whether they are written to its rows even if no sink wants them.
+        """
+        fused = self.fused.get(computation, frozenset())
+        kept = fused if keep_all else frozenset(stream for stream in fused if self.sinks_of(stream))
+        return WeakStreams(fused=fused, kept=kept)
 
     @property
     def injected_streams(self) -> tuple[str, ...]:
@@ -299,6 +364,7 @@ class Topology:
             for subscription in node.subscriptions:
                 consumer = Consumer(computation=node, subscription=subscription)
                 found[subscription.stream] = (*found.get(subscription.stream, ()), consumer)
+                found[addressed(subscription.stream, node.name)] = (consumer,)
         return found
 
     @cached_property
@@ -314,4 +380,5 @@ class Topology:
         found: dict[str, tuple[SinkNode, ...]] = {}
         for sink in self.sinks.values():
             found[sink.stream] = (*found.get(sink.stream, ()), sink)
+            found[addressed(sink.stream)] = found[sink.stream]
         return found

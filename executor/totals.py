@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from millpond.executor.bundle import DeadLetter, InputObservation, Manifest
+from millpond.executor.weak import is_addressed
 
 __all__ = ["Totals", "count"]
 
@@ -71,5 +72,7 @@ def count(
         duplicates=sum(s.duplicates for s in statistics),
         timers=sum(s.timers for s in statistics),
         dead_letters=len(letters),
-        productions=sum(p.count for m in manifests for p in m.result.productions),
+        # What is kept under an address was delivered, and counted, as a weak production.
+        productions=sum(s.weak for s in statistics)
+        + sum(p.count for m in manifests for p in m.result.productions if not is_addressed(p.stream)),
     )

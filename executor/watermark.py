@@ -204,7 +204,10 @@ class WatermarkAuthority:
         self._changed = False
 
     def _base(self, node: ComputationNode) -> EventTimeMicros:
-        return min(self._bound_of(subscription.stream) for subscription in node.subscriptions)
+        addressed = [self._undelivered[each] for each in node.inbox if each in self._undelivered]
+        return min(
+            [*addressed, *(self._bound_of(subscription.stream) for subscription in node.subscriptions)]
+        )
 
     def _bound_of(self, stream: str) -> EventTimeMicros:
         if stream in self._injected:

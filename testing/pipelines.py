@@ -32,6 +32,7 @@ class Node:
     kind: int
     sources: tuple[int, ...]
     field_key: bool
+    weak: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,20 @@ class Case:
     back_edge: bool
     steps: tuple[Step, ...]
 
-    def pipeline(self, name: str = "case") -> Pipeline:
+    @property
+    def sunk(self) -> tuple[str, ...]:
+        """
+        The streams that flow into sinks: most of them, for weak productions need no row without one.
+        """
+        return tuple(f"s{number}" for number, node in enumerate(self.nodes) if (node.kind + number) % 3)
+
+    def pipeline(self, name: str = "case", *, weak: bool = True) -> Pipeline:
         """
         The pipeline; streams are ``in0``, ``in1``, …, and ``s0``, ``s1``, … by computation.
+
+        Args:
+            name: its name.
+            weak: whether weak productions are weak; without, all are strong.
         """
         pipeline = Pipeline(name)
         streams = []
@@ -84,6 +96,7 @@ class Case:
                 subscribes=dict.fromkeys(sorted(sources), key),
                 produces=(f"s{number}",),
                 retries=0,
+                productions="weak" if weak and node.weak else "strong",
             )
             streams.append(f"s{number}")
         return pipeline
@@ -100,6 +113,7 @@ def cases(draw: st.DrawFn, *, steps_max: int = 4, rows_max: int = 12) -> Case:
         kind=st.integers(0, len(ZOO) - 1),
         sources=st.tuples(st.integers(0, 5), st.integers(0, 5)),
         field_key=st.booleans(),
+        weak=st.booleans(),
     )
     nodes = tuple(draw(st.lists(node, min_size=1, max_size=4)))
     # `Forward` in a cycle of forwards would go round for ever; a window or a counter lets it end.

@@ -36,8 +36,8 @@ _WALL_US = 1_800_000_000_000_000
 _SCHEMA = "k string, at long, id string, n long"
 
 
-def _by_model(case: Case) -> Answer:
-    model = ModelPipeline(case.pipeline().check())
+def _by_model(case: Case, *, weak: bool = True) -> Answer:
+    model = ModelPipeline(case.pipeline(weak=weak).check())
     wall = _WALL_US
     for step in case.steps:
         wall += step.wall_us
@@ -56,6 +56,7 @@ def _by_model(case: Case) -> Answer:
     produced = {
         stream: Counter((one.key, orjson.dumps(one.value).decode(), one.at) for one in made)
         for stream, made in model.produced.items()
+        if stream in case.sunk
     }
     return rows, produced, model.dead_letters
 
@@ -74,10 +75,10 @@ def _answer(store: Store, case: Case, sinks: Path) -> Answer:
             for row in table.to_pylist()
         }
     produced = {}
-    for number in range(len(case.nodes)):
-        made = _sunk(sinks / f"s{number}")
+    for stream in case.sunk:
+        made = _sunk(sinks / stream)
         if made:
-            produced[f"s{number}"] = made
+            produced[stream] = made
     return rows, produced, store.rows_view("dead_letters").to_arrow().num_rows
 
 
@@ -98,18 +99,26 @@ def _micros(moment: Any) -> int:
 
 def _with_sinks(case: Case, sinks: Path) -> Pipeline:
     pipeline = case.pipeline()
-    for number in range(len(case.nodes)):
-        pipeline.stream(f"s{number}").sink(f"sink{number}", DeltaSink(str(sinks / f"s{number}")))
+    for stream in case.sunk:
+        pipeline.stream(stream).sink(f"sink-{stream}", DeltaSink(str(sinks / stream)))
     return pipeline
 
 
-def _by_local_runner(case: Case, folder: Path, *, restart: bool) -> Answer:
+def _by_local_runner(
+    case: Case, folder: Path, *, restart: bool, checkpoint_weak_after_ms: float = 1_000
+) -> Answer:
     clock = ManualClock(_WALL_US)
     disk, registry = MemoryObjects(), MemoryRegistry()
 
     def opened() -> Any:
         store = Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1))
-        runner = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False)
+        runner = LocalRunner(
+            store,
+            clock=clock,
+            rng=SeededRng(2),
+            progress=False,
+            checkpoint_weak_after_ms=checkpoint_weak_after_ms,
+        )
         return store, runner.start(_with_sinks(case, folder), stepping=True)
 
     store, run = opened()
@@ -175,6 +184,19 @@ def test_restarts_between_all_steps_change_nothing(
     Stopping and opening again after every superstep leaves the same rows and outputs.
     """
     assert _by_local_runner(case, tmp_path_factory.mktemp("local"), restart=True) == _by_model(case)
+
+
+@given(case=cases())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_weak_productions_that_are_all_late_are_strong(
+    case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """
+    When every weak production is checkpointed before it is taken, the answer is that of a strong pipeline.
+    """
+    found = _by_local_runner(case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1)
+
+    assert found == _by_model(case, weak=False)
 
 
 @pytest.mark.spark

@@ -1,0 +1,153 @@
+"""
+Weak productions mean the same on both runners, in any mix with strong ones and through restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.record import Record
+from millpond.executor.sink import DeltaSink
+from millpond.executor.timer import Timer
+from millpond.executor.weak import ProductionMode
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Open = Callable[[Callable[[], Pipeline]], Play]
+
+
+class Pass(Computation):
+    """
+    Passes its records on; keeps nothing.
+    """
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        One for one.
+        """
+        context.produce(self.output, {"n": record.value["n"]}, key=f"k{record.value['n'] % 2}")
+
+
+class Sum(Computation):
+    """
+    Sums its records, and tells the sum once the watermark has passed the first hundred microseconds.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Add, and ask to be woken.
+        """
+        context.state.set(context.state.get(0) + record.value["n"])
+        context.set_timer(100)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Tell the sum.
+        """
+        context.produce("sums", {"n": context.state.get()})
+
+
+@pytest.fixture(
+    params=[
+        LocalPlay,
+        pytest.param(SparkPlay, marks=pytest.mark.spark),
+    ]
+)
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """
+    Opens a pipeline on the runner at hand.
+    """
+    opened: list[Play] = []
+
+    def open_play(make: Callable[[], Pipeline]) -> Play:
+        kind = request.param
+        made: Play = kind(make, tmp_path, ManualClock())
+        if isinstance(made, SparkPlay):
+            spark: SparkSession = request.getfixturevalue("spark")
+            made.spark = spark
+        made.start()
+        opened.append(made)
+        return made
+
+    yield open_play
+    for each in opened:
+        each.stop()
+
+
+def mixed(
+    folder: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
+) -> Callable[[], Pipeline]:
+    """
+    ``in`` → ``a`` → ``b`` → ``sum`` → ``last``, and ``a`` into ``total`` as well; ``b`` flows into a sink too.
+    """
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("mixed")
+        first = pipeline.inject("in", key="k", at="t", id="n")
+        first.apply(Pass("a"), name="a", productions=modes[0], exactly_once=False)
+        pipeline.stream("a").apply(Pass("b"), name="b", productions=modes[1]).sink(
+            "out", DeltaSink(str(folder / "out"))
+        )
+        sums = pipeline.stream("b").apply(Sum(), name="sum", produces="sums", productions=modes[2])
+        sums.apply(Sum(), name="last", produces="ends")
+        pipeline.stream("a").apply(Sum(), name="total", produces="totals")
+        return pipeline
+
+    return make
+
+
+def rows(*numbers: int) -> list[dict[str, object]]:
+    """
+    A row for each number, which is its time as well.
+    """
+    return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
+
+
+@pytest.mark.parametrize(
+    "modes", [("weak", "weak", "weak"), ("weak", "strong", "weak"), ("strong", "weak", "strong")]
+)
+def test_any_mix_gives_the_same(
+    play: Open, tmp_path: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
+) -> None:
+    """
+    Sums, timers and the sink are those of a strong pipeline, with a restart after every step.
+    """
+    pond = play(mixed(tmp_path, modes))
+    pond.inject("in", rows(1, 2, 3))
+    pond.restart()
+    pond.inject("in", rows(4, 5))
+    pond.restart()
+    pond.settle()
+    pond.advance("in", 200)
+    pond.restart()
+    pond.settle()
+
+    assert pond.states("sum") == pond.states("total") == {"k0": "6", "k1": "9"}
+    assert pond.states("last") == {"k0": "6", "k1": "9"}
+    sunk = DeltaTable(tmp_path / "out").to_pyarrow_table()
+    assert sorted(sunk["at"].cast("int64").to_pylist()) == [1, 2, 3, 4, 5]
+
+
+def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None:
+    """
+    Two stages on, the records have been summed by the commit that consumed them.
+    """
+    pond = play(mixed(tmp_path, ("weak", "weak", "strong")))
+    pond.inject("in", rows(1, 2, 3))
+
+    assert pond.states("sum") == {"k0": "2", "k1": "4"}
+    assert pond.run.summary().superstep == 1

@@ -1,0 +1,205 @@
+"""
+Weak productions under every timing: whatever is late and wherever it restarts, each record counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import orjson
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.record import Record
+from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
+from millpond.statestore.memory_lease import MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.faulty_objects import Fault, FaultyObjects
+
+MODES = st.sampled_from(["strong", "weak"])
+ENDS = st.sampled_from(["goes on", "stops", "is killed", "is killed before the commit"])
+
+
+class JumpingClock(ManualClock):
+    """
+    A clock on which any two looks may be up to two seconds apart.
+    """
+
+    def __init__(self, jumps_ms: list[int]) -> None:
+        super().__init__()
+        self._jumps_ms = jumps_ms
+        self._looks = 0
+
+    def monotonic_us(self) -> int:
+        """
+        Later than the last time, by the next jump of the list.
+        """
+        self._looks += 1
+        self.advance_ms(self._jumps_ms[self._looks % len(self._jumps_ms)])
+        return super().monotonic_us()
+
+
+class Spread(Computation):
+    """
+    Sends each record on twice under other keys.
+    """
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Two for one.
+        """
+        n = record.value["n"]
+        for part in ("x", "y"):
+            context.produce(
+                self.output, {"n": n, "path": record.value.get("path", "") + part}, key=f"{part}{n % 3}"
+            )
+
+
+class Keep(Computation):
+    """
+    Keeps what has reached it: loss and repetition both show.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append the record.
+        """
+        context.state.set([*context.state.get([]), f"{record.value['n']}{record.value['path']}"])
+
+
+def pipeline(modes: tuple[str, str, str]) -> Pipeline:
+    """
+    ``in`` → ``a`` → ``b`` → ``c``, and ``d`` that takes from both ``a`` and ``b``.
+    """
+    made = Pipeline("p")
+    made.inject("in", key="k", at="t", id="n")
+    for name, source, mode in zip("abc", ("in", "a", "b"), modes, strict=True):
+        made.add(Spread(name), name=name, subscribes={source: None}, produces=(name,), productions=mode)  # type: ignore[arg-type]
+    made.add(Keep(), name="keep", subscribes={"c": None})
+    made.add(Keep(), name="both", subscribes={"a": None, "b": None}, exactly_once=False)
+    return made
+
+
+def expected(count: int, *depths: int) -> Counter[str]:
+    """
+    What must have been kept of ``count`` records after so many spreads.
+    """
+    found: Counter[str] = Counter()
+    for depth in depths:
+        paths = [""]
+        for _ in range(depth):
+            paths = [path + part for path in paths for part in ("x", "y")]
+        found.update(f"{n}{path}" for n in range(count) for path in paths)
+    return found
+
+
+class Pond:
+    """
+    A store in memory, and one run after the other on it.
+    """
+
+    def __init__(self, made: Pipeline, jumps_ms: list[int], intervals: int) -> None:
+        self.made = made
+        self.clock = JumpingClock(jumps_ms)
+        self.disk = FaultyObjects(MemoryObjects())
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+        self.intervals = intervals
+
+    def store(self) -> Store:
+        """
+        The store, opened anew.
+        """
+        return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
+
+    def start(self) -> LocalRun:
+        """
+        A run that moves by steps.
+        """
+        runner = LocalRunner(
+            self.store(),
+            clock=self.clock,
+            rng=self.rng,
+            progress=False,
+            intervals=self.intervals,
+            pause_timeout_ms=0,
+            upkeep=None,
+        )
+        return runner.start(self.made, stepping=True)
+
+    def kept(self, computation: str) -> Counter[str]:
+        """
+        Everything that any key has kept.
+        """
+        with self.store() as store:
+            return Counter(
+                one
+                for row in store.rows_view(computation).to_arrow().to_pylist()
+                for one in orjson.loads(row["state"])
+            )
+
+
+@given(
+    modes=st.tuples(MODES, MODES, MODES),
+    jumps_ms=st.lists(st.integers(0, 2_000), min_size=1, max_size=12),
+    ends=st.lists(ENDS, min_size=4, max_size=4),
+    intervals=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+def test_each_record_counts_once_whatever_is_late(
+    modes: tuple[str, str, str], jumps_ms: list[int], ends: list[str], intervals: int
+) -> None:
+    """
+    Any mix of modes, any production late, restarts and kills after any step: nothing lost, nothing twice.
+    """
+    pond = Pond(pipeline(modes), jumps_ms, intervals)
+    run = pond.start()
+    run.inject_durably("in", row(0))
+    for number, end in enumerate(ends, 1):
+        if end.startswith("is killed"):
+            # The reply to the commit is lost, or the commit never comes about.
+            fault = Fault.LOST if end == "is killed" else Fault.REFUSED
+            pond.disk.plan(fault, "put_if_absent", within="_delta_log", times=1_000)
+        run = step(pond, run, number, end)
+    run.run_until_quiet(supersteps_max=200)
+    run.stop()
+
+    assert pond.kept("keep") == expected(len(ends) + 1, 3)
+    assert pond.kept("both") == expected(len(ends) + 1, 1, 2)
+
+
+def row(number: int) -> list[dict[str, object]]:
+    """
+    The record of this number.
+    """
+    return [{"k": f"k{number}", "t": number, "n": number}]
+
+
+def step(pond: Pond, run: LocalRun, number: int, end: str) -> LocalRun:
+    """
+    Inject a record, take one step, and end the process as asked; its publisher repeats what it must.
+    """
+    run.inject("in", row(number))
+    try:
+        run.step()
+    except (OutcomeUnknownError, UnavailableError):
+        run.abandon()
+        pond.disk.heal()
+        again = pond.start()
+        again.inject_durably("in", row(number))
+        return again
+    pond.disk.heal()
+    if end == "goes on":
+        return run
+    run.stop()
+    return pond.start()
