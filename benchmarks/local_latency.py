@@ -7,6 +7,10 @@ the time from the injection to ``second``'s hook. MillWheel §8.1 reports a medi
 a 95th percentile of 93.8 ms for the same guarantees (on a cluster, between machines).
 
     python -m benchmarks.local_latency --seconds 20 --rate 1000
+    python -m benchmarks.local_latency --productions both --stages 4
+
+The second form has four stages in a row, once with strong and once with weak productions (§6.1.3) in
+turns in one process, and tells how many times sooner the last one has a record that is produced weakly.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.record import Record
+from millpond.executor.weak import ProductionMode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 
@@ -60,17 +65,59 @@ class Second(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def build() -> Pipeline:
+class Hop(Computation):
     """
-    One stage with strong productions, and whoever measures behind it.
+    Counts its records and passes them on.
+    """
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set((context.state.get() or 0) + 1)
+        context.produce(self.output, record.value)
+
+
+def build(stages: int = 1, productions: ProductionMode = "strong") -> Pipeline:
+    """
+    So many stages, and whoever measures behind them.
     """
     pipeline = Pipeline("latency")
     people = pipeline.inject("people", key="user", at="at", id="id", watermark=BoundedDisorder("1s"))
-    people.apply(First(), name="first", produces="visits").apply(Second(), name="second", key="city")
+    stream = people.apply(First(), name="first", produces="visits", productions=productions)
+    for number in range(1, stages):
+        name = f"hop{number}"
+        stream = stream.apply(Hop(name), name=name, key="city", productions=productions)
+    stream.apply(Second(), name="second", key="city")
     return pipeline
 
 
-def measure(seconds: float = 20.0, rate: int = 1_000, store: Store | None = None) -> dict[str, Any]:
+def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str, Any]:
+    """
+    Strong and weak productions through the same stages, in turns; figures are medians of the rounds.
+    """
+    modes: tuple[ProductionMode, ProductionMode] = ("strong", "weak")
+    found = [
+        {mode: measure(seconds / rounds, rate, stages=stages, productions=mode) for mode in modes}
+        for _ in range(rounds)
+    ]
+    figures: dict[str, Any] = {
+        f"{mode}_{name}": float(np.median([each[mode][name] for each in found]))
+        for mode in modes
+        for name in ("p50_ms", "p95_ms", "p99_ms")
+    }
+    ratios = [each["strong"]["p50_ms"] / each["weak"]["p50_ms"] for each in found]
+    return {**figures, "p50_ratio": round(float(np.median(ratios)), 2), "stages": stages, "rate": rate}
+
+
+def measure(
+    seconds: float = 20.0,
+    rate: int = 1_000,
+    store: Store | None = None,
+    *,
+    stages: int = 1,
+    productions: ProductionMode = "strong",
+) -> dict[str, Any]:
     """
     Inject ``rate`` records a second one by one, evenly, and measure each.
 
@@ -78,12 +125,17 @@ def measure(seconds: float = 20.0, rate: int = 1_000, store: Store | None = None
         seconds: how long.
         rate: records a second.
         store: where; ``None`` makes one on disk with its own ZooKeeper, as a user gets it.
+        stages: computations before the one that measures.
+        productions: what they say of their productions.
 
     Returns:
         ``p50_ms``, ``p95_ms``, ``p99_ms``, and what was measured.
     """
     Second.latencies_us.clear()
-    with _store(store) as opened, LocalRunner(opened, progress=False).start(build()) as run:
+    with (
+        _store(store) as opened,
+        LocalRunner(opened, progress=False).start(build(stages, productions)) as run,
+    ):
         started_us = SystemClock().monotonic_us()
         count = _inject_evenly(run, int(seconds * rate), rate)
         run.run_until_quiet(timeout_ms=60_000)
@@ -145,8 +197,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="latency of the local runner")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rate", type=int, default=1_000)
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.seconds, arguments.rate)))
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--productions", choices=["strong", "weak", "both"], default="strong")
+    given = parser.parse_args()
+    if given.productions == "both":
+        print(json.dumps(compare(given.seconds, given.rate, given.stages)))
+    else:
+        found = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

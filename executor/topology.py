@@ -114,7 +114,7 @@ class ComputationNode:
         intervals: how many key intervals to start with; ``None`` lets the runner choose.
         on_late: what becomes of records behind the input low watermark; they are counted either way.
         productions: ``strong`` delivers a production once it is durable; ``weak`` delivers it within
-            the superstep that made it (MillWheel §6.1.3, docs/design/004-weak-productions.md).
+            the superstep that made it (MillWheel §6.1.3, docs/design/005-weak-productions.md).
     """
 
     name: str
