@@ -157,6 +157,8 @@ class KeyWindows:
             return
         result = self.windows[merge.result] = WindowState(window=merge.result)
         if any(source.is_closed for source in sources):
+            # What the others had not shown goes with them; it is counted like what comes later.
+            self._counts["closed"] += sum(source.news for source in sources)
             result.close()
             return
         full = [source.accumulator for source in sources if source.has_contents]

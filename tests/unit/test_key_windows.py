@@ -87,6 +87,19 @@ def test_elements_for_a_closed_window_are_counted_apart() -> None:
     assert key.state["closed"] == 2
 
 
+def test_elements_that_a_closed_session_swallows_are_counted() -> None:
+    """
+    What an open session had not shown when it merged with a finished one is counted, too.
+    """
+    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
+    key.add(0, 1)
+    key.add(6)
+    key.add(4)
+
+    assert key.state is not None
+    assert key.state["closed"] == 2
+
+
 def test_a_retraction_is_taken_out_of_the_aggregate() -> None:
     """
     An element that is a retraction is uncombined.
