@@ -35,10 +35,20 @@ from millpond.testing.transcript import Arrived, pane_fields
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LocalTranscriptRun", "SparkTranscriptRun", "TranscriptRun"]
+__all__ = [
+    "INPUT",
+    "LocalTranscriptRun",
+    "Shelf",
+    "SparkTranscriptRun",
+    "TranscriptRun",
+    "dropped_in",
+    "value_of",
+]
 
 _STEP: Final = "windows"
-_INPUT: Final = "input"
+INPUT: Final = "input"
+"""The injected stream."""
+
 _PIPELINE: Final = "transcript"
 _SUPERSTEPS_MAX: Final = 1_000
 
@@ -91,20 +101,19 @@ class TranscriptRun(Protocol):
         ...
 
 
-class _Shelf:
+class Shelf:
     """
     A sink that keeps what it gets where the next run finds it.
     """
 
-    identity = "memory://transcript"
-
-    def __init__(self) -> None:
+    def __init__(self, identity: str = "memory://transcript") -> None:
+        self.identity = identity
         self.delivered = Superstep(0)
-        self.panes: list[dict[str, Any]] = []
+        self.panes: list[tuple[str, WindowedValue]] = []
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> _Shelf:
+    ) -> Shelf:
         """
         The sink is its own writer.
         """
@@ -119,12 +128,11 @@ class _Shelf:
             return
         self.delivered = superstep
         for row in productions.select(["key", "value"]).to_pylist():
-            shown = WindowedValue.from_json(orjson.loads(row["value"]))
-            self.panes.append(pane_fields(row["key"], shown))
+            self.panes.append((row["key"], WindowedValue.from_json(orjson.loads(row["value"]))))
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[tuple[str, WindowedValue]]:
         """
-        The panes since the last call.
+        The panes since the last call, with their keys.
         """
         taken, self.panes = self.panes, []
         return taken
@@ -133,17 +141,20 @@ class _Shelf:
         """
         Its place is in this process; a copy elsewhere would keep nothing.
         """
-        return (_Shelf, ())
+        return (Shelf, (self.identity,))
 
 
-def _value(row: Mapping[str, Any]) -> Any:
+def value_of(row: Mapping[str, Any]) -> Any:
+    """
+    The value of an injected row.
+    """
     return orjson.loads(row["value"])
 
 
-def _pipeline(strategy: WindowingStrategy, shelf: _Shelf) -> Pipeline:
+def _pipeline(strategy: WindowingStrategy, shelf: Shelf) -> Pipeline:
     pipeline = Pipeline(_PIPELINE)
-    stream = pipeline.inject(_INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
-    computation = WindowedComputation(strategy, ToList(), _STEP, of=_value)
+    stream = pipeline.inject(INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
+    computation = WindowedComputation(strategy, ToList(), _STEP, of=value_of)
     stream.apply(computation, name=_STEP, on_error="stop").sink("panes", shelf)
     return pipeline
 
@@ -157,8 +168,11 @@ def _row(element: Arrived) -> dict[str, Any]:
     }
 
 
-def _dropped(store: Store) -> int:
-    states = store.rows_view(_STEP).to_arrow()["state"].to_pylist()
+def dropped_in(store: Store, step: str) -> int:
+    """
+    How many elements were too late for a step.
+    """
+    states = store.rows_view(step).to_arrow()["state"].to_pylist()
     return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
 
 
@@ -172,26 +186,29 @@ class LocalTranscriptRun:
 
     def __init__(self, strategy: WindowingStrategy) -> None:
         self._strategy = strategy
-        self._shelf = _Shelf()
+        self._shelf = Shelf()
         self._clock = ManualClock(0)
         self._disk, self._registry = MemoryObjects(), MemoryRegistry()
         # One for all restarts: a process that draws the names of the one before would meet its files.
         self._rng = SeededRng(1)
         self._start()
 
+    def _pipeline(self) -> Pipeline:
+        return _pipeline(self._strategy, self._shelf)
+
     def _start(self) -> None:
         self._store = Store.in_memory(
             objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng
         )
         runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
-        self._run = runner.start(_pipeline(self._strategy, self._shelf), stepping=True)
+        self._run = runner.start(self._pipeline(), stepping=True)
 
     def inject(self, elements: Sequence[Arrived]) -> None:
         """
         Hand over a bundle, and come to rest.
         """
         if elements:
-            self._run.inject(_INPUT, [_row(element) for element in elements])
+            self._run.inject(INPUT, [_row(element) for element in elements])
         self._rest()
 
     def advance_watermark(self, at_us: int | None) -> None:
@@ -206,10 +223,10 @@ class LocalTranscriptRun:
         """
         for percentile, at_us in marks.items():
             if percentile == EXACT and at_us is None:
-                self._run.finish(_INPUT)
+                self._run.finish(INPUT)
             else:
                 at = INSTANT_MAX_US if at_us is None else at_us
-                self._run.advance_watermark(_INPUT, at, percentile=percentile)
+                self._run.advance_watermark(INPUT, at, percentile=percentile)
         self._rest()
 
     def advance_clock(self, micros: int) -> None:
@@ -234,13 +251,13 @@ class LocalTranscriptRun:
         """
         The panes since the last call.
         """
-        return self._shelf.take()
+        return [pane_fields(key, shown) for key, shown in self._shelf.take()]
 
     def dropped(self) -> int:
         """
         How many elements were too late.
         """
-        return _dropped(self._store)
+        return dropped_in(self._store, _STEP)
 
     def close(self) -> None:
         """
@@ -264,12 +281,15 @@ class SparkTranscriptRun:
     def __init__(self, strategy: WindowingStrategy, spark: SparkSession) -> None:
         self._strategy = strategy
         self._spark = spark
-        self._shelf = _Shelf()
+        self._shelf = Shelf()
         self._clock = ManualClock(0)
         self._registry = MemoryRegistry()
         self._rng = SeededRng(3)
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-transcript-"))
         self._start()
+
+    def _pipeline(self) -> Pipeline:
+        return _pipeline(self._strategy, self._shelf)
 
     def _start(self) -> None:
         self._store = Store.open(
@@ -279,7 +299,7 @@ class SparkTranscriptRun:
             leases=lambda _, writer_id: MemoryLeases(self._registry, self._clock, writer_id=writer_id),
         )
         runner = SparkRunner(self._store, spark=self._spark, clock=self._clock, progress=False, intervals=1)
-        self._run = runner.open(_pipeline(self._strategy, self._shelf))
+        self._run = runner.open(self._pipeline())
 
     def inject(self, elements: Sequence[Arrived]) -> None:
         """
@@ -288,8 +308,8 @@ class SparkTranscriptRun:
         if elements:
             rows = [tuple(_row(element).values()) for element in elements]
             frame = self._spark.createDataFrame(rows, self._SCHEMA).coalesce(1)
-            known = input_positions(self._store.committer.snapshot.txns, _PIPELINE, _INPUT)
-            position = InputPosition(stream=_INPUT, source="test", batch=known.get("test", -1) + 1)
+            known = input_positions(self._store.committer.snapshot.txns, _PIPELINE, INPUT)
+            position = InputPosition(stream=INPUT, source="test", batch=known.get("test", -1) + 1)
             self._run.consume(frame, position)
         self._rest()
 
@@ -305,10 +325,10 @@ class SparkTranscriptRun:
         """
         for percentile, at_us in marks.items():
             if percentile == EXACT and at_us is None:
-                self._run._coordinator.finish_input(_INPUT)  # noqa: SLF001 - Spark's sources have no such verb
+                self._run._coordinator.finish_input(INPUT)  # noqa: SLF001 - Spark's sources have no such verb
             else:
                 at = INSTANT_MAX_US if at_us is None else at_us
-                self._run.advance_watermark(_INPUT, at, percentile=percentile)
+                self._run.advance_watermark(INPUT, at, percentile=percentile)
         self._rest()
 
     def advance_clock(self, micros: int) -> None:
@@ -339,13 +359,13 @@ class SparkTranscriptRun:
         """
         The panes since the last call.
         """
-        return self._shelf.take()
+        return [pane_fields(key, shown) for key, shown in self._shelf.take()]
 
     def dropped(self) -> int:
         """
         How many elements were too late.
         """
-        return _dropped(self._store)
+        return dropped_in(self._store, _STEP)
 
     def close(self) -> None:
         """

@@ -1,0 +1,240 @@
+"""
+Windows against an oracle without an engine: the same panes everywhere (I6 to I8; R20 to R22).
+
+``MILLPOND_ORACLE_EXAMPLES=20000`` runs so many generated steps instead of the few that every
+run of the tests affords.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from millpond.statestore.types import TIME_MAX_US
+from millpond.testing.oracle_triggers import TriggerSpec
+from millpond.testing.window_oracle import Arrival, OraclePane, WindowOracle, WindowSpec
+from millpond.testing.window_runs import LocalWindowRun, SparkWindowRun, arrived
+from millpond.testing.window_scripts import (
+    Move,
+    endless_triggers,
+    scripts,
+    window_fns,
+    window_specs,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FOREVER_US = 1_000_000_000
+_SPARK_STEPS = 16
+_SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
+_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+generated = settings(
+    deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or settings().max_examples
+)
+
+Shown = tuple[list[list[OraclePane]], int]
+"""The panes after each move and at the end, and how many elements were too late."""
+
+
+def by_oracle(spec: WindowSpec, moves: Sequence[Move]) -> Shown:
+    """
+    What the oracle shows.
+    """
+    oracle, shown = WindowOracle(spec), []
+    for move in [*moves, Move("watermark", TIME_MAX_US)]:
+        seen = len(oracle.panes)
+        if move.kind == "feed":
+            oracle.feed(move.argument)
+        elif move.kind == "watermark":
+            oracle.move_watermark(move.argument)
+        elif move.kind == "wall":
+            oracle.move_wall(move.argument)
+        shown.append(sorted(oracle.panes[seen:]))
+    return shown, oracle.dropped
+
+
+def by_run(run: LocalWindowRun | SparkWindowRun, steps: int, moves: Sequence[Move]) -> list[Shown]:
+    """
+    What a runner shows, step by step.
+    """
+    shown: list[list[list[OraclePane]]] = [[] for _ in range(steps)]
+    for move in [*moves, Move("watermark", None)]:
+        if move.kind == "feed":
+            run.inject(arrived(move.argument))
+        elif move.kind == "watermark":
+            run.advance_watermark(move.argument)
+        elif move.kind == "wall":
+            run.advance_clock(move.argument)
+        else:
+            run.restart()
+        for step, panes in zip(shown, run.shown(), strict=True):
+            step.append(panes)
+    drops = run.drops()
+    run.close()
+    return list(zip(shown, drops, strict=True))
+
+
+Standing = Counter[tuple[str, tuple[int, int], tuple[int, ...]]]
+"""Keys, windows and values: panes that were shown, less those that were taken back."""
+
+
+def net(panes: Iterable[OraclePane]) -> Standing:
+    """
+    What stands when all retractions have been subtracted; what was never shown cannot be taken back.
+    """
+    found: Standing = Counter()
+    for pane in panes:
+        found[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
+    assert min(found.values(), default=0) >= 0
+    return +found
+
+
+def last(panes: Iterable[OraclePane]) -> Standing:
+    """
+    The last pane of each window.
+    """
+    newest: dict[tuple[str, tuple[int, int]], OraclePane] = {}
+    for pane in panes:
+        place = (pane.key, pane.window)
+        if not pane.is_retraction and (place not in newest or newest[place].index < pane.index):
+            newest[place] = pane
+    return Counter((pane.key, pane.window, pane.values) for pane in newest.values())
+
+
+def grouped(window_fn: tuple[Any, ...], arrivals: Sequence[Arrival]) -> Standing:
+    """
+    All elements in their final windows, as a batch would have them.
+    """
+    spec = WindowSpec(window_fn=window_fn, trigger=("Default",))
+    shown, _ = by_oracle(spec, [Move("feed", arrivals)])
+    return last(shown[-1])
+
+
+def played(spec: WindowSpec, moves: Sequence[Move]) -> list[OraclePane]:
+    """
+    All panes of the local runner.
+    """
+    [(shown, dropped)] = by_run(LocalWindowRun([spec]), 1, moves)
+    assert dropped == 0
+    return [pane for panes in shown for pane in panes]
+
+
+def fed(moves: Sequence[Move]) -> list[Arrival]:
+    """
+    All elements of a script.
+    """
+    return [one for move in moves if move.kind == "feed" for one in move.argument]
+
+
+@given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
+@generated
+def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], moves: list[Move]) -> None:
+    """
+    After every move the same panes with the same values, indices, timings and times, and the same drops.
+    """
+    assert by_run(LocalWindowRun(specs), len(specs), moves) == [by_oracle(spec, moves) for spec in specs]
+
+
+@given(
+    window_fn=window_fns(),
+    trigger=endless_triggers(),
+    moves=scripts(),
+    data=st.data(),
+)
+@generated
+def test_final_values_do_not_depend_on_the_order_of_arrival(
+    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], data: st.DataObject
+) -> None:
+    """
+    Whatever came when and in whichever bundles, what stands in the end is what a batch would give.
+    """
+    spec = WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US)
+    shuffled = shuffle(moves, data)
+    expected = grouped(window_fn, fed(moves))
+
+    assert net(played(spec, moves)) == expected
+    assert net(played(spec, shuffled)) == expected
+
+
+@given(window_fn=window_fns(), trigger=endless_triggers(), moves=scripts())
+@generated
+def test_panes_less_retractions_are_the_last_panes(
+    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
+) -> None:
+    """
+    Each window's panes and retractions add up to its last pane; windows that merged add up to nothing.
+    """
+    panes = played(
+        WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US), moves
+    )
+    standing, newest = net(panes), last(panes)
+
+    assert not standing - newest
+    assert standing == newest if window_fn[0] != "Sessions" else len(standing) <= len(newest)
+
+
+@given(window_fn=window_fns(with_sessions=False), trigger=endless_triggers(), moves=scripts())
+@generated
+def test_discarding_panes_add_up_to_the_accumulated_one(
+    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
+) -> None:
+    """
+    All that a window's discarding panes showed is what its last accumulating pane shows.
+    """
+    modes = [
+        WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
+        for mode in ("discarding", "accumulating")
+    ]
+    (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), 2, moves)
+    summed: defaultdict[tuple[str, tuple[int, int]], list[int]] = defaultdict(list)
+    for pane in (one for panes in parts for one in panes):
+        summed[(pane.key, pane.window)] += pane.values
+
+    accumulated = last(pane for panes in wholes for pane in panes)
+    assert accumulated == Counter((*place, tuple(sorted(values))) for place, values in summed.items())
+
+
+@pytest.mark.spark
+@given(
+    specs=st.lists(window_specs(), min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=scripts(moves_max=8)
+)
+@settings(
+    deadline=None,
+    max_examples=_SPARK_EXAMPLES,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=_SLOW,
+)
+def test_spark_shows_what_the_oracle_shows(
+    specs: list[WindowSpec], moves: list[Move], spark: SparkSession
+) -> None:
+    """
+    Many generated steps in one run on Spark: the panes and drops of the oracle after every move.
+    """
+    expected = [by_oracle(spec, moves) for spec in specs]
+
+    assert by_run(SparkWindowRun(specs, spark), len(specs), moves) == expected
+
+
+def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:
+    """
+    The same elements and the same moves of time, in another order and in other bundles.
+    """
+    elements = data.draw(st.permutations(fed(moves)))
+    shuffled: list[Move] = []
+    for move in [*moves, Move("feed", ())]:
+        if move.kind != "feed":
+            shuffled.append(move)
+        elif elements:
+            count = data.draw(st.integers(1, len(elements)))
+            shuffled.append(Move("feed", tuple(elements[:count])))
+            elements = elements[count:]
+    return [*shuffled, Move("feed", tuple(elements))] if elements else shuffled
