@@ -29,7 +29,7 @@ from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log import Log
 from millpond.statestore.log_writer import LogWriter
-from millpond.statestore.objects import open_objects
+from millpond.statestore.objects import open_objects, put_new
 from millpond.statestore.snapshot import Snapshot, load
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.table import create_table
@@ -224,7 +224,7 @@ class DeltaSinkWriter:
         pq.write_table(table, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
         data = buffer.getvalue().to_pybytes()
         path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
-        self._objects.put_if_absent(path, data)
+        put_new(self._objects, path, data)
         reach("sink.file_written")
         return Add(
             path=path,

@@ -27,7 +27,7 @@ from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, Un
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["MemoryObjects", "ObstoreObjects", "open_objects"]
+__all__ = ["MemoryObjects", "ObstoreObjects", "open_objects", "put_new"]
 
 _Result = TypeVar("_Result")
 
@@ -252,6 +252,23 @@ class MemoryObjects:
         with self._lock:
             for path in paths:
                 self._objects.pop(path, None)
+
+
+def put_new(objects: Objects, path: str, data: bytes) -> None:
+    """
+    Create an object under a name that nobody else has; found there with these very bytes, it is ours.
+
+    A put whose reply was lost is repeated below us, by ``obstore`` for one, and then finds itself.
+
+    Raises:
+        ObjectExistsError: another object has the name.
+        UnavailableError: it may or may not have been written.
+    """
+    try:
+        objects.put_if_absent(path, data)
+    except ObjectExistsError:
+        if objects.get(path) != data:
+            raise
 
 
 def open_objects(url: str, storage_options: Mapping[str, str] | None = None) -> Objects:

@@ -24,6 +24,7 @@ from millpond.statestore.check import check
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.merge import MERGE_COLUMNS, combine_updates, merge_updates
+from millpond.statestore.objects import put_new
 from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.row_format import IpcRowFormat, ParquetRowFormat, RowFormat, decode_rows
 from millpond.statestore.row_shape import conform
@@ -133,7 +134,7 @@ def write_row_file(
     low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
     check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
-    objects.put_if_absent(path, data)
+    put_new(objects, path, data)
     return RowFile(
         path=path,
         size_bytes=len(data),

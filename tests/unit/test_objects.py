@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millpond.statestore.errors import UnavailableError
-from millpond.statestore.objects import ObstoreObjects, open_objects
+from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.statestore.objects import MemoryObjects, ObstoreObjects, open_objects, put_new
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +70,25 @@ class TestLocal:
         """A URL that no store serves raises UnavailableError that names it."""
         with pytest.raises(UnavailableError, match="nosuch"):
             open_objects("nosuch://host/path")
+
+
+class TestPutNew:
+    def test_an_object_with_these_bytes_is_ones_own(self) -> None:
+        """A put that was repeated after a lost reply finds its own object, and that is success."""
+        objects = MemoryObjects()
+        put_new(objects, "a", b"mine")
+        put_new(objects, "a", b"mine")
+
+        assert objects.get("a") == b"mine"
+
+    def test_somebody_elses_object_stays(self) -> None:
+        """A name that is taken by other bytes is an error, and they stay."""
+        objects = MemoryObjects()
+        put_new(objects, "a", b"theirs")
+
+        with pytest.raises(ObjectExistsError):
+            put_new(objects, "a", b"mine")
+        assert objects.get("a") == b"theirs"
 
 
 class TestCloud:
