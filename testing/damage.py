@@ -89,6 +89,8 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
             kinds.setdefault("checkpoint pointer", []).append(path)
         elif path.endswith(".parquet"):
             kinds.setdefault(files.get(path, "row file"), []).append(path)
+        elif not path.startswith("_delta_log/"):
+            kinds.setdefault("other file", []).append(path)
     return kinds
 
 

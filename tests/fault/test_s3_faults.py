@@ -1,0 +1,255 @@
+"""
+An S3 server that loses replies, fails before or after the work is done, and lets failed puts land later.
+
+The store under test speaks HTTP to a proxy; every record is acknowledged, and is in the table once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.statestore.action import CommitInfo
+from millpond.statestore.commit_file import decode
+from millpond.statestore.errors import FencedError
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.verification import verify_store
+from millpond.testing.determinism import SeededRng
+from millpond.testing.fault_report import FaultReport
+from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.s3_proxy import S3Fault, S3Proxy
+from millpond.testing.s3_server import S3Server, s3_options
+
+pytestmark = pytest.mark.fault
+
+CLOCK: Final = SystemClock()
+LOST: Final = 50
+LATE: Final = 50
+WRITES_IN_A_STORM: Final = 12
+PATIENCE_MS: Final = 120_000
+LOG: Final = "_delta_log/"
+
+SCENARIOS: Final = {
+    "500 before": (S3Fault.ERROR_500, "PUT", LOG),
+    "500 after": (S3Fault.ERROR_AFTER, "PUT", LOG),
+    "503 on row files": (S3Fault.UNAVAILABLE_503, "PUT", "computation"),
+    "429": (S3Fault.THROTTLED_429, "PUT", ""),
+    "reset before": (S3Fault.RESET, "PUT", ""),
+    "reply lost after": (S3Fault.REPLY_LOST, "PUT", ""),
+    "slow": (S3Fault.SLOW, "PUT", ""),
+    "cut body of reads": (S3Fault.CUT_BODY, "GET", ""),
+}
+"""What may happen to a request, and to which."""
+
+
+class Pond:
+    """
+    A store behind the proxy, and the same store by the direct way.
+    """
+
+    def __init__(self, bucket: str, server: S3Server, proxy: S3Proxy) -> None:
+        self._url, self._server, self._proxy = f"{bucket}/pond", server, proxy
+        self._registry = MemoryRegistry()
+
+    def open(self, *, direct: bool = False) -> Store:
+        address = self._server.address if direct else self._proxy.address
+        return Store.open(
+            self._url,
+            storage_options=s3_options(address),
+            leases=lambda _, writer_id: MemoryLeases(self._registry, CLOCK, writer_id=writer_id),
+        )
+
+    def assert_holds(self, numbers: range | list[int]) -> None:
+        """
+        Each of the numbers is in the ledger once, in order, and the store is sound.
+        """
+        with self.open(direct=True) as store:
+            assert ledger_of(store) == written(numbered(numbers))
+            assert verify_store(store.objects, store.leases.high_water.read()).findings == ()
+
+    def commits(self) -> Counter[str]:
+        """
+        How many commits of each kind the log has.
+        """
+        found: Counter[str] = Counter()
+        with self.open(direct=True) as store:
+            newest = store.snapshot().version
+            for version in range(newest + 1):
+                for action in decode(store.objects.get(f"{LOG}{version:020d}.json"), str(version)):
+                    if isinstance(action, CommitInfo) and action.millpond:
+                        found[str(action.millpond.get("kind"))] += 1
+        return found
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    """
+    A proxy before the run's server.
+    """
+    with S3Proxy(s3_server.port, CLOCK) as between:
+        yield between
+
+
+@pytest.fixture
+def pond(s3_bucket: str, s3_server: S3Server, proxy: S3Proxy) -> Pond:
+    """
+    An empty store.
+    """
+    return Pond(s3_bucket, s3_server, proxy)
+
+
+def start(store: Store) -> LocalRun:
+    return LocalRunner(store, progress=False, upkeep=None).start(ledger_pipeline(), stepping=True)
+
+
+def write(run: LocalRun, number: int) -> None:
+    run.inject(ROWS, numbered([number]))
+    run.run_until_quiet()
+
+
+def test_lost_replies_of_commits_are_settled_by_reading_back(
+    pond: Pond, proxy: S3Proxy, fault_report: FaultReport
+) -> None:
+    """
+    A commit that landed unheard counts as done, once, without an error to the caller.
+    """
+    with pond.open() as store:
+        run = start(store)
+        before = pond.commits()["superstep"]
+        for number in range(LOST):
+            proxy.plan(S3Fault.REPLY_LOST, within=LOG)
+            write(run, number)
+        run.stop()
+    lost = proxy.happened[S3Fault.REPLY_LOST]
+    settled = pond.commits()["superstep"] - before
+    fault_report.fault("R3", lost, lost_replies=lost, lost_replies_settled=min(lost, settled))
+    assert lost == settled == LOST
+    pond.assert_holds(range(LOST))
+
+
+def test_puts_that_land_late_land_once_or_never(
+    pond: Pond, proxy: S3Proxy, fault_report: FaultReport
+) -> None:
+    """
+    A put that failed and lands when its writer has put the same bytes again finds its place taken.
+    """
+    statuses: list[int] = []
+    with pond.open() as store:
+        run = start(store)
+        for number in range(LATE):
+            proxy.plan(S3Fault.LATE, within=LOG if number % 2 else "computation")
+            write(run, number)
+            statuses += proxy.land()
+        run.stop()
+    fault_report.fault("R5", len(statuses))
+    assert len(statuses) == proxy.happened[S3Fault.LATE] == LATE
+    # A commit is put again at its place, where the late one then finds it; a row file likewise.
+    assert set(statuses) == {412}
+    pond.assert_holds(range(LATE))
+
+
+def test_a_put_that_lands_after_a_take_over_is_no_commit(
+    pond: Pond, proxy: S3Proxy, fault_report: FaultReport
+) -> None:
+    """
+    A commit that its owner could not place lands after the successor's fence, and finds its version taken.
+    """
+    with pond.open() as store, pond.open(direct=True) as other:
+        former = start(store)
+        write(former, 0)
+        proxy.plan(S3Fault.LATE, within=LOG, times=1)
+        proxy.plan(S3Fault.RESET, within=LOG, times=1_000)
+        former.inject(ROWS, numbered([5]))
+        fault_report.fault("R5", zombies=1)
+        with pytest.raises(FencedError):
+            # The owner is replaced while it tries; then it is let through.
+            take_over_and_mend(former, other, proxy)
+        assert proxy.land() == [412]
+        assert ledger_of(other) == {"k0": [0, 10]}
+        former.abandon()
+    fault_report.count(zombies_fenced=1)
+    pond.assert_holds([0, 10])
+
+
+def take_over_and_mend(former: LocalRun, other: Store, proxy: S3Proxy) -> None:
+    failure: list[BaseException] = []
+
+    def go_on() -> None:
+        try:
+            former.run_until_quiet()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            failure.append(error)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    while not proxy.happened[S3Fault.LATE]:
+        CLOCK.sleep_ms(1)
+    successor = start(other)
+    write(successor, 10)
+    proxy.mend()
+    thread.join()
+    successor.abandon()
+    if failure:
+        raise failure[0]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_requests_that_fail_are_tried_again(
+    pond: Pond, proxy: S3Proxy, scenario: str, fault_report: FaultReport
+) -> None:
+    """
+    Whatever happens to a third of the requests, before or after they are done, all input gets in once.
+    """
+    fault, _, within = SCENARIOS[scenario]
+    with pond.open() as store:
+        run = start(store)
+        proxy.storm({fault: 0.35}, SeededRng(len(scenario)), within=within)
+        for number in range(WRITES_IN_A_STORM):
+            write(run, number)
+        proxy.mend()
+        run.stop()
+    assert proxy.happened[fault] > 0
+    fault_report.fault("R4")
+    pond.assert_holds(range(WRITES_IN_A_STORM))
+
+
+def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
+    """
+    While no request gets through nothing is acknowledged; once the network is back everything is, once.
+    """
+    with pond.open() as store:
+        run = LocalRunner(store, progress=False).start(ledger_pipeline())
+        run.inject(ROWS, numbered([0])).wait(PATIENCE_MS)
+        for round_number in range(1, 4):
+            proxy.cut()
+            receipt = run.inject(ROWS, numbered([round_number]))
+            assert not receipt.wait(300)
+            proxy.mend()
+            assert receipt.wait(PATIENCE_MS)
+        run.stop()
+    fault_report.fault("R10", 3)
+    pond.assert_holds(range(4))
+
+
+def test_canary_a_writer_that_tries_again_blindly_is_seen_to_write_twice(pond: Pond, proxy: S3Proxy) -> None:
+    """
+    The same trial finds the duplicate of a caller that takes a lost reply for a failure.
+    """
+    with pond.open() as store:
+        run = start(store)
+        proxy.plan(S3Fault.REPLY_LOST, within=LOG)
+        for number in range(2):
+            # Without an id of its own nobody can tell that the record comes again.
+            run.inject(ROWS, [{**numbered([0])[0], "id": f"attempt {number}"}])
+            run.run_until_quiet()
+        run.stop()
+    with pytest.raises(AssertionError):
+        pond.assert_holds(range(1))
