@@ -14,10 +14,12 @@ from typing import Any
 from millpond.dataflow.pane import WindowedValue
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
+from millpond.executor.duration import Instant, instant_us
 from millpond.executor.key_extractor import KeyExtractor, extract_key
+from millpond.executor.late_data_horizon import LateDataHorizon
 from millpond.executor.record import Record
 
-__all__ = ["ElementWise", "PaneKey"]
+__all__ = ["ElementWise", "PaneKey", "TimestampShift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,34 @@ class ElementWise(Computation):
         is_envelope = WindowedValue.is_envelope(value)
         for made in self.function(value["value"] if is_envelope else value):
             context.produce(self.stream, {**value, "value": made} if is_envelope else made)
+
+
+class TimestampShift(Computation):
+    """
+    Gives every value another event time (the windowing patent's timestamp setter).
+
+    Args:
+        function: given a value and its time in microseconds, gives the new time.
+        stream: where the values go.
+        late_data_horizon: how far back a time may be moved.
+    """
+
+    def __init__(
+        self, function: Callable[[Any, int], Instant], stream: str, late_data_horizon: LateDataHorizon
+    ) -> None:
+        self.function = function
+        self.stream = stream
+        self.late_data_horizon = late_data_horizon
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Hand the value on at its new time; a pane is moved, its window is not.
+        """
+        value = record.value
+        if not WindowedValue.is_envelope(value):
+            context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))
+            return
+        moved = instant_us(self.function(value["value"], value["at"]))
+        # A pane may travel later than its own time says; it may not travel earlier for that.
+        at = moved if moved >= value["at"] else record.at - (value["at"] - moved)
+        context.produce(self.stream, {**value, "at": moved}, at=max(at, moved))

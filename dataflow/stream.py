@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
 from millpond.dataflow.combiners import ToList
-from millpond.dataflow.element_wise import ElementWise, PaneKey
+from millpond.dataflow.element_wise import ElementWise, PaneKey, TimestampShift
 from millpond.dataflow.pane import Pane
 from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
 from millpond.dataflow.timestamp_combiner import TimestampCombiner
@@ -24,8 +24,9 @@ from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
     from millpond.executor.computation import Computation
-    from millpond.executor.duration import Duration
+    from millpond.executor.duration import Duration, Instant
     from millpond.executor.key_extractor import KeyExtractor
+    from millpond.executor.late_data_horizon import LateDataHorizon
 
 __all__ = ["DataflowStream", "WindowedStream"]
 
@@ -111,6 +112,36 @@ class DataflowStream(Stream):
         Make one value of each one, like `flat_map`.
         """
         return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
+
+    def with_timestamps(
+        self,
+        function: Callable[[Any, int], Instant],
+        *,
+        name: str,
+        late_data_horizon: LateDataHorizon = 0,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        Give every value another event time.
+
+        Forwards is free. Backwards, a value would be late for whoever has been told that time
+        has passed it: a horizon holds the watermark of all that follows back by as much, always.
+
+        Args:
+            function: given a value and its time in microseconds, gives the new time: microseconds,
+                or a ``datetime`` with a zone; it must give the same one for a retraction.
+            name: the step's name.
+            late_data_horizon: how far back times may be moved; what goes further is refused and
+                becomes a dead letter. ``"unbounded"``: as far as you like, and openly late.
+            key: how the value's key is got before.
+            options: `ComputationOptions`.
+
+        Example:
+            ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
+        """
+        shift = TimestampShift(function, name, late_data_horizon)
+        return self.apply(shift, name=name, key=PaneKey.of(key), **options)
 
     def apply(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from millpond.executor.late_data_horizon import LateDataHorizon
 from millpond.statestore.codec import Codec, JsonCodec
 from millpond.statestore.errors import InvalidError
 
@@ -30,10 +31,14 @@ class Computation:
     Attributes:
         codec: how the state becomes the row's ``state`` column; JSON unless overridden.
         percentiles: the percentile watermarks that the code asks for, besides 100.
+        late_data_horizon: how far below a record's time the code may produce; the output
+            watermark is held back by as much, always. ``"unbounded"`` holds nothing back, so
+            what is produced below the record's time may be late.
     """
 
     codec: Codec = JsonCodec()
     percentiles: Collection[float] = ()
+    late_data_horizon: LateDataHorizon = 0
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """

@@ -92,6 +92,8 @@ class Context:
         """
         The oldest time that may be produced at: that of the input, or one that the key owes already.
 
+        For records it is older by the computation's ``late_data_horizon``.
+
         A key owes the output times of its pending timers and what its state holds; those that it
         owed when its turn began count until the turn ends.
         """

@@ -15,6 +15,7 @@ from millpond.executor.record_columns import InputTime
 from millpond.executor.timer import Timer
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import TimeDomain
+from millpond.statestore.types import TIME_MIN_US
 
 __all__ = ["Holds"]
 
@@ -71,5 +72,5 @@ class Holds:
 
         A key owes what its state holds and what its timers are to produce.
         """
-        owed = self._timers.owed_at()
-        return self._input.floor_at if owed is None else min(owed, self._input.floor_at)
+        owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
+        return floor if owed is None else min(owed, floor)

@@ -17,6 +17,7 @@ from millpond.executor.bundle import DeadLetter
 from millpond.executor.context import Context
 from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers, TimersSavepoint
+from millpond.executor.late_data_horizon import slack_us
 from millpond.executor.productions import Productions
 from millpond.executor.record import Records
 from millpond.executor.record_columns import InputTime, RecordColumns
@@ -84,6 +85,9 @@ class KeyTurns:
             holds,
         )
         self._firings_left = 0
+        # A timer's output time is all that is held for it: no horizon goes below that.
+        self._records_slack_us = slack_us(node.computation.late_data_horizon)
+        self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
 
     def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
         """
@@ -121,6 +125,7 @@ class KeyTurns:
         if self.timers.due:
             self._fire_due()
         if stop > start:
+            self._input.slack_us = self._records_slack_us
             self._records.bind(key, start, stop)
             self._node.computation.process_records(self._context, self._records)
             if self.timers.due:
@@ -135,6 +140,7 @@ class KeyTurns:
             self.state.end_hook()
 
     def _process_timer(self, timer: Timer) -> None:
+        self._input.slack_us = self._timers_slack_us
         self._input.of_one(timer.output_at)
         self._node.computation.process_timer(self._context, timer)
 
@@ -154,6 +160,7 @@ class KeyTurns:
     def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
         self._fire_due_carefully()
         for index in range(start, stop):
+            self._input.slack_us = self._records_slack_us
             self._records.bind(key, index, index + 1)
             self._try_record(index)
         self._fire_due_carefully()

@@ -18,6 +18,7 @@ from millpond.executor.duration import Duration, duration_us
 from millpond.executor.injector import BoundedDisorder, WatermarkPolicy
 from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.key_extractor import KeyExtractor, check_key_extractor
+from millpond.executor.late_data_horizon import horizon_us
 from millpond.executor.sink import Sink
 from millpond.executor.stream import ComputationOptions, Stream
 from millpond.executor.topology import (
@@ -163,6 +164,7 @@ class Pipeline:
             raise InvalidError("two computations have one name", computation=name)
         _check_computation(name, computation)
         declared_percentiles(computation.percentiles, name)
+        horizon_us(computation.late_data_horizon)
         self._computations[name] = ComputationNode(
             name=name,
             computation=computation,

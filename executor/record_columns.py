@@ -23,13 +23,15 @@ class InputTime:
     Attributes:
         at: default time of what is produced.
         floor_at: nothing may be produced below it (§4.5: no smaller than any source record).
+        slack_us: unless the computation may go so far below it.
     """
 
-    __slots__ = ("at", "floor_at")
+    __slots__ = ("at", "floor_at", "slack_us")
 
     def __init__(self) -> None:
         self.at = 0
         self.floor_at = 0
+        self.slack_us = 0
 
     def of_one(self, at: int) -> None:
         """

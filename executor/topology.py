@@ -17,6 +17,7 @@ from millpond.executor.clocks import EXACT, declared_percentiles
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
+from millpond.executor.late_data_horizon import horizon_us
 from millpond.executor.position import stream_number
 from millpond.executor.weak import ProductionMode, WeakStreams, addressed, fused_order, fused_streams
 from millpond.statestore.errors import InvalidError
@@ -142,6 +143,13 @@ class ComputationNode:
         The percentile watermarks below 100 that the code asks for, the greatest first.
         """
         return declared_percentiles(self.computation.percentiles, self.name)
+
+    @property
+    def horizon_us(self) -> int:
+        """
+        By how much the output watermark stays behind the input's.
+        """
+        return horizon_us(self.computation.late_data_horizon)
 
     def subscription(self, stream: str) -> Subscription | None:
         """

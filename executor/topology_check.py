@@ -137,6 +137,27 @@ def _computations_can_be_reached(topology: Topology) -> None:
             raise InvalidError("no injected record can ever reach this computation", computation=name)
 
 
+def _horizons_are_in_no_cycle(topology: Topology) -> None:
+    for node in topology.computations.values():
+        if node.horizon_us and node.name in _downstream(topology, node):
+            raise InvalidError(
+                "a computation in a cycle would hold its own watermark back for ever: "
+                "its late_data_horizon is 0 or unbounded",
+                computation=node.name,
+            )
+
+
+def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
+    found: set[str] = set()
+    fresh = [*node.produces, DEAD_LETTERS]
+    while fresh:
+        for consumer in topology.consumers_of(fresh.pop()):
+            if consumer.computation.name not in found:
+                found.add(consumer.computation.name)
+                fresh += [*consumer.computation.produces, DEAD_LETTERS]
+    return found
+
+
 def _sinks_take_productions(topology: Topology) -> None:
     for sink in topology.sinks.values():
         if sink.stream in topology.injectors:
@@ -216,6 +237,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _injected_streams_are_not_produced,
     _streams_have_a_source,
     _computations_can_be_reached,
+    _horizons_are_in_no_cycle,
     _sinks_take_productions,
     _sinks_have_their_own_place,
     _code_can_travel,

@@ -6,7 +6,8 @@ For a computation C that subscribes to the streams s::
     input(C)  = min over s:  injected  the injector's watermark
                              produced  the oldest undelivered production on s,
                                        and output(P) of every P that produces to s
-    output(C) = min(input(C), the oldest hold of any of C's intervals)
+    output(C) = min(input(C) - how far C may produce below its input,
+                    the oldest hold of any of C's intervals)
 
 In a cycle the definition goes round; its *greatest* solution is meant: nobody waits for a
 record that no undelivered production, hold or injector can still bring forth. It follows that
@@ -27,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.interval_map import IntervalMap
+from millpond.executor.late_data_horizon import held_back
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
@@ -39,35 +41,43 @@ def solve_inputs(
     consumers: Mapping[str, Sequence[str]],
     bases: Mapping[str, EventTimeMicros],
     holds: Mapping[str, EventTimeMicros],
+    horizons: Mapping[str, int] | None = None,
 ) -> dict[str, EventTimeMicros]:
     """
     The greatest input watermarks that agree with each other, by computation.
 
     The least output of all cannot be lowered by anybody, so it is final; taking computations
-    in that order settles each edge once, cycles included (Dijkstra's argument).
+    in that order settles each edge once, cycles included (Dijkstra's argument). Only horizons
+    may lower one again, and those are in no cycle, so that ends.
 
     Args:
         consumers: computation → those that consume what it produces.
         bases: what bounds a computation's input apart from its senders.
         holds: what bounds a computation's output apart from its input.
+        horizons: how far a computation's output lags behind its input, where it does.
 
     Example:
         >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
         {'a': 5, 'b': 5}
     """
-    inputs = dict(bases)
-    heap = [(min(base, holds[name]), name) for name, base in inputs.items()]
+    inputs, behind = dict(bases), horizons or {}
+
+    def output_of(name: str) -> EventTimeMicros:
+        return min(held_back(inputs[name], behind.get(name, 0)), holds[name])
+
+    outputs = {name: output_of(name) for name in inputs}
+    heap = [(output, name) for name, output in outputs.items()]
     heapq.heapify(heap)
-    settled: set[str] = set()
     while heap:
         output, name = heapq.heappop(heap)
-        if name in settled:
+        if output > outputs[name]:
             continue
-        settled.add(name)
         for consumer in consumers.get(name, ()):
             if output < inputs[consumer]:
                 inputs[consumer] = output
-                heapq.heappush(heap, (min(output, holds[consumer]), consumer))
+                if (lower := output_of(consumer)) < outputs[consumer]:
+                    outputs[consumer] = lower
+                    heapq.heappush(heap, (lower, consumer))
     return inputs
 
 
@@ -87,6 +97,7 @@ class WatermarkAuthority:
         self._topology = topology
         self._consumers = {name: _consumers(topology, node) for name, node in topology.computations.items()}
         self._injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
+        self._horizons = {name: node.horizon_us for name, node in topology.computations.items()}
         self._idle: frozenset[str] = frozenset()
         self._intervals = {name: IntervalMap() for name in topology.computations}
         self._undelivered: Mapping[str, EventTimeMicros] = {}
@@ -197,10 +208,11 @@ class WatermarkAuthority:
             return
         holds = {name: intervals.least for name, intervals in self._intervals.items()}
         bases = {name: self._base(node) for name, node in self._topology.computations.items()}
-        for name, solved in solve_inputs(self._consumers, bases, holds).items():
+        for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
             self._inputs[name] = max(self._inputs[name], solved)
             # A hold behind the published input is that of late work: it binds as it stands.
-            self._outputs[name] = max(self._outputs[name], min(solved, holds[name]))
+            output = min(held_back(solved, self._horizons[name]), holds[name])
+            self._outputs[name] = max(self._outputs[name], output)
         self._changed = False
 
     def _base(self, node: ComputationNode) -> EventTimeMicros:

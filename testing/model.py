@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millpond.executor.clocks import EXACT
 from millpond.executor.event_time import Moment, to_micros
+from millpond.executor.late_data_horizon import slack_us
 from millpond.executor.record import Record
 from millpond.executor.timer import Timer
 from millpond.statestore.codec import JsonCodec
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import TimeDomain
-from millpond.statestore.types import EventTimeMicros
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 if TYPE_CHECKING:
     from millpond.executor.context import Context
@@ -326,6 +327,10 @@ class _Turn:
 
     def _timer_hook(self, timer: Timer) -> None:
         context = _ModelContext(self, timer.output_at)
+        # A timer's output time is all that is held for it.
+        context.slack_us = (
+            slack_us(self.node.computation.late_data_horizon) if not self.node.horizon_us else 0
+        )
         self.node.computation.process_timer(cast("Context", context), timer)
 
     def _records_hook(self, arrived: Sequence[ModelRecord]) -> None:
@@ -372,12 +377,13 @@ class _ModelContext:
         self.state = _ModelState(turn, self)
         self.input_at = input_at
         self.floor_at = input_at if floor_at is None else floor_at
+        self.slack_us = slack_us(turn.node.computation.late_data_horizon)
         self._turn = turn
 
     @property
     def oldest_at(self) -> int:
         owed = [*self._turn.owed_at_start, *(t.output_at for t in self._turn.row.timers.values())]
-        return min([self.floor_at, *owed])
+        return min([max(TIME_MIN_US, self.floor_at - self.slack_us), *owed])
 
     def watermark_at(self, percentile: float) -> int:
         return self.watermark if percentile == EXACT else self._turn.marks[percentile]

@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.executor.injector import InjectorLogic
 from millpond.executor.key_extractor import extract_key
+from millpond.executor.late_data_horizon import held_back
 from millpond.executor.observation import TimesSeen
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.errors import InvalidError
@@ -133,7 +134,8 @@ class ModelPipeline:
             bounds += [p.at for p in self._pending if p.stream == stream]
             for producer in self._topology.producers_of(stream):
                 hold = self._intervals[producer.name].hold()
-                bounds += [known[producer.name]] if hold is None else [known[producer.name], hold]
+                lagging = held_back(EventTimeMicros(known[producer.name]), producer.horizon_us)
+                bounds += [lagging] if hold is None else [lagging, hold]
         return min(bounds)
 
     def _injected(

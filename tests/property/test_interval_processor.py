@@ -102,6 +102,7 @@ class BatchScript(Script):
     """
 
     codec = MsgpackCodec()
+    late_data_horizon = 2
 
     def process_records(self, context: Context, records: Records) -> None:
         """
@@ -109,7 +110,7 @@ class BatchScript(Script):
         """
         for record in records:
             self.process_record(context, record)
-        context.produce("out", [len(records), records[-1].at])
+        context.produce("out", [len(records), records[-1].at, context.oldest_at], at=context.oldest_at)
 
 
 times = st.integers(0, 12)

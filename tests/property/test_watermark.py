@@ -17,7 +17,9 @@ from millpond.executor.pending import PendingProductions
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.time_keeper import TimeKeeper
 from millpond.executor.topology import Topology
+from millpond.executor.topology_check import check_topology
 from millpond.executor.watermark import WatermarkAuthority
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 from millpond.testing.determinism import ManualClock
@@ -30,6 +32,8 @@ TIMES = st.integers(min_value=0, max_value=60)
 def topologies(draw) -> Topology:
     """
     Up to five computations; each consumes an injected stream and any productions, its own too.
+
+    Those outside of cycles may have horizons: they produce below their input, and lag behind it.
     """
     pipeline = Pipeline("p")
     injected = [f"s{i}" for i in range(draw(st.integers(1, 2)))]
@@ -42,7 +46,18 @@ def topologies(draw) -> Topology:
         others = draw(st.sets(st.sampled_from([*injected, *names]), max_size=3))
         subscribes = dict.fromkeys([root, *sorted(others)])
         pipeline.add(Computation(), name=name, subscribes=subscribes, produces=[name])
-    return pipeline.check()
+    topology = pipeline.check()
+    nodes = dict(topology.computations)
+    for name in names:
+        lagging = Computation()
+        lagging.late_data_horizon = draw(st.sampled_from([0, 0, 7]))
+        changed = {**nodes, name: replace(nodes[name], computation=lagging)}
+        try:
+            check_topology(replace(topology, computations=changed))
+        except InvalidError:
+            continue
+        nodes = changed
+    return replace(topology, computations=nodes)
 
 
 class Oracle:
@@ -77,7 +92,8 @@ class Oracle:
         return min(bounds)
 
     def output_of(self, name: str, inputs: dict[str, int]) -> int:
-        return min([inputs[name], *self.holds[name].values()])
+        lag = self.topology.computations[name].horizon_us if abs(inputs[name]) < TIME_MAX_US else 0
+        return min([inputs[name] - lag, *self.holds[name].values()])
 
     def publish(self) -> dict[str, int]:
         raw = self.raw()
@@ -140,19 +156,20 @@ class SlowPipeline:
         for name, node in self.topology.computations.items():
             for timer in [t for t in self.timers[name] if t[0] <= watermarks[name]]:
                 self.timers[name].remove(timer)
-                self.process(name, timer[1], timer[2])
+                self.process(name, timer[1], timer[1], timer[2])
             streams = {subscription.stream for subscription in node.subscriptions}
             for stream, at in delivered:
                 if stream in streams:
                     assert at >= watermarks[name], "a record is late although its source was not"
-                    self.process(name, at, self.data.draw(st.sampled_from(INTERVALS))[0])
+                    where = self.data.draw(st.sampled_from(INTERVALS))[0]
+                    self.process(name, at, at - node.horizon_us, where)
         self.report()
 
-    def process(self, name: str, at: int, where: str) -> None:
+    def process(self, name: str, at: int, floor: int, where: str) -> None:
         if self.budget > 0 and self.data.draw(st.booleans()):
             self.budget -= 1
             # What the key owed when the superstep began it may still produce at, or go on owing.
-            oldest = min([at, *(hold for _, hold, low in self.owed[name] if low == where)])
+            oldest = min([floor, *(hold for _, hold, low in self.owed[name] if low == where)])
             later = self.data.draw(st.sampled_from([at, oldest])) + self.data.draw(st.integers(0, 9))
             if self.data.draw(st.booleans()):
                 self.undelivered.append((name, later))

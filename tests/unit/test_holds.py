@@ -46,12 +46,17 @@ class Call(Computation):
         context.produce("out", [timer.tag, timer.percentile], at=context.state.held_at or timer.output_at)
 
 
-def start() -> IntervalRun:
+def start(computation: Computation | None = None) -> IntervalRun:
     """
     A computation that stops at the first error.
     """
     node = ComputationNode(
-        name="c", computation=Call(), subscriptions=(), produces=("out",), retries=0, on_error="stop"
+        name="c",
+        computation=computation or Call(),
+        subscriptions=(),
+        produces=("out",),
+        retries=0,
+        on_error="stop",
     )
     return IntervalRun(node, INTERVAL)
 
@@ -167,6 +172,45 @@ def test_the_key_may_produce_at_the_time_that_a_timer_owes():
     assert made.hold == 30
     with pytest.raises(InvalidError, match="below that of the input"):
         call(run, 65, lambda context: context.produce("out", 1, at=29))
+
+
+def test_a_horizon_goes_below_records_and_not_below_timers():
+    """
+    For a timer, only its output time has been held.
+    """
+
+    class Back(Call):
+        late_data_horizon = 5
+
+        def process_timer(self, context: Any, timer: Any) -> None:
+            context.produce("out", 1, at=context.oldest_at)
+            context.produce("out", 1, at=timer.output_at - 1)
+
+    run = start(Back())
+
+    assert times(call(run, 10, lambda context: context.produce("out", 1, at=5))) == [5]
+    with pytest.raises(InvalidError, match="below that of the input"):
+        call(run, 10, lambda context: context.produce("out", 1, at=4))
+    with pytest.raises(InvalidError, match="below that of the input"):
+        call(run, 10, lambda context: context.set_timer(10), watermark=10)
+
+
+def test_without_bound_anything_may_be_produced():
+    """
+    Openly late, from records and from timers.
+    """
+
+    class Back(Call):
+        late_data_horizon = "unbounded"
+
+        def process_timer(self, context: Any, timer: Any) -> None:
+            context.produce("out", 1, at=timer.output_at - 2_000)
+
+    def hook(context: Any) -> None:
+        context.produce("out", 1, at=-1_000)
+        context.set_timer(10)
+
+    assert times(call(start(Back()), 10, hook, watermark=10)) == [-1_000, -1_990]
 
 
 def test_a_hold_below_the_input_is_refused():

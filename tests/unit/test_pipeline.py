@@ -325,6 +325,30 @@ class TestCheck:
 
         refused(pipeline, "computation=`island`")
 
+    def test_a_horizon_in_a_cycle_is_refused(self):
+        """
+        With every round the watermark would lie further back.
+        """
+
+        class Back(Pass):
+            late_data_horizon = "1s"
+
+        pipeline = a_pipeline()
+        pipeline.add(Back(), name="back", subscribes={"queries": None, "loop": None}, produces=["there"])
+        pipeline.add(Pass(), name="forth", subscribes={"there": None}, produces=["loop"])
+
+        refused(pipeline, "late_data_horizon", "computation=`back`")
+
+    def test_a_horizon_that_is_none_is_refused_at_its_line(self):
+        """
+        It is a duration that is not negative, or unbounded.
+        """
+        for horizon in (-1, "soon"):
+            back = Pass()
+            back.late_data_horizon = horizon
+            with pytest.raises(InvalidError):
+                a_pipeline().stream("queries").apply(back, name="back")
+
     def test_names_that_differ_by_case_only_are_refused(self):
         """
         SQL engines do not tell them apart.

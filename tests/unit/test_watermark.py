@@ -147,6 +147,20 @@ class TestEquations:
 
         assert inputs == {"a": 70, "b": 70, "c": 70}
 
+    def test_a_horizon_holds_back_all_that_follows(self):
+        """
+        Also where the longer way round is the older one; the ends of time are not shifted.
+        """
+        consumers = {"a": ["b", "c"], "b": ["c"], "c": []}
+        free = dict.fromkeys("abc", TIME_MAX_US)
+
+        def inputs(base: int) -> dict[str, int]:
+            return solve_inputs(consumers, {**free, "a": base}, free, {"a": 10, "b": 5})
+
+        assert inputs(90) == {"a": 90, "b": 80, "c": 75}
+        assert inputs(TIME_MIN_US) == dict.fromkeys("abc", TIME_MIN_US)
+        assert inputs(TIME_MAX_US) == free
+
 
 class TestAuthority:
     def test_a_former_owner_is_refused(self):

@@ -1,0 +1,196 @@
+"""
+Event times that user code moves, or that arrival gives: the same on both runners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from millpond.dataflow.combiners import ToList
+from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.watermark_triggers import AfterWatermark
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.injector import ManualWatermark
+from millpond.executor.record import Record
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_US = 1_800_000_000_000_000
+Open = Callable[[Callable[[], Pipeline]], Any]
+
+
+class Panes(Computation):
+    """
+    Keeps what it is shown: the window's start, the values, and whether the record was late.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append it.
+        """
+        shown = record.value
+        entry = [shown["window"][0] - START_US, sorted(shown["value"]), record.late]
+        context.state.set([*context.state.get([]), entry])
+
+
+def rows(*at: int, move: int = 0) -> list[dict[str, Any]]:
+    """
+    Rows at these times, which ask to be moved.
+    """
+    return [{"k": "k", "t": START_US + each, "move": move} for each in at]
+
+
+def moved(value: Any, at: int) -> int:
+    """
+    The time that a row asks for.
+    """
+    return at + int(value["move"])
+
+
+def shifting(horizon: Any) -> Callable[[], Pipeline]:
+    """
+    Rows move themselves, and are then collected in windows of ten microseconds.
+    """
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("times")
+        stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
+        shifted = stream.with_timestamps(moved, name="shifted", late_data_horizon=horizon)
+        windowed = shifted.window(FixedWindows(10), trigger=AfterWatermark())
+        windowed.combine(ToList("move"), name="lists").apply(Panes(), name="panes")
+        return pipeline
+
+    return make
+
+
+def panes(run: Play) -> list[list[Any]]:
+    """
+    What the last computation was shown.
+    """
+    found = run.states("panes").get("k", "[]")
+    return list(orjson.loads(found))
+
+
+class Facts:
+    """
+    Each fact is a test; who inherits brings a runner.
+    """
+
+    def test_a_horizon_holds_the_watermark_back(self, play: Open) -> None:
+        """
+        By as much as it says, at once and after a restart, so that what is moved back is not late.
+        """
+        run = play(shifting("10us"))
+        run.inject("s", rows(25))
+        run.advance("s", START_US + 22)
+        assert run.watermark("lists") == START_US + 12
+        run.restart()
+
+        run.inject("s", rows(22, move=-10))
+        run.settle()
+        run.advance("s", START_US + 30)
+        assert panes(run) == [[10, [-10], False]]
+        assert run.watermark("lists") == START_US + 20
+        run.advance("s", START_US + 40)
+
+        assert panes(run) == [[10, [-10], False], [20, [0], False]]
+        assert run.run.summary().totals.late == 0
+
+    def test_without_bound_it_is_openly_late(self, play: Open) -> None:
+        """
+        The watermark goes on, and what was moved behind it is late: counted, and dropped by its window.
+        """
+        run = play(shifting("unbounded"))
+        run.inject("s", rows(25))
+        run.advance("s", START_US + 22)
+        assert run.watermark("lists") == START_US + 22
+
+        run.inject("s", rows(25, move=-20))
+        run.settle()
+        run.advance("s", START_US + 100)
+
+        assert panes(run) == [[20, [0], False]]
+        assert run.run.summary().totals.late == 1
+
+
+class TestLocalRunner(Facts):
+    """
+    On the local runner, with what needs no second runner.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path) -> Iterator[Open]:
+        """
+        Plays a pipeline; it is stopped when the test ends.
+        """
+        opened: list[Play] = []
+
+        def start(make: Callable[[], Pipeline]) -> Play:
+            run = LocalPlay(make, tmp_path, ManualClock(START_US))
+            run.start()
+            opened.append(run)
+            return run
+
+        yield start
+        for run in opened:
+            run.stop()
+
+    def test_beyond_the_horizon_is_refused(self, play: Open) -> None:
+        """
+        A value that is moved too far back becomes a dead letter; the others go on.
+        """
+        run = play(shifting("10us"))
+        run.inject("s", [*rows(25, move=-11), *rows(25, move=-1)])
+        run.settle()
+        run.advance("s", START_US + 100)
+
+        assert panes(run) == [[20, [-1], False]]
+        assert run.run.summary().totals.dead_letters == 1
+
+    def test_forwards_is_free(self, play: Open) -> None:
+        """
+        Without a horizon nothing is held back, and nothing that is moved forwards is late.
+        """
+        run = play(shifting(0))
+        run.inject("s", rows(5, move=20))
+        run.settle()
+        run.advance("s", START_US + 22)
+        assert run.watermark("lists") == START_US + 22
+        run.inject("s", rows(23, move=2))
+        run.advance("s", START_US + 30)
+
+        assert panes(run) == [[20, [2, 20], False]]
+
+
+class TestSpark(Facts):
+    """
+    On Spark.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
+        """
+        Plays a pipeline; it is stopped when the test ends.
+        """
+        opened: list[Play] = []
+
+        def start(make: Callable[[], Pipeline]) -> Play:
+            run = SparkPlay(make, tmp_path, ManualClock(START_US))
+            run.spark = spark
+            run.start()
+            opened.append(run)
+            return run
+
+        yield start
+        for run in opened:
+            run.stop()
