@@ -4,11 +4,15 @@ The pipeline with windows: what `millpond.executor.pipeline.Pipeline` is, and st
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
+from millpond.dataflow.element_wise import PaneKey
 from millpond.dataflow.stream import DataflowStream
 from millpond.executor.pipeline import Pipeline as EnginePipeline
 from millpond.executor.stream import Stream
+from millpond.executor.topology import Subscription, Topology
 
 __all__ = ["Pipeline"]
 
@@ -40,3 +44,25 @@ class Pipeline(EnginePipeline):
         The stream called ``name``, also one that is declared later.
         """
         return cast(DataflowStream, EnginePipeline.stream(self, name))
+
+    def check(self, inputs: Iterable[str] | None = None) -> Topology:
+        """
+        Check everything that can be known before running, and freeze the result; see the engine's ``Pipeline.check``.
+
+        Where only outside rows come, a key's name is the name of a column, which is not looked for row by row.
+        """
+        topology = EnginePipeline.check(self, inputs)
+        computations = {
+            name: replace(
+                node, subscriptions=tuple(_by_column(topology, each) for each in node.subscriptions)
+            )
+            for name, node in topology.computations.items()
+        }
+        return replace(topology, computations=computations)
+
+
+def _by_column(topology: Topology, subscription: Subscription) -> Subscription:
+    key, stream = subscription.key, subscription.stream
+    if stream in topology.injectors and isinstance(key, PaneKey) and isinstance(key.extractor, str):
+        return replace(subscription, key=key.extractor)
+    return subscription

@@ -13,6 +13,7 @@ import pytest
 from millpond.dataflow.co_group import co_group
 from millpond.dataflow.combiners import Count, Sum
 from millpond.dataflow.count_triggers import AfterCount
+from millpond.dataflow.element_wise import PaneKey
 from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows
 from millpond.dataflow.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.pipeline import Pipeline
@@ -359,3 +360,15 @@ def test_an_on_time_pane_frees_the_watermark() -> None:
     run.stop()
 
     assert watermark == 100
+
+
+def test_a_key_of_outside_rows_is_a_column() -> None:
+    """
+    A key's name means a column where only outside rows come, and a field of the value in an envelope elsewhere.
+    """
+    pipeline = Pipeline("p")
+    windowed = _injected(pipeline).window(FixedWindows(10))
+    windowed.combine(Count(), name="counts", key="team").map(len, name="other", key="team")
+    keys = {name: node.subscriptions[0].key for name, node in pipeline.check().computations.items()}
+
+    assert keys == {"counts": "team", "other": PaneKey("team")}
