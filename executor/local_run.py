@@ -293,7 +293,8 @@ class LocalRun:
 
         It drains nothing: what was produced and not delivered is delivered after the next
         start; what was injected and not yet committed is lost to the pipeline, and its
-        receipts say so. Stopping twice does nothing.
+        receipts say so. A superstep that waits for a service that is away fails instead of
+        being waited for. Stopping twice does nothing.
 
         Raises:
             MillpondError: what a sink raised while it took the last superstep.

@@ -230,8 +230,11 @@ class LocalWorker:
     def end(self) -> None:
         """
         Finish the superstep that runs, and take nothing in any more.
+
+        One that waits for a service that is away fails instead: nobody has to wait for a pause to end.
         """
         self._stopping = True
+        self.coordinator.give_up()
         self.intake.end(
             self._failure or UnavailableError("the run was stopped; inject this again in the next")
         )

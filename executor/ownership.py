@@ -11,13 +11,14 @@ so two owners never leave two sets of intervals behind, whose timers would fire 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle import BundleResult
 from millpond.executor.dead_letter import control_interval
+from millpond.executor.patience import Patience
 from millpond.executor.position import (
     bare_ids_app_id,
     claim_app_id,
@@ -28,7 +29,7 @@ from millpond.executor.position import (
 from millpond.executor.recovery import IntervalSummary, scan_interval
 from millpond.executor.topology import ComputationNode, Topology
 from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
-from millpond.statestore.errors import FencedError, InvalidError, OutcomeUnknownError, UnavailableError
+from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.lease import Lease, OnHeld
@@ -37,9 +38,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, CommitNumber, Sequencer
 
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
-
-_POLL_MS: Final = 50.0
-_Result = TypeVar("_Result")
 
 _CUT_CHARACTERS_MAX: Final = 256
 """A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
@@ -103,10 +101,9 @@ class Ownership:
     ) -> None:
         self._store = store
         self._topology = topology
-        self._clock = clock
         self._intervals = intervals
         self._on_held = on_held
-        self._pause_timeout_ms = pause_timeout_ms
+        self.patience = Patience(clock, pause_timeout_ms)
         self._on_taken = on_taken
         self._owned: dict[Interval, OwnedInterval] = {}
         self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
@@ -199,18 +196,12 @@ class Ownership:
             FencedError: a lease is lost.
             UnavailableError: it did not come back within the pause timeout.
         """
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        while True:
-            try:
-                for owned in self._owned.values():
-                    owned.lease.check()
-            except UnavailableError:
-                if self._clock.monotonic_us() > deadline_us:
-                    raise
-                self._store.revive_zookeeper()
-                self._clock.sleep_ms(_POLL_MS)
-            else:
-                return
+
+        def check() -> None:
+            for owned in self._owned.values():
+                owned.lease.check()
+
+        self.patience.outlast(check, self._store.revive_zookeeper)
 
     def _known(self) -> list[Interval]:
         """
@@ -289,23 +280,6 @@ class Ownership:
             for name in self._topology.computations
         }
 
-    def patiently(self, action: Callable[[], _Result]) -> _Result:
-        """
-        What ``action`` returns, asked again while a service is away, up to the pause timeout.
-
-        Raises:
-            OutcomeUnknownError: it still does not say.
-            UnavailableError: it is still away.
-        """
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        while True:
-            try:
-                return action()
-            except (OutcomeUnknownError, UnavailableError):
-                if self._clock.monotonic_us() > deadline_us:
-                    raise
-                self._clock.sleep_ms(_POLL_MS)
-
     def _commit_settled(self, request: CommitRequest) -> Committed:
         """
         Commit the request once, however often the store has to be asked.
@@ -318,7 +292,7 @@ class Ownership:
             self.wait_until_held()
             return self._store.committer.commit(request)
 
-        return self.patiently(commit)
+        return self.patience.outlast(commit)
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:

@@ -305,6 +305,7 @@ class SparkRun:
             return self.summary()
         self._stopped = True
         self._stopping.set()
+        self._coordinator.give_up()
         for query in self._queries:
             query.stop()
         if self._ticker is not None:

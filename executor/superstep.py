@@ -201,11 +201,11 @@ class Coordinator:
         """
         return self._time
 
-    def injector_watermark(self, stream: str) -> EventTimeMicros:
+    def give_up(self) -> None:
         """
-        The injector low watermark of an injected stream.
+        Wait for no service any more; any thread may say so.
         """
-        return self._time.injector_watermark(stream)
+        self._ownership.patience.end()
 
     def admit(self, position: InputPosition) -> bool:
         """
@@ -369,7 +369,7 @@ class Coordinator:
         self._time.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
-        written_letters = self._ownership.patiently(
+        written_letters = self._ownership.patience.outlast(
             lambda: self._write_letters(plan, letters, control.next_fence)
         )
         writes = [self._write_of(control, written_letters.file)]

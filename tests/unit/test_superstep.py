@@ -262,7 +262,7 @@ class TestCommits:
         assert plan.intervals[0].watermark == TIME_MIN_US
         coordinator.commit(plan, [], inputs=[seen(1, 100)])
 
-        assert coordinator.injector_watermark("in") == coordinator.watermark("first") == 90
+        assert coordinator.time.injector_watermark("in") == coordinator.watermark("first") == 90
         assert coordinator.watermark("second") == coordinator.low_watermark() == 90
         assert coordinator.begin(inputs={"in"}).intervals[0].watermark == 90
 
@@ -358,7 +358,7 @@ class TestRestarts:
             [coordinator.watermark(name) for name in names],
             [coordinator.intervals_of(name) for name in names],
             coordinator.low_watermark(),
-            coordinator.injector_watermark("in"),
+            coordinator.time.injector_watermark("in"),
             coordinator.undelivered,
             coordinator.next_wall_timer(),
             coordinator.has_work(),
@@ -396,4 +396,4 @@ class TestRestarts:
         owner = pond.open(pipeline(letters=True))
         owner.commit(owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])
 
-        assert owner.injector_watermark("in") == owner.watermark("first") == 90
+        assert owner.time.injector_watermark("in") == owner.watermark("first") == 90
