@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.bundle import Values
 from millpond.executor.duration import InstantColumn, instant_column_us, parse_instant_us
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.key_extractor import KeyExtractor, extract_key_column, extract_keys
 from millpond.executor.topology import FieldExtractor, InjectorNode
@@ -54,7 +55,9 @@ class Injected:
     untimed: frozenset[int] = frozenset()
 
 
-def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected:
+def read_injected(
+    node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
+) -> Injected:
     """
     Read key, time and id of every row.
 
@@ -62,6 +65,7 @@ def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected
         node: where the injector says that they are.
         key: the consumer's own key extractor; ``None`` keeps the injector's.
         rows: the rows.
+        stamp_at: the time of their arrival, where the injector goes by that.
 
     Raises:
         InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
@@ -69,11 +73,11 @@ def read_injected(node: InjectorNode, key: KeyExtractor, rows: Rows) -> Injected
     wanted = node.key if key is None else key
     if isinstance(rows, pa.Table):
         keys = extract_key_column(wanted, rows)
-        times = _time_column(node.at, rows)
+        times = _arrival_or(node, rows, stamp_at, _time_column)
         ids, id_errors = _id_column(node.id, rows)
     else:
         keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
-        times = _times(node.at, rows)
+        times = _arrival_or(node, rows, stamp_at, _times)
         ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
@@ -173,6 +177,17 @@ def _cell(extractor: FieldExtractor, row: Any) -> Any:
         return extractor(row)
     except Exception as cause:
         raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
+
+
+def _arrival_or(
+    node: InjectorNode,
+    rows: Rows,
+    stamp_at: EventTimeMicros | None,
+    read: Callable[[FieldExtractor, Any], InstantColumn],
+) -> InstantColumn:
+    if not isinstance(node.at, IngressTime):
+        return read(node.at, rows)
+    return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
 
 
 def _time_column(extractor: FieldExtractor, rows: pa.Table) -> InstantColumn:

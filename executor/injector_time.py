@@ -14,11 +14,12 @@ from typing import Final, Literal, TypeAlias
 
 from millpond.executor.clocks import EXACT, Marks
 from millpond.executor.delay_sketch import RecentDelays
+from millpond.executor.ingress_time import IngressTime, stamp_of
 from millpond.executor.injector import InjectorLogic
 from millpond.executor.injector_policies import wants_delays
 from millpond.executor.observation import WHOLE, InputObservation, TimesSeen, Watch
 from millpond.executor.topology import InjectorNode
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
 __all__ = ["InjectorTime", "Standing"]
 
@@ -87,15 +88,27 @@ class InjectorTime:
         """
         return self._watermark if percentile == EXACT else max(self._marks[percentile], self._watermark)
 
-    def watch(self, *, with_delays: bool = False) -> Watch:
+    @property
+    def is_ingress(self) -> bool:
+        """
+        Whether records get the time of their arrival.
+        """
+        return isinstance(self._node.at, IngressTime)
+
+    def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
         """
         What tasks are to look at in the next superstep.
+
+        Args:
+            now: the wall time.
+            with_delays: whether anybody asks for percentiles.
         """
         newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
         return Watch(
             stream=self._node.stream,
             newest=newest,
             with_delays=with_delays or wants_delays(self._node.watermark),
+            stamp_at=stamp_of(now, self._watermark) if self.is_ingress else None,
         )
 
     def observe(self, seen: InputObservation, now_us: int) -> None:

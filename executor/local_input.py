@@ -24,6 +24,7 @@ from millpond.executor.injection import (
 )
 from millpond.executor.observation import Watch, observe_times
 from millpond.executor.topology import Topology
+from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["Entered", "OutsideRows", "enter"]
 
@@ -77,13 +78,13 @@ def enter(
     letters: list[DeadLetter] = []
     observations: list[InputObservation] = []
     for each in _merged(outside):
-        readings = _read_for_consumers(topology, each)
+        watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
+        readings = _read_for_consumers(topology, each, watch.stamp_at)
         for name, injected in readings.items():
             scoped = scoped_ids(injected.ids, scope_of(name, each.stream))
             deliveries, unreadable = _split(each, name, replace(injected, ids=scoped))
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
-        watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
         node = topology.injectors[each.stream]
         members = member_names(node, each.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
@@ -110,10 +111,12 @@ def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
     return merged
 
 
-def _read_for_consumers(topology: Topology, outside: OutsideRows) -> dict[str, Injected]:
+def _read_for_consumers(
+    topology: Topology, outside: OutsideRows, stamp_at: EventTimeMicros | None
+) -> dict[str, Injected]:
     injector = topology.injectors[outside.stream]
     return {
-        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows)
+        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows, stamp_at)
         for consumer in topology.consumers_of(outside.stream)
     }
 

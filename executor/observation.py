@@ -33,11 +33,13 @@ class Watch:
         stream: the injected stream.
         newest: the newest time that has been committed, by member.
         with_delays: whether anybody asks how late records come.
+        stamp_at: the event time that records get on arrival; ``None``: they bring their own.
     """
 
     stream: str
     newest: Mapping[str, EventTimeMicros] = field(default_factory=dict)
     with_delays: bool = False
+    stamp_at: EventTimeMicros | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

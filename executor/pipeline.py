@@ -15,6 +15,7 @@ from millpond.executor.clocks import declared_percentiles
 from millpond.executor.computation import Computation
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.duration import Duration, duration_us
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import BoundedDisorder, WatermarkPolicy
 from millpond.executor.injector_policies import MarkColumn
 from millpond.executor.key_extractor import KeyExtractor, check_key_extractor
@@ -75,7 +76,7 @@ class Pipeline:
         name: str,
         *,
         key: FieldExtractor,
-        at: FieldExtractor,
+        at: FieldExtractor | IngressTime,
         id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
         watermark: WatermarkPolicy = _NO_DISORDER,
         idle_after: Duration | None = None,
@@ -89,7 +90,8 @@ class Pipeline:
         Args:
             name: the stream, and the name under which runners are given its input.
             key: a column's name, or a function of the row as a ``dict``; must give text.
-            at: the event time, likewise: microseconds, a time with a zone, or ISO text.
+            at: the event time, likewise: microseconds, a time with a zone, or ISO text; or
+                ``IngressTime()``, the time of arrival, which brings its own watermark.
             id: the id under which the publisher may repeat a record, likewise; ``None``
                 means that every record counts, also one that comes twice.
             watermark: how the low watermark follows from the records.
@@ -111,7 +113,11 @@ class Pipeline:
         if name in self._injectors:
             raise InvalidError("two injectors feed one stream", stream=name)
         _check_field("key", key, name)
-        _check_field("at", at, name)
+        if isinstance(at, IngressTime):
+            _check_ingress(name, watermark, idle_after, members, skew_limit)
+            watermark = at
+        else:
+            _check_field("at", at, name)
         if id is not None:
             _check_field("id", id, name)
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
@@ -235,6 +241,22 @@ def _positive(stream: str, argument: str, duration: Duration) -> int:
     if found <= 0:
         raise InvalidError(f"{argument} is longer than nothing", stream=stream, value=duration)
     return found
+
+
+def _check_ingress(
+    stream: str,
+    watermark: WatermarkPolicy,
+    idle_after: Duration | None,
+    members: Sequence[str],
+    skew_limit: Duration | None,
+) -> None:
+    has_own = watermark is not _NO_DISORDER and not isinstance(watermark, IngressTime)
+    if has_own or idle_after is not None or members or skew_limit is not None:
+        raise InvalidError(
+            "a stream by time of arrival has its own watermark, and holds nobody back: "
+            "it takes no watermark, idle_after, members or skew_limit",
+            stream=stream,
+        )
 
 
 def _check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import types as T  # noqa: N812 - the name that every Spark use
 from pyspark.sql.functions import expr
 
 from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injection import read_injected
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
@@ -42,6 +43,7 @@ _ADDED_FIELDS = (
 )
 _CUTS_SUMMED_MAX = 64
 _CHOICE = "__millpond_choice"
+_UNSTAMPED = "CAST(0 AS BIGINT)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,12 @@ class Router:
 
 
 def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
-    parts = [node.key, node.at, node.id, *(route.key for route in routes)]
+    parts = [
+        node.key,
+        None if isinstance(node.at, IngressTime) else node.at,
+        node.id,
+        *(route.key for route in routes),
+    ]
     return all(part is None or isinstance(part, str) for part in parts)
 
 
@@ -179,7 +186,8 @@ def _carried(names: Sequence[str]) -> tuple[str, ...]:
 
 def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
     own = _carried(schema.names)
-    at, at_column = _time(schema, str(node.at))
+    # What gets its time on arrival is stamped in the task.
+    at, at_column = (_UNSTAMPED, None) if isinstance(node.at, IngressTime) else _time(schema, str(node.at))
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
     targets = [_target(key, at, route) for key, route in zip(keys, routes, strict=True)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -282,7 +283,7 @@ class _Records:
     def __init__(self, source: RoutedInput, table: pa.Table, intervals: Sequence[IntervalPlan]) -> None:
         self._source = source
         self._columns = source.columns
-        self._table = table
+        self._table = _stamped(table, source)
         self._intervals = intervals
         self._targets = pc.unique(table.column(TARGET)).to_pylist()
 
@@ -428,6 +429,17 @@ class _Productions:
         if source.path not in self._read:
             self._read[source.path] = read_productions(self._objects, [source])
         return self._read[source.path]
+
+
+def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
+    """
+    The records with the time of their arrival, where that is their event time.
+    """
+    stamp_at, name = source.watch.stamp_at, source.columns.at
+    if stamp_at is None:
+        return table
+    times = pa.array(np.full(table.num_rows, stamp_at, np.int64))
+    return table.set_column(table.column_names.index(name), name, times)
 
 
 def _why_unreadable(key: str | None, at: int | None) -> str:

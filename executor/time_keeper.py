@@ -134,7 +134,8 @@ class TimeKeeper:
         """
         What tasks are to look at while records of an injected stream come in.
         """
-        return self._injectors[stream].watch(with_delays=bool(self._percentiles))
+        now = self._clock.now_us()
+        return self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
 
     def observe(self, inputs: Iterable[InputObservation]) -> None:
         """
@@ -162,6 +163,7 @@ class TimeKeeper:
         Returns:
             Whether that moved anybody's watermark.
         """
+        self._follow_the_clock(frozenset(heard))
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
             return False
         for stream in heard:
@@ -169,6 +171,18 @@ class TimeKeeper:
         before = self._authority.input_watermarks()
         self._settle()
         return self._authority.input_watermarks() != before
+
+    def _follow_the_clock(self, heard: frozenset[str]) -> None:
+        """
+        Time of arrival passes with the wall's, except for records that are on their way with their stamp.
+
+        That alone gives nobody anything to do: a timer that it makes due does.
+        """
+        silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
+        for injector in silent:
+            injector.advance(EventTimeMicros(self._clock.now_us()), self._clock.monotonic_us())
+        if silent:
+            self.take_effect()
 
     def advance(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from millpond.executor.clocks import EXACT, declared_percentiles
 from millpond.executor.dead_letter import DEAD_LETTERS
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.late_data_horizon import horizon_us
@@ -56,7 +57,8 @@ class InjectorNode:
     Attributes:
         stream: the stream it feeds; also the name of its input for the runners.
         key: how a record's key is got; must give text.
-        at: how its event time is got: microseconds, a time with a zone, or ISO text.
+        at: how its event time is got: microseconds, a time with a zone, or ISO text; or the time
+            of arrival.
         id: how the id is got under which the publisher repeats it; ``None``: it never does.
         watermark: how the low watermark follows from the records.
         idle_after_us: silence after which the stream no longer holds anybody back; ``None``: never.
@@ -68,7 +70,7 @@ class InjectorNode:
 
     stream: str
     key: FieldExtractor
-    at: FieldExtractor
+    at: FieldExtractor | IngressTime
     id: FieldExtractor | None
     watermark: WatermarkPolicy
     idle_after_us: int | None = None

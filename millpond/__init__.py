@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from millpond.executor.dead_letter import DEAD_LETTERS
     from millpond.executor.directory_injector import DirectoryInjector, FILE_ROW
     from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
+    from millpond.executor.ingress_time import IngressTime
     from millpond.executor.injector import BoundedDisorder, ManualWatermark
     from millpond.executor.injector_policies import (
         MarkColumn,
@@ -112,6 +113,7 @@ _HOMES: Final[dict[str, str]] = {
     "FixedWindows": "dataflow.fixed_windows",
     "ForeachBatch": "executor.foreach_batch",
     "GlobalWindows": "dataflow.fixed_windows",
+    "IngressTime": "executor.ingress_time",
     "InternalError": "statestore.errors",
     "InvalidError": "statestore.errors",
     "JsonCodec": "statestore.codec",
@@ -204,6 +206,7 @@ __all__ = [
     "FixedWindows",
     "ForeachBatch",
     "GlobalWindows",
+    "IngressTime",
     "InternalError",
     "InvalidError",
     "JsonCodec",

@@ -17,6 +17,7 @@ from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.watermark_triggers import AfterWatermark
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import ManualWatermark
 from millpond.executor.record import Record
 from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
@@ -73,6 +74,16 @@ def shifting(horizon: Any) -> Callable[[], Pipeline]:
     return make
 
 
+def arriving() -> Pipeline:
+    """
+    Rows by the time of their arrival, in windows of ten seconds.
+    """
+    pipeline = Pipeline("times")
+    stream = pipeline.inject("s", key="k", at=IngressTime())
+    stream.window(FixedWindows("10s")).combine(ToList("move"), name="lists").apply(Panes(), name="panes")
+    return pipeline
+
+
 def panes(run: Play) -> list[list[Any]]:
     """
     What the last computation was shown.
@@ -104,6 +115,29 @@ class Facts:
         run.advance("s", START_US + 40)
 
         assert panes(run) == [[10, [-10], False], [20, [0], False]]
+        assert run.run.summary().totals.late == 0
+
+    def test_a_window_by_arrival_is_complete_when_the_clock_has_passed_it(self, play: Open) -> None:
+        """
+        Though nothing comes any more, also after a restart, and whatever times the rows bring.
+        """
+        run = play(arriving)
+        run.inject("s", rows(500, move=1))
+        run.clock.advance_ms(9_999)
+        run.inject("s", rows(-500, move=2))
+        run.settle()
+        assert panes(run) == []
+        run.clock.advance_ms(1)
+        run.settle()
+        assert panes(run) == [[0, [1, 2], False]]
+
+        run.inject("s", rows(0, move=3))
+        run.restart()
+        run.clock.advance_ms(10_000)
+        run.settle()
+
+        assert panes(run) == [[0, [1, 2], False], [10_000_000, [3], False]]
+        assert run.watermark("lists") == START_US + 20_000_000
         assert run.run.summary().totals.late == 0
 
     def test_without_bound_it_is_openly_late(self, play: Open) -> None:
@@ -144,6 +178,24 @@ class TestLocalRunner(Facts):
         yield start
         for run in opened:
             run.stop()
+
+    def test_time_of_arrival_stands_while_a_clock_that_was_set_back_catches_up(self, play: Open) -> None:
+        """
+        What arrives meanwhile is not late: it gets the time that had been reached.
+        """
+        run = play(arriving)
+        run.clock.advance_ms(12_000)
+        run.inject("s", rows(0, move=1))
+        run.settle()
+        run.clock = ManualClock(START_US)
+        run.restart()
+
+        run.inject("s", rows(0, move=2))
+        run.clock.advance_ms(20_000)
+        run.settle()
+
+        assert panes(run) == [[10_000_000, [1, 2], False]]
+        assert run.run.summary().totals.late == 0
 
     def test_beyond_the_horizon_is_refused(self, play: Open) -> None:
         """

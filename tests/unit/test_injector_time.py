@@ -37,7 +37,7 @@ def observe(time: InjectorTime, now: int = 0, **newest: int) -> None:
     Records of members, one each.
     """
     at, names = np.array(list(newest.values())), list(newest)
-    time.observe(observe_times(time.watch(), at, names), now)
+    time.observe(observe_times(time.watch(0), at, names), now)
 
 
 def test_a_missing_member_holds_the_watermark():
@@ -142,7 +142,7 @@ def test_when_nobody_is_left_time_stands_still():
     A stream that is idle as a whole keeps its watermark, and says that it is idle.
     """
     time = injector(idle_after=10)
-    time.observe(observe_times(time.watch(), np.array([70])), 0)
+    time.observe(observe_times(time.watch(0), np.array([70])), 0)
 
     time.settle(10)
 

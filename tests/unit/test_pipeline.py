@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from millpond.executor.computation import Computation
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import BoundedDisorder
 from millpond.executor.pipeline import DEAD_LETTERS, Pipeline
 from millpond.statestore.errors import InvalidError
@@ -238,6 +239,18 @@ class TestDeclarations:
         """
         with pytest.raises(InvalidError, match="stream=`s`"):
             Pipeline("p").inject("s", **arguments)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"watermark": BoundedDisorder("1s")}, {"idle_after": "1s"}, {"skew_limit": "1s"}],
+        ids=lambda arguments: next(iter(arguments)),
+    )
+    def test_a_stream_by_time_of_arrival_has_its_own_watermark(self, arguments):
+        """
+        Whatever would hold it or move it otherwise is refused.
+        """
+        with pytest.raises(InvalidError, match="has its own watermark"):
+            Pipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
 
     @pytest.mark.parametrize(
         "options",

@@ -8,12 +8,14 @@ import numpy as np
 
 from millpond.executor.bundle import ProductionSummary
 from millpond.executor.computation import Computation
+from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import BoundedDisorder
 from millpond.executor.observation import observe_times
 from millpond.executor.pending import PendingProductions
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.time_keeper import TimeKeeper
 from millpond.statestore.interval import Interval
+from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.determinism import ManualClock
 
 
@@ -179,3 +181,30 @@ def test_a_finished_input_is_finished_at_every_percentile():
     time.finish("s")
 
     assert set(time.marks("b").values()) == {time.input_watermark("b")}
+
+
+def test_time_of_arrival_passes_except_for_what_is_on_its_way():
+    """
+    What is stamped and not yet committed holds the watermark; a later stamp is never before it.
+    """
+    pipeline, clock = Pipeline("p"), ManualClock(1_000)
+    pipeline.inject("s", key="k", at=IngressTime()).apply(Computation(), name="a")
+    time = TimeKeeper(pipeline.check(), clock)
+    time.restore({})
+    stamp = time.watch("s").stamp_at
+    clock.advance_ms(1)
+
+    assert not time.tick(["s"])
+    assert (stamp, time.input_watermark("a")) == (1_000, TIME_MIN_US)
+    time.observe([observe_times(time.watch("s"), np.array([stamp]))])
+    time.take_effect()
+    assert time.input_watermark("a") == 1_000
+    assert not time.tick()
+    assert time.input_watermark("a") == 2_000
+    clock.jump_ms(-2)
+    time.tick()
+
+    assert (time.watch("s").stamp_at, time.input_watermark("a")) == (2_000, 2_000)
+    restored = TimeKeeper(pipeline.check(), clock)
+    restored.restore(time.positions())
+    assert restored.watch("s").stamp_at == 2_000
