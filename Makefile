@@ -17,16 +17,19 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format bench lock clean java
+.PHONY: help setup demo test test-spark check format bench lock clean java
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
 test: java $(JARS) ## Run all tests (within 15 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
 	@$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+
+test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)
+	@$(PYTHON_IN_VENV) -m pytest -m spark_all $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's own rules
 	$(PYTHON_IN_VENV) -m ruff check --output-format concise .

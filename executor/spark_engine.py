@@ -119,6 +119,9 @@ class SparkEngine:
     def _without_input(
         self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
     ) -> tuple[SlotReport, ...]:
+        if not plan.intervals:
+            # Only time has passed: that is the driver's to commit, and no work for Spark.
+            return ()
         slots = self._slots_of(plan)
         return self._run(self._empty(slots), replace(self._task_plan(plan, slots, None), handed_on=handed_on))
 

@@ -159,6 +159,19 @@ class SparkRun:
         with self._guarded():
             self._coordinator.advance_injector(stream, moment, member, known)
 
+    def finish(self, stream: str) -> None:
+        """
+        Promise that nothing will come on a stream any more; see `LocalRun.finish`.
+
+        It is durable with the next superstep.
+
+        Raises:
+            InvalidError: nobody injects this stream.
+        """
+        self._coordinator.topology.injector(stream)
+        with self._guarded():
+            self._coordinator.finish_input(stream)
+
     def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> None:
         """
         Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected``; see `LocalRun.declare`.

@@ -1,5 +1,8 @@
 """
-What runs a transcript: the real runners, stepped by hand, over one store that outlives restarts.
+What plays transcripts: windowed steps side by side on a real runner, moved by hand.
+
+Steps of one run share its clock, its store and its restarts; each has an input and a watermark
+of its own, so what comes of one does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow as pa
@@ -19,10 +22,15 @@ from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.windowed_computation import WindowedComputation
 from millpond.executor.clocks import EXACT
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
 from millpond.executor.duration import INSTANT_MAX_US
 from millpond.executor.injector import ManualWatermark
+from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.position import input_positions
+from millpond.executor.record import Record
+from millpond.executor.spark_run import SparkRun
 from millpond.executor.spark_runner import SparkRunner
 from millpond.executor.superstep_plan import InputPosition
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
@@ -45,60 +53,32 @@ __all__ = [
     "value_of",
 ]
 
-_STEP: Final = "windows"
-INPUT: Final = "input"
-"""The injected stream."""
-
 _PIPELINE: Final = "transcript"
 _SUPERSTEPS_MAX: Final = 1_000
 
 
-class TranscriptRun(Protocol):
-    """
-    A windowed step on a runner, moved by hand.
-    """
+INPUT: Final = "input_0"
+"""The injected stream of the first step."""
 
-    def inject(self, elements: Sequence[Arrived]) -> None:
-        """
-        Hand over a bundle, and come to rest.
-        """
-        ...
+_BUNDLES: Final = "bundles"
+_TEXT: Final = pa.string()
+_SCHEMAS: Final = (
+    pa.schema({"key": _TEXT, "at": pa.int64(), "id": _TEXT, "value": _TEXT}),
+    pa.schema({"key": _TEXT, "at": pa.int64(), "rows": _TEXT}),
+)
+"""What Spark is given: the rows of one step, or the bundles of several."""
 
-    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
-        """
-        Move watermarks by percentile (``None``: to the end of all input), and come to rest.
-        """
-        ...
 
-    def advance_clock(self, micros: int) -> None:
-        """
-        Move the clock on the wall, and come to rest.
-        """
-        ...
+def _bundle(step: int) -> str:
+    return f"bundle_{step}"
 
-    def restart(self) -> None:
-        """
-        Stop, and start again from the store.
-        """
-        ...
 
-    def panes(self) -> list[dict[str, Any]]:
-        """
-        The panes since the last call.
-        """
-        ...
+def _input(step: int) -> str:
+    return f"input_{step}"
 
-    def dropped(self) -> int:
-        """
-        How many elements were too late.
-        """
-        ...
 
-    def close(self) -> None:
-        """
-        Stop, and forget the store.
-        """
-        ...
+def _windows(step: int) -> str:
+    return f"windows_{step}"
 
 
 class Shelf:
@@ -106,7 +86,7 @@ class Shelf:
     A sink that keeps what it gets where the next run finds it.
     """
 
-    def __init__(self, identity: str = "memory://transcript") -> None:
+    def __init__(self, identity: str) -> None:
         self.identity = identity
         self.delivered = Superstep(0)
         self.panes: list[tuple[str, WindowedValue]] = []
@@ -151,12 +131,25 @@ def value_of(row: Mapping[str, Any]) -> Any:
     return orjson.loads(row["value"])
 
 
-def _pipeline(strategy: WindowingStrategy, shelf: Shelf) -> Pipeline:
-    pipeline = Pipeline(_PIPELINE)
-    stream = pipeline.inject(INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
-    computation = WindowedComputation(strategy, ToList(), _STEP, of=value_of)
-    stream.apply(computation, name=_STEP, on_error="stop").sink("panes", shelf)
-    return pipeline
+def dropped_in(store: Store, step: str) -> int:
+    """
+    How many elements were too late for a step.
+    """
+    states = store.rows_view(step).to_arrow()["state"].to_pylist()
+    return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
+
+
+class _Hands(Computation):
+    """
+    Hands the bundles of one record out: its key is the step, its value the rows.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Produce the rows where their step looks for them.
+        """
+        for row in orjson.loads(record.value["rows"]):
+            context.produce(_bundle(int(record.key)), row, key=row["key"], at=row["at"])
 
 
 def _row(element: Arrived) -> dict[str, Any]:
@@ -168,96 +161,109 @@ def _row(element: Arrived) -> dict[str, Any]:
     }
 
 
-def dropped_in(store: Store, step: str) -> int:
+class TranscriptRun:
     """
-    How many elements were too late for a step.
-    """
-    states = store.rows_view(step).to_arrow()["state"].to_pylist()
-    return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
+    Windowed steps side by side on a runner, over a store that outlives restarts.
 
-
-class LocalTranscriptRun:
-    """
-    A step on the local runner, over a store in memory.
+    Whatever is done takes effect before panes are asked for, before more is done to the same
+    step, before the clock moves and before a restart; what is done to several steps in between
+    takes effect together.
 
     Args:
-        strategy: what is run.
+        strategies: what is run, a step each.
     """
 
-    def __init__(self, strategy: WindowingStrategy) -> None:
-        self._strategy = strategy
-        self._shelf = Shelf()
+    def __init__(self, strategies: Sequence[WindowingStrategy]) -> None:
+        self._strategies = tuple(strategies)
+        self._shelves = tuple(Shelf(f"memory://{_windows(step)}") for step in range(len(self._strategies)))
         self._clock = ManualClock(0)
-        self._disk, self._registry = MemoryObjects(), MemoryRegistry()
+        self._registry = MemoryRegistry()
         # One for all restarts: a process that draws the names of the one before would meet its files.
         self._rng = SeededRng(1)
-        self._start()
+        self._touched: set[int] = set()
+        self._bundles: dict[int, list[dict[str, Any]]] = {}
+        self._store = self._open_store()
+        self._run = self._start(self.pipeline())
 
-    def _pipeline(self) -> Pipeline:
-        return _pipeline(self._strategy, self._shelf)
+    # -- what a runner says ----------------------------------------------------------------
 
-    def _start(self) -> None:
-        self._store = Store.in_memory(
-            objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng
-        )
-        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
-        self._run = runner.start(self._pipeline(), stepping=True)
+    def _open_store(self) -> Store:
+        raise NotImplementedError
 
-    def inject(self, elements: Sequence[Arrived]) -> None:
+    def _start(self, pipeline: Pipeline) -> LocalRun | SparkRun:
+        raise NotImplementedError
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
         """
-        Hand over a bundle, and come to rest.
+        Give each of these steps its bundle.
         """
+        raise NotImplementedError
+
+    def _rest(self) -> None:
+        """
+        Go on until there is nothing to do, and all is delivered and durable.
+        """
+        raise NotImplementedError
+
+    # -- what is done ----------------------------------------------------------------------
+
+    def inject(self, elements: Sequence[Arrived], step: int = 0) -> None:
+        """
+        Hand a bundle to a step.
+        """
+        self._touch(step)
         if elements:
-            self._run.inject(INPUT, [_row(element) for element in elements])
-        self._rest()
+            self._bundles[step] = [_row(element) for element in elements]
 
-    def advance_watermark(self, at_us: int | None) -> None:
+    def advance_watermark(self, at_us: int | None, step: int = 0) -> None:
         """
-        Move the low watermark, and come to rest.
+        Move the low watermark of a step (``None``: to the end of all input).
         """
-        self.advance_watermarks({EXACT: at_us})
+        self.advance_watermarks({EXACT: at_us}, step)
 
-    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
+    def advance_watermarks(self, marks: Mapping[float, int | None], step: int = 0) -> None:
         """
-        Move watermarks by percentile, and come to rest.
+        Move watermarks of a step by percentile (``None``: to the end of all input).
         """
+        self._touch(step)
         for percentile, at_us in marks.items():
             if percentile == EXACT and at_us is None:
-                self._run.finish(INPUT)
+                self._run.finish(_input(step))
             else:
                 at = INSTANT_MAX_US if at_us is None else at_us
-                self._run.advance_watermark(INPUT, at, percentile=percentile)
-        self._rest()
+                self._run.advance_watermark(_input(step), at, percentile=percentile)
 
     def advance_clock(self, micros: int) -> None:
         """
-        Move the clock on the wall, and come to rest.
+        Move the clock on the wall, for all steps.
         """
+        self.settle()
         self._clock.advance_ms(micros / 1_000)
-        self._rest()
-
-    def _rest(self) -> None:
-        self._run.run_until_quiet(supersteps_max=_SUPERSTEPS_MAX)
+        self._touched.add(0)
 
     def restart(self) -> None:
         """
         Stop, and start again from the store.
         """
+        self.settle()
         self._run.stop()
         self._store.close()
-        self._start()
+        self._store = self._open_store()
+        self._run = self._start(self.pipeline())
 
-    def panes(self) -> list[dict[str, Any]]:
+    def panes(self, step: int = 0) -> list[dict[str, Any]]:
         """
-        The panes since the last call.
+        The panes of a step since the last call.
         """
-        return [pane_fields(key, shown) for key, shown in self._shelf.take()]
+        self.settle()
+        return [pane_fields(key, shown) for key, shown in self._shelves[step].take()]
 
-    def dropped(self) -> int:
+    def dropped(self, step: int = 0) -> int:
         """
-        How many elements were too late.
+        How many elements of a step were too late.
         """
-        return dropped_in(self._store, _STEP)
+        self.settle()
+        return dropped_in(self._store, _windows(step))
 
     def close(self) -> None:
         """
@@ -266,111 +272,165 @@ class LocalTranscriptRun:
         self._run.abandon()
         self._store.close()
 
+    def _touch(self, step: int) -> None:
+        if step in self._touched:
+            self.settle()
+        self._touched.add(step)
 
-class SparkTranscriptRun:
+    def settle(self) -> None:
+        """
+        Let all that has been done take effect.
+        """
+        if self._touched:
+            bundles, self._bundles = self._bundles, {}
+            self._touched.clear()
+            self._bring(bundles)
+            self._rest()
+
+    def pipeline(self) -> Pipeline:
+        """
+        The steps side by side, each with an input and a sink of its own.
+        """
+        pipeline = Pipeline(_PIPELINE)
+        for step, (strategy, shelf) in enumerate(zip(self._strategies, self._shelves, strict=True)):
+            pipeline.inject(_input(step), key="key", at="at", id="id", watermark=ManualWatermark())
+            computation = WindowedComputation(strategy, ToList(), _windows(step), of=value_of)
+            made = pipeline.add(
+                computation,
+                name=_windows(step),
+                subscribes=dict.fromkeys(self._streams(step)),
+                produces=[_windows(step)],
+                on_error="stop",
+            )
+            made[_windows(step)].sink(f"panes_{step}", shelf)
+        return pipeline
+
+    def _streams(self, step: int) -> tuple[str, ...]:
+        """
+        Where the elements of a step come from.
+        """
+        return (_input(step),)
+
+
+class LocalTranscriptRun(TranscriptRun):
     """
-    A step on the Spark runner, over a store in a folder of its own.
+    Steps on the local runner, over a store in memory.
 
     Args:
-        strategy: what is run.
+        strategies: what is run, a step each.
+    """
+
+    _run: LocalRun
+
+    def __init__(self, *strategies: WindowingStrategy) -> None:
+        self._disk = MemoryObjects()
+        TranscriptRun.__init__(self, strategies)
+
+    def _open_store(self) -> Store:
+        return Store.in_memory(objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng)
+
+    def _start(self, pipeline: Pipeline) -> LocalRun:
+        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
+        return runner.start(pipeline, stepping=True)
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
+        for step, rows in bundles.items():
+            self._run.inject(_input(step), rows)
+
+    def _rest(self) -> None:
+        self._run.run_until_quiet(supersteps_max=_SUPERSTEPS_MAX)
+
+
+class SparkTranscriptRun(TranscriptRun):
+    """
+    Steps on the Spark runner, over a store in a folder of its own.
+
+    A superstep takes one batch of one input. So where there are several steps, their bundles come
+    in one batch, and a computation hands them out; what has an id comes as itself.
+
+    Args:
+        strategies: what is run, a step each.
         spark: the session.
     """
 
-    _SCHEMA = "key string, at long, id string, value string"
+    _run: SparkRun
 
-    def __init__(self, strategy: WindowingStrategy, spark: SparkSession) -> None:
-        self._strategy = strategy
+    def __init__(self, *strategies: WindowingStrategy, spark: SparkSession) -> None:
         self._spark = spark
-        self._shelf = Shelf()
-        self._clock = ManualClock(0)
-        self._registry = MemoryRegistry()
-        self._rng = SeededRng(3)
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-transcript-"))
-        self._start()
+        TranscriptRun.__init__(self, strategies)
 
-    def _pipeline(self) -> Pipeline:
-        return _pipeline(self._strategy, self._shelf)
+    @property
+    def _has_hands(self) -> bool:
+        return len(self._strategies) > 1
 
-    def _start(self) -> None:
-        self._store = Store.open(
+    def _open_store(self) -> Store:
+        return Store.open(
             self._folder / "pond",
             clock=self._clock,
             rng=self._rng,
             leases=lambda _, writer_id: MemoryLeases(self._registry, self._clock, writer_id=writer_id),
         )
-        runner = SparkRunner(self._store, spark=self._spark, clock=self._clock, progress=False, intervals=1)
-        self._run = runner.open(self._pipeline())
 
-    def inject(self, elements: Sequence[Arrived]) -> None:
-        """
-        Hand over a bundle, and come to rest.
-        """
-        if elements:
-            rows = [tuple(_row(element).values()) for element in elements]
-            frame = self._spark.createDataFrame(rows, self._SCHEMA).coalesce(1)
-            known = input_positions(self._store.committer.snapshot.txns, _PIPELINE, INPUT)
-            position = InputPosition(stream=INPUT, source="test", batch=known.get("test", -1) + 1)
-            self._run.consume(frame, position)
-        self._rest()
+    def _start(self, pipeline: Pipeline) -> SparkRun:
+        runner = SparkRunner(
+            self._store, spark=self._spark, clock=self._clock, rng=self._rng, progress=False, intervals=1
+        )
+        run = runner.open(pipeline)
+        if self._has_hands:
+            # It holds nobody back: each step has a watermark of its own.
+            run.finish(_BUNDLES)
+        return run
 
-    def advance_watermark(self, at_us: int | None) -> None:
+    def pipeline(self) -> Pipeline:
         """
-        Move the low watermark, and come to rest.
+        The steps side by side, each with an input and a sink of its own.
         """
-        self.advance_watermarks({EXACT: at_us})
+        pipeline = TranscriptRun.pipeline(self)
+        if self._has_hands:
+            pipeline.inject(_BUNDLES, key="key", at="at")
+            steps = range(len(self._strategies))
+            pipeline.add(
+                _Hands(),
+                name="hands",
+                subscribes={_BUNDLES: None},
+                produces=[_bundle(step) for step in steps],
+                on_error="stop",
+            )
+        return pipeline
 
-    def advance_watermarks(self, marks: Mapping[float, int | None]) -> None:
-        """
-        Move watermarks by percentile, and come to rest.
-        """
-        for percentile, at_us in marks.items():
-            if percentile == EXACT and at_us is None:
-                self._run._coordinator.finish_input(INPUT)  # noqa: SLF001 - Spark's sources have no such verb
+    def _streams(self, step: int) -> tuple[str, ...]:
+        return (_input(step), _bundle(step)) if self._has_hands else (_input(step),)
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
+        handed = []
+        for step, rows in bundles.items():
+            if not self._has_hands or any(row["id"] is not None for row in rows):
+                self._consume(_input(step), rows)
             else:
-                at = INSTANT_MAX_US if at_us is None else at_us
-                self._run.advance_watermark(INPUT, at, percentile=percentile)
-        self._rest()
+                at = min(row["at"] for row in rows)
+                handed.append({"key": str(step), "at": at, "rows": orjson.dumps(rows).decode()})
+        if handed:
+            self._consume(_BUNDLES, handed)
 
-    def advance_clock(self, micros: int) -> None:
-        """
-        Move the clock on the wall, and come to rest.
-        """
-        self._clock.advance_ms(micros / 1_000)
-        self._rest()
+    def _consume(self, stream: str, rows: Sequence[dict[str, Any]]) -> None:
+        frame = self._spark.createDataFrame(pa.Table.from_pylist(list(rows), _SCHEMAS[stream == _BUNDLES]))
+        known = input_positions(self._store.committer.snapshot.txns, _PIPELINE, stream)
+        position = InputPosition(stream=stream, source="test", batch=known.get("test", -1) + 1)
+        self._run.consume(frame.coalesce(1), position)
 
     def _rest(self) -> None:
         # One superstep more than there is work for: it waits for the sinks of the one before,
         # and it journals a watermark that nobody has waited for.
         for _ in range(_SUPERSTEPS_MAX):
-            has_work = self._run._coordinator.has_work()  # noqa: SLF001 - the ticker's question
+            has_work = self._run.has_work()
             self._run.advance()
             if not has_work:
                 return
 
-    def restart(self) -> None:
-        """
-        Stop, and start again from the store.
-        """
-        self._run.stop()
-        self._store.close()
-        self._start()
-
-    def panes(self) -> list[dict[str, Any]]:
-        """
-        The panes since the last call.
-        """
-        return [pane_fields(key, shown) for key, shown in self._shelf.take()]
-
-    def dropped(self) -> int:
-        """
-        How many elements were too late.
-        """
-        return dropped_in(self._store, _STEP)
-
     def close(self) -> None:
         """
-        Stop, and forget the store.
+        Stop, and remove the folder.
         """
-        self._run.abandon()
-        self._store.close()
+        TranscriptRun.close(self)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -12,25 +12,28 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import yaml
 
-from millpond.dataflow.strategy import WindowingStrategy
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.testing.constructors import seconds_us
-from millpond.testing.transcript import Step, Transcript, elements_of, marks_of, matches, read_transcript
+from millpond.testing.transcript import Step, elements_of, marks_of, matches, read_transcript
 from millpond.testing.transcript_runs import LocalTranscriptRun, SparkTranscriptRun, TranscriptRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TranscriptError", "failure_of", "main", "read_documents", "run_transcript"]
+__all__ = ["TranscriptError", "failure_of", "failures_of", "main", "read_documents"]
 
-Opener: TypeAlias = Callable[[WindowingStrategy], TranscriptRun]
-"""Starts a runner for a windowed step."""
+Opener: TypeAlias = Callable[..., TranscriptRun]
+"""Starts a runner for windowed steps, given the strategy of each."""
+
+
+_TOGETHER: Final = {"local": 1, "spark": 50}
 
 
 class TranscriptError(Exception):
@@ -48,67 +51,77 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
             yield from (document for document in yaml.safe_load_all(file) if document is not None)
 
 
-def run_transcript(transcript: Transcript, opener: Opener, *, restart: bool = False) -> None:
+class _Part:
     """
-    Do what a transcript says, and compare.
-
-    Args:
-        transcript: the transcript.
-        opener: starts the runner.
-        restart: also stop and start the runner between all steps.
-
-    Raises:
-        TranscriptError: other panes came than the transcript says.
-        MillpondError: it describes something impossible.
-    """
-    run = opener(transcript.strategy())
-    try:
-        _Play(run, restart=restart).play(transcript.steps)
-    finally:
-        run.close()
-
-
-class _Play:
-    """
-    A transcript being played: the panes that nobody has expected yet, and the watermarks.
+    One transcript of a play: how far it is, its panes that nobody has expected yet, its watermarks.
     """
 
-    def __init__(self, run: TranscriptRun, *, restart: bool) -> None:
-        self._run = run
-        self._restart = restart
+    def __init__(self, document: Any) -> None:
+        self.document = document
+        self.number = 0
+        self.due_us = 0
+        self.is_over = False
+        self.failure: Exception | None = None
         self._panes: list[dict[str, Any]] = []
         self._watermarks: dict[float, float] = {}
+        try:
+            transcript = read_transcript(document)
+            self.strategy = transcript.strategy()
+            self._steps = iter(transcript.steps)
+        except Exception as failure:  # noqa: BLE001 - whatever it was, it is this document's failure
+            self.fail(failure)
 
-    def play(self, steps: Sequence[Step]) -> None:
-        for number, step in enumerate(steps):
-            if number and self._restart:
-                self._run.restart()
+    def act(self, run: TranscriptRun) -> None:
+        """
+        Do all that is expected here, and then the next step; a failure ends the part.
+        """
+        try:
+            self._act(run)
+        except Exception as failure:  # noqa: BLE001 - whatever it was, it is this transcript's failure
+            self.fail(failure)
+
+    def collect(self, run: TranscriptRun) -> None:
+        """
+        Take the panes that have come.
+        """
+        if not self.is_over:
+            self._panes += run.panes(self.number)
+
+    def fail(self, failure: Exception) -> None:
+        """
+        End the part.
+        """
+        self.is_over, self.failure = True, failure
+
+    def _act(self, run: TranscriptRun) -> None:
+        for step in self._steps:
             if step.action == "expect":
                 self._expect(step.argument or [])
                 continue
             self._nothing_left(f"before {step.action}: {step.argument}")
-            self._do(step)
-            self._panes += self._run.panes()
+            self._do(step, run)
+            return
         self._nothing_left("at the end")
+        self.is_over = True
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: Step, run: TranscriptRun) -> None:
         match step.action:
             case "input":
-                self._run.inject(elements_of(step.argument))
+                run.inject(elements_of(step.argument), self.number)
             case "watermark":
-                self._move(marks_of(step.argument))
+                self._move(marks_of(step.argument), run)
             case "clock":
                 if step.argument < 0:
                     raise TranscriptError(f"The clock goes back by {-step.argument}")
-                self._run.advance_clock(seconds_us(step.argument))
+                self.due_us += seconds_us(step.argument)
             case "restart" if step.argument:
-                self._run.restart()
+                run.restart()
             case "expect_dropped":
-                dropped = self._run.dropped()
+                dropped = run.dropped(self.number)
                 if dropped != step.argument:
                     raise TranscriptError(f"Dropped {dropped} elements, expected {step.argument}")
 
-    def _move(self, marks: Mapping[float, float]) -> None:
+    def _move(self, marks: Mapping[float, float], run: TranscriptRun) -> None:
         for percentile, mark in marks.items():
             known = self._watermarks.get(percentile, -math.inf)
             if not mark >= known:
@@ -116,9 +129,8 @@ class _Play:
         self._watermarks |= marks
         moved = {percentile: mark for percentile, mark in marks.items() if mark > -math.inf}
         if moved:
-            self._run.advance_watermarks(
-                {each: None if mark == math.inf else seconds_us(mark) for each, mark in moved.items()}
-            )
+            ends = {each: None if mark == math.inf else seconds_us(mark) for each, mark in moved.items()}
+            run.advance_watermarks(ends, self.number)
 
     def _expect(self, expected: Sequence[dict[str, Any]]) -> None:
         for one in expected:
@@ -132,19 +144,89 @@ class _Play:
             raise TranscriptError(f"Unexpected output {self._panes} {when}")
 
 
+def _play(parts: Sequence[_Part], opener: Opener, *, restart: bool) -> None:
+    """
+    Play transcripts side by side in one run.
+    """
+    if not parts:
+        return
+    run = opener(*(part.strategy for part in parts))
+    try:
+        _play_on(parts, run, restart=restart)
+    finally:
+        run.close()
+
+
+def _play_on(parts: Sequence[_Part], run: TranscriptRun, *, restart: bool) -> None:
+    """
+    Each part does a step a round, while the clock shows its time.
+    """
+    now_us = 0
+    while active := [part for part in parts if not part.is_over]:
+        due_us = min(part.due_us for part in active)
+        if due_us > now_us:
+            run.advance_clock(due_us - now_us)
+            now_us = due_us
+            for part in active:
+                part.collect(run)
+        for part in active:
+            if part.due_us == now_us:
+                part.act(run)
+        for part in active:
+            part.collect(run)
+        if restart:
+            run.restart()
+
+
+def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = False) -> list[str | None]:
+    """
+    Play documents side by side in one run.
+
+    Args:
+        documents: as they were read from YAML.
+        opener: starts the runner.
+        restart: also stop and start the runner between all steps.
+
+    Returns:
+        Why each document fails; ``None`` if it passes, be it by failing as it says. One that fails
+        in company is played again alone, and that counts.
+    """
+    parts = [_Part(document) for document in documents]
+    playing = [part for part in parts if not part.is_over]
+    for number, part in enumerate(playing):
+        part.number = number
+    try:
+        _play(playing, opener, restart=restart)
+    except Exception as failure:  # noqa: BLE001 - it ends all parts, whosever failure it was
+        for part in playing:
+            part.fail(part.failure or failure)
+    whys = [_why(part.document, part.failure) for part in parts]
+    return [
+        failure_of(part.document, opener, restart=restart) if why is not None and len(playing) > 1 else why
+        for part, why in zip(parts, whys, strict=True)
+    ]
+
+
 def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str | None:
     """
-    Why a document fails; ``None`` if it passes, be it by failing as it says.
+    Why a document fails, played alone; ``None`` if it passes, be it by failing as it says.
     """
+    return failures_of([document], opener, restart=restart)[0]
+
+
+def _why(document: Any, error: Exception | None) -> str | None:
     expected = document.get("error") if isinstance(document, dict) else None
-    try:
-        run_transcript(read_transcript(document), opener, restart=restart)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is this document's failure
-        if expected is not None and str(expected) in str(error):
-            return None
-        why = str(error) if isinstance(error, TranscriptError | MillpondError) else repr(error)
-        return why if expected is None else f"failed with {why}, not with {expected!r}"
-    return None if expected is None else f"passed, but should fail with {expected!r}"
+    if error is None:
+        return None if expected is None else f"passed, but should fail with {expected!r}"
+    if expected is not None and str(expected) in str(error):
+        return None
+    why = str(error) if isinstance(error, TranscriptError | MillpondError) else repr(error)
+    return why if expected is None else f"failed with {why}, not with {expected!r}"
+
+
+_CHECKPOINT_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 
 
 def _spark() -> SparkSession:
@@ -159,6 +241,7 @@ def _spark() -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
     }
     builder = SparkSession.builder.master("local[2]").appName("millpond-transcripts")
     for name, value in options.items():
@@ -172,7 +255,7 @@ def _opener(runner: str) -> tuple[Opener, Callable[[], None]]:
     if runner == "local":
         return LocalTranscriptRun, lambda: None
     spark = _spark()
-    return lambda strategy: SparkTranscriptRun(strategy, spark), spark.stop
+    return partial(SparkTranscriptRun, spark=spark), spark.stop
 
 
 @click.command(name="millpond.testing.transcripts")
@@ -181,20 +264,29 @@ def _opener(runner: str) -> tuple[Opener, Callable[[], None]]:
 )
 @click.option("--runner", type=click.Choice(["local", "spark"]), default="local", show_default=True)
 @click.option("--restart", is_flag=True, help="Stop the runner and start it again between all steps.")
-def main(files: tuple[Path, ...], runner: str, *, restart: bool) -> None:
+@click.option(
+    "--together",
+    type=click.IntRange(1),
+    help="How many documents share a run, side by side; 1 on the local runner and 50 on Spark unless given.",
+)
+def main(files: tuple[Path, ...], runner: str, *, restart: bool, together: int | None) -> None:
     """
     Run every transcript of FILES; exit with 1 if any fails.
     """
+    try:
+        documents = list(read_documents(files))
+    except yaml.YAMLError as error:
+        raise InvalidError(f"not YAML: {error}") from error
+    size = together or _TOGETHER[runner]
     opener, release = _opener(runner)
     passed = failed = 0
     try:
-        for document in read_documents(files):
-            name = document.get("name", "unnamed") if isinstance(document, dict) else "unnamed"
-            why = failure_of(document, opener, restart=restart)
-            click.echo(f"ok {name}" if why is None else f"FAILED {name}: {why}")
-            passed, failed = passed + (why is None), failed + (why is not None)
-    except yaml.YAMLError as error:
-        raise InvalidError(f"not YAML: {error}") from error
+        for start in range(0, len(documents), size):
+            group = documents[start : start + size]
+            for document, why in zip(group, failures_of(group, opener, restart=restart), strict=True):
+                name = document.get("name", "unnamed") if isinstance(document, dict) else "unnamed"
+                click.echo(f"ok {name}" if why is None else f"FAILED {name}: {why}")
+                passed, failed = passed + (why is None), failed + (why is not None)
     finally:
         release()
     click.echo(f"{passed} passed, {failed} failed")

@@ -118,19 +118,24 @@ class LocalWindowRun(LocalTranscriptRun):
         self._steps = _Steps(specs)
         super().__init__(self._steps.strategies[0])
 
-    def _pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline:
+        """
+        One injected stream, and every step on it.
+        """
         return self._steps.pipeline()
 
     def shown(self) -> list[list[OraclePane]]:
         """
         The panes of each step since the last call, sorted.
         """
+        self.settle()
         return self._steps.take()
 
     def drops(self) -> list[int]:
         """
         How many elements were too late, by step.
         """
+        self.settle()
         return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
 
 
@@ -145,19 +150,24 @@ class SparkWindowRun(SparkTranscriptRun):
 
     def __init__(self, specs: Sequence[WindowSpec], spark: SparkSession) -> None:
         self._steps = _Steps(specs)
-        super().__init__(self._steps.strategies[0], spark)
+        super().__init__(self._steps.strategies[0], spark=spark)
 
-    def _pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline:
+        """
+        One injected stream, and every step on it.
+        """
         return self._steps.pipeline()
 
     def shown(self) -> list[list[OraclePane]]:
         """
         The panes of each step since the last call, sorted.
         """
+        self.settle()
         return self._steps.take()
 
     def drops(self) -> list[int]:
         """
         How many elements were too late, by step.
         """
+        self.settle()
         return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]

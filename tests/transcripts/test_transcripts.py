@@ -5,38 +5,51 @@ Every transcript of this folder, on the runners.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import millpond as mp
+from millpond.testing.transcript import read_transcript
+from millpond.testing.transcript_features import constructor_names, cover
 from millpond.testing.transcript_runs import LocalTranscriptRun, SparkTranscriptRun
-from millpond.testing.transcripts import failure_of, read_documents
+from millpond.testing.transcripts import failure_of, failures_of, read_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FOLDER = Path(__file__).parent
-_ON_SPARK = (
-    "early_counts_start_over_after_each_firing",
-    "late_by_the_clock",
-    "merging_sessions_retract_what_each_of_them_had_shown",
-    "an_explicit_restart_changes_nothing",
-    "percentile_watermarks_outlive_a_restart",
-    "the_patents_percentile_tiers_then_hourly_updates_for_two_days",
-    "the_patents_repeated_hash_join_with_a_timeout",
-    "the_patents_global_count_daily_at_eight",
-)
-"""Documents that touch every feature; `--runner spark` runs them all."""
+_FILES = tuple(sorted(_FOLDER.glob("*.yaml")))
 
 
 def _documents() -> Iterator[Any]:
-    for path in sorted(_FOLDER.glob("*.yaml")):
+    for path in _FILES:
         for document in read_documents([path]):
             yield pytest.param(document, id=f"{path.stem}:{document['name']}")
 
 
 _DOCUMENTS = tuple(_documents())
+
+
+def _is_played(document: Any) -> bool:
+    """
+    Whether a document gets as far as a runner; others are refused before, whatever the runner.
+    """
+    try:
+        read_transcript(document).strategy()
+    except mp.InvalidError:
+        return False
+    return True
+
+
+_PLAYED = tuple(one for document in _DOCUMENTS if _is_played(one := document.values[0]))
+
+
+def _names(documents: Any) -> set[str]:
+    texts = [one.get(part) for one in documents for part in ("window_fn", "trigger_fn")]
+    return {name for text in texts if text is not None for name in constructor_names(text)}
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
@@ -55,21 +68,59 @@ def test_with_restarts_between_all_steps(document: Any) -> None:
     assert failure_of(document, LocalTranscriptRun, restart=True) is None
 
 
-@pytest.mark.parametrize("name", _ON_SPARK)
-def test_on_the_spark_runner(name: str, spark: SparkSession) -> None:
+def test_a_sample_on_spark(spark: SparkSession) -> None:
     """
-    The Spark runner shows the same panes.
+    On Spark, documents that together touch every feature show the same panes, side by side in one run.
     """
-    (document,) = (one.values[0] for one in _DOCUMENTS if one.values[0]["name"] == name)
+    sample = cover(_PLAYED)
 
-    assert failure_of(document, lambda strategy: SparkTranscriptRun(strategy, spark)) is None
+    assert _failures(sample, spark) == {}
+
+
+@pytest.mark.spark_all
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("restart", [False, True], ids=["through", "restarts"])
+def test_all_on_spark(path: Path, restart: bool, spark: SparkSession) -> None:
+    """
+    On Spark every document shows the same panes, also with a restart between all steps.
+    """
+    assert _failures(list(read_documents([path])), spark, restart=restart) == {}
+
+
+def _failures(documents: list[Any], spark: SparkSession, *, restart: bool = False) -> dict[str, str]:
+    failures = failures_of(documents, partial(SparkTranscriptRun, spark=spark), restart=restart)
+    named = zip(documents, failures, strict=True)
+    return {document["name"]: failure for document, failure in named if failure is not None}
+
+
+def test_the_sample_has_every_constructor() -> None:
+    """
+    What Spark is held to in every run of the tests has each constructor that any document has.
+    """
+    assert _names(cover(_PLAYED)) == _names(_PLAYED)
+
+
+def test_the_documents_have_every_trigger_and_window_function() -> None:
+    """
+    Each public trigger and window function is in some document; `ShouldEmit`, which takes a function, by a name.
+    """
+    public = {
+        name
+        for name in mp.__all__
+        if isinstance(kind := getattr(mp, name), type) and issubclass(kind, mp.Trigger | mp.WindowFn)
+    }
+
+    assert public - _names(_PLAYED) == {"Trigger", "WindowFn", "ShouldEmit"}
+    assert "UpTo" in _names(_PLAYED)
 
 
 def test_there_are_enough_of_them() -> None:
     """
-    There are at least a hundred transcripts, and at least eight must be refused.
+    There are at least 140 transcripts, at least twenty must be refused, and no name is there twice.
     """
-    documents = list(read_documents(sorted(_FOLDER.glob("*.yaml"))))
+    documents = [document.values[0] for document in _DOCUMENTS]
 
-    assert len(documents) >= 100
-    assert sum("error" in document for document in documents) >= 8
+    assert len(documents) >= 140
+    assert sum("error" in document for document in documents) >= 20
+    assert len({document["name"] for document in documents}) == len(documents)

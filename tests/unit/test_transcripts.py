@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from millpond.testing.transcript_runs import LocalTranscriptRun
-from millpond.testing.transcripts import failure_of, main
+from millpond.testing.transcripts import failure_of, failures_of, main
 
 _GOOD = """
 name: good
@@ -78,3 +78,32 @@ def test_bad_documents_say_why(document: Any, why: str) -> None:
     A document that is wrong, or does not fail as it says, fails with its reason.
     """
     assert why in str(failure_of(document, LocalTranscriptRun))
+
+
+def test_documents_side_by_side_keep_their_own_time() -> None:
+    """
+    Documents that share a run see their own clock and watermark, and each fails for itself.
+    """
+    slow = {
+        "trigger_fn": "Repeatedly(AtPeriod(0, 60))",
+        "transcript": [{"input": [1]}, {"clock": 60}, {"expect": [{"values": [1], "produced": 60}]}],
+    }
+    fast = {
+        "window_fn": "FixedWindows(10)",
+        "trigger_fn": "AfterProcessingTime(7)",
+        "transcript": [
+            {"input": [1]},
+            {"clock": 7},
+            {"expect": [{"values": [1], "produced": 7}]},
+            {"watermark": 100},
+            {"input": [2]},
+            {"expect_dropped": 1},
+        ],
+    }
+    bad = {"window_fn": "FixedWindows(10)", "transcript": [{"input": [1]}, {"watermark": 10}]}
+    refused = {"trigger_fn": "AfterTea", "transcript": []}
+    failures = failures_of([slow, bad, refused, fast], LocalTranscriptRun)
+
+    assert [failures[0], failures[3]] == [None, None]
+    assert str(failures[1]).startswith("Unexpected output")
+    assert "no window function and no trigger" in str(failures[2])
