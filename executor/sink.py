@@ -5,37 +5,40 @@ A runner hands a sink each committed superstep's productions, in order, and afte
 last superstep again. The sink stores the superstep's number in the same commit as the data, so
 what it already has it skips. Nothing that has not been committed ever reaches a sink.
 
-`DeltaSink` is the one that comes with Millpond; another is a class with ``identity`` and
+`DeltaSink` is the one that comes with Millpond: it appends what comes, retractions included, or keeps
+one row for each key, which retractions delete and new panes replace; another is a class with ``identity`` and
 ``open`` whose writer remembers the superstep as safely as it keeps the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.executor.sink_columns import SINK_SCHEMA, sink_table
+from millpond.executor.sink_changes import key_columns
+from millpond.executor.sink_columns import ROW_SCHEMA_BY_WINDOW, SINK_SCHEMA, sink_table
+from millpond.executor.sink_place import open_table
+from millpond.executor.upsert_sink import UpsertSinkWriter
 from millpond.statestore.action import Add
 from millpond.statestore.append import append
 from millpond.statestore.delta_schema import delta_schema
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.log import Log
-from millpond.statestore.log_writer import LogWriter
 from millpond.statestore.objects import open_objects, put_new
-from millpond.statestore.snapshot import Snapshot, load
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.table import create_table
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 __all__ = ["DeltaSink", "DeltaSinkWriter", "Sink", "SinkWriter", "sink_app_id"]
+
+
+_ROW_KEYS: Final = ("window_start", "window_end", "key")
 
 
 class SinkWriter(Protocol):
@@ -113,14 +116,26 @@ def sink_app_id(store_id: str, pipeline: str, name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """
-    A Delta table that a stream is appended to; made when it is not there.
+    A Delta table that follows a stream; made when it is not there.
+
+    With ``mode="append"`` everything is appended, in order of production: of a windowed step, each
+    pane and each retraction (``pane.is_retraction``, or the column ``is_retraction``). With
+    ``mode="upsert"`` the table has one row for each value of ``keys``: a new pane replaces it, a
+    retraction deletes it, and at every version a reader finds what stands at that moment.
 
     Args:
         path: the table's folder or URL.
         schema: its columns; ``key`` and ``at`` are the record's own, the others are fields of
             its value. Without one the columns are ``key``, ``at`` and ``value`` as JSON text.
-            A value that does not fit stops the run: nothing is dropped in silence.
+            A value that does not fit stops the run: nothing is dropped in silence. Of a pane,
+            columns may also be ``window_start`` and ``window_end``, and fields of the value inside.
+            When rows are replaced, the columns without a schema are ``key``, ``window_start``,
+            ``window_end``, ``at`` and ``value``.
         storage_options: what ``obstore`` needs to open the URL.
+        mode: ``"append"``, or ``"upsert"`` to replace rows.
+        keys: with ``"upsert"``, the columns that tell rows apart: text, whole numbers or times. Rows
+            lie in this order, so a superstep costs least if the first one follows time. By default
+            those of ``window_start``, ``window_end`` and ``key`` that there are.
 
     Example:
         >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
@@ -130,6 +145,8 @@ class DeltaSink:
     path: str
     schema: pa.Schema | None = None
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    mode: Literal["append", "upsert"] = "append"
+    keys: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """
@@ -139,6 +156,21 @@ class DeltaSink:
             raise InvalidError("a Delta sink needs a path", path=self.path)
         if self.schema is not None:
             delta_schema(self.schema)
+        if self.mode not in ("append", "upsert"):
+            raise InvalidError("a Delta sink's mode is append or upsert", mode=self.mode)
+        if self.mode == "append" and self.keys is not None:
+            raise InvalidError("only an upsert has keys", keys=self.keys)
+        if self.mode == "upsert":
+            self._row_keys()
+
+    def _row_keys(self) -> tuple[str, ...]:
+        schema = ROW_SCHEMA_BY_WINDOW if self.schema is None else self.schema
+        wanted = (name for name in _ROW_KEYS if name in schema.names) if self.keys is None else self.keys
+        keys = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        if not keys or len(set(keys)) < len(keys) or not set(keys) <= set(schema.names):
+            raise InvalidError("keys are some of the table's columns", keys=keys, columns=schema.names)
+        key_columns(schema.empty_table(), keys)
+        return keys
 
     @property
     def identity(self) -> str:
@@ -149,7 +181,7 @@ class DeltaSink:
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> DeltaSinkWriter:
+    ) -> SinkWriter:
         """
         Open the table, or make it.
 
@@ -157,6 +189,16 @@ class DeltaSink:
             InvalidError: there is a table with other columns, or a partitioned one.
             UnavailableError: the folder or bucket cannot be opened.
         """
+        if self.mode == "upsert":
+            return UpsertSinkWriter(
+                open_objects(self.path, self.storage_options),
+                clock or SystemClock(),
+                rng or SystemRng(),
+                name=name,
+                app_id=sink_app_id(store_id, pipeline, name),
+                schema=self.schema,
+                keys=self._row_keys(),
+            )
         return DeltaSinkWriter(
             open_objects(self.path, self.storage_options),
             clock or SystemClock(),
@@ -189,7 +231,7 @@ class DeltaSinkWriter:
         self._name = name
         self._app_id = app_id
         self._schema = schema
-        self._writer = _open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
+        self._writer = open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
 
     @property
     def delivered(self) -> Superstep:
@@ -233,47 +275,6 @@ class DeltaSinkWriter:
             modification_time_ms=self._clock.now_us() // 1_000,
             stats=orjson.dumps({"numRecords": table.num_rows}).decode(),
         )
-
-
-def _open_table(objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema) -> LogWriter:
-    log = Log(objects)
-    if log.latest_version() is None:
-        try:
-            return create_table(log, clock, rng, schema=schema, name=name)
-        except ConflictError:
-            # Another process has made it since; whether it fits is looked at below.
-            pass
-    snapshot = load(log)
-    _check_fits(snapshot, schema, name, objects.url)
-    return LogWriter(log, snapshot, clock, rng)
-
-
-_FIELDS: Final = "fields"
-
-
-def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
-    metadata = snapshot.metadata
-    if metadata is None:
-        raise InvalidError("the sink's table has no metadata", sink=name, path=url)
-    if metadata.partition_columns:
-        raise InvalidError(
-            "a Delta sink cannot append to a partitioned table",
-            sink=name,
-            path=url,
-            partition_columns=list(metadata.partition_columns),
-        )
-    there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
-    for column in orjson.loads(delta_schema(schema))[_FIELDS]:
-        found = there.get(column["name"])
-        if found != column["type"]:
-            raise InvalidError(
-                "the sink's table has other columns",
-                sink=name,
-                path=url,
-                column=column["name"],
-                wanted=column["type"],
-                found=found,
-            )
 
 
 def _absolute(path: str) -> str:

@@ -5,6 +5,10 @@ Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON
 the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
 name in the record's value (a value that is no object fills the column ``value``). A field that
 the schema does not name is left out; a column that the value does not have is null.
+
+Of a windowed step's pane, which travels in an envelope, a column may be a field of the envelope,
+``window_start``, ``window_end`` (null for the global window), ``is_retraction``, or a field of the
+value inside.
 """
 
 from __future__ import annotations
@@ -17,18 +21,31 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-from millpond.executor.duration import parse_instant_us
+from millpond.executor.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.row import TIMESTAMP
 
-__all__ = ["SINK_SCHEMA", "sink_table"]
+__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "retractions", "sink_table"]
 
 SINK_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
 )
 """Columns of a sink without a schema; ``value`` is JSON text."""
 
+ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("window_start", TIMESTAMP),
+        pa.field("window_end", TIMESTAMP),
+        pa.field("at", TIMESTAMP),
+        pa.field("value", pa.string()),
+    ]
+)
+"""Columns of a sink without a schema that keeps a row for each key and window; ``value`` is JSON text."""
+
 _OWN: Final = ("key", "at")
+_ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
+_WINDOW_BOUNDS: Final = {"window_start": 0, "window_end": 1}
 _VALUE: Final = "value"
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
@@ -50,8 +67,35 @@ def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa
     if schema is None:
         return productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA)
     values = _decoded(productions, sink)
+    if schema is ROW_SCHEMA_BY_WINDOW:
+        values = [_with_text(value) for value in values]
     columns = [_column(productions, values, field, sink) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def retractions(productions: pa.Table, sink: str) -> list[bool]:
+    """
+    Which productions take back what was produced before, in their order.
+
+    Raises:
+        DataError: a value is not JSON.
+    """
+    values = _decoded(productions, sink)
+    return [_is_envelope(value) and bool(value["pane"].get("is_retraction")) for value in values]
+
+
+def _is_envelope(value: Any) -> bool:
+    # The shape that `millpond.dataflow.pane` defines, which lies above this room.
+    return isinstance(value, dict) and value.keys() == _ENVELOPE and isinstance(value["pane"], dict)
+
+
+def _with_text(value: Any) -> Any:
+    """
+    The value inside as JSON text, window bounds kept.
+    """
+    if _is_envelope(value):
+        return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
+    return orjson.dumps(value).decode()
 
 
 def _refuse_bytes(productions: pa.Table, sink: str) -> None:
@@ -89,9 +133,23 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
 
 
 def _cell(value: Any, name: str) -> Any:
+    if _is_envelope(value):
+        return _pane_cell(value, name)
     if isinstance(value, Mapping):
         return value.get(name)
     return value if name == _VALUE else None
+
+
+def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
+    if name in envelope:
+        return envelope[name]
+    if name in _WINDOW_BOUNDS:
+        bound = envelope["window"][_WINDOW_BOUNDS[name]]
+        return bound if INSTANT_MIN_US <= bound <= INSTANT_MAX_US else None
+    if name == "is_retraction":
+        return envelope["pane"][name]
+    inner = envelope[_VALUE]
+    return inner.get(name) if isinstance(inner, Mapping) else None
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:

@@ -1,0 +1,120 @@
+"""
+What a sink that replaces rows costs: time a superstep and memory, by the size of its table.
+
+Each superstep brings 1,000 rows: half of them refine windows of the last minute, half are new; and, for
+comparison, rows anywhere in the table, which is the worst that there is. Appending the same rows
+is the base line; ratios within one run are what to look at.
+
+    python -m benchmarks.upsert_sink --json build/bench/upsert_sink.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.delivery import PRODUCTION_SCHEMA
+from millpond.executor.sink import DeltaSink, SinkWriter
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import Superstep
+
+__all__ = ["measure"]
+
+ROWS = 1_000
+STEPS = 20
+FILL = 50_000
+SECOND_US = 1_000_000
+
+
+def panes(places: Iterator[int]) -> pa.Table:
+    """
+    A superstep's productions: one pane for each place, a key and a window of a second.
+    """
+    rows = []
+    for place in places:
+        start = place // 100 * SECOND_US
+        value = {
+            "value": place,
+            "window": [start, start + SECOND_US],
+            "at": start,
+            "pane": {"is_retraction": False},
+        }
+        rows.append(
+            {
+                "stream": "s",
+                "key": f"key{place % 100:04d}",
+                "value": orjson.dumps(value).decode(),
+                "value_bytes": None,
+                "at": start,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=PRODUCTION_SCHEMA).drop_columns(["stream"])
+
+
+def _timed(writer: SinkWriter, first: int, places_of: Callable[[int], Iterator[int]]) -> float:
+    clock, times = SystemClock(), []
+    for step in range(STEPS):
+        productions = panes(places_of(step))
+        started = clock.monotonic_us()
+        writer.write(Superstep(first + step), productions)
+        times.append((clock.monotonic_us() - started) / 1_000)
+    return statistics.median(times)
+
+
+def measure(table_rows: int, folder: Path) -> dict[str, Any]:
+    """
+    Median milliseconds a superstep of `ROWS` rows, on a table of so many rows.
+    """
+    writer = DeltaSink(str(folder / "upsert"), mode="upsert").open("s", "p", "b")
+    superstep = 0
+    for start in range(0, table_rows, FILL):
+        superstep += 1
+        writer.write(Superstep(superstep), panes(iter(range(start, min(start + FILL, table_rows)))))
+    append = DeltaSink(str(folder / "append")).open("s", "p", "b")
+    half = ROWS // 2
+
+    def at_the_end(step: int) -> Iterator[int]:
+        newest = table_rows + step * half
+        return iter(range(newest - half, newest + half))
+
+    def anywhere(step: int) -> Iterator[int]:
+        return iter(range(step, table_rows, max(1, table_rows // ROWS)))
+
+    pa.default_memory_pool().release_unused()
+    figures = {
+        "table_rows": table_rows,
+        "append_ms": _timed(append, 1, at_the_end),
+        "at_the_end_ms": _timed(writer, superstep + 1, at_the_end),
+        "anywhere_ms": _timed(writer, superstep + 1 + STEPS, anywhere),
+        "arrow_peak_bytes": pa.default_memory_pool().max_memory(),
+    }
+    return {name: round(value, 1) for name, value in figures.items()}
+
+
+def main() -> None:
+    """
+    Measure tables of three sizes, and print or write the figures.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
+    text = json.dumps({"rows_per_superstep": ROWS, "tables": found}, indent=2)
+    print(text)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""
+What a superstep changes in a table that keeps one row for each key.
+
+Productions come as panes and retractions, in the order in which each key produced them. Those
+that cancel each other within the superstep are left out, on whatever keys of the pipeline they were
+produced: a value that moves from one key to another takes its row with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["RowChange", "RowKey", "contents", "key_columns", "key_texts", "net_changes", "row_keys"]
+
+RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
+"""The key columns of one row, comparable: nulls come first."""
+
+_NOT_CONTENT: Final = ("at", "pane", "is_retraction")
+"""Columns in which a retraction may differ from what it takes back."""
+
+
+@dataclass(slots=True)
+class RowChange:
+    """
+    What becomes of one row.
+
+    Attributes:
+        put: the place of its new content among the superstep's rows; ``None`` when it has none.
+        taken_back: contents that are gone: the row goes if it has one of them.
+    """
+
+    put: int | None = None
+    taken_back: list[str] = field(default_factory=list)
+
+
+def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """
+    The key columns as plain numbers and text.
+
+    Raises:
+        InvalidError: a type by which rows cannot be told apart.
+    """
+    return pa.table({f"k{place}": _plain(table.column(name), name) for place, name in enumerate(keys)})
+
+
+def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).cast(pa.int64())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    raise InvalidError("rows are told apart by text, whole numbers and times", column=name, type=kind)
+
+
+def row_keys(columns: pa.Table) -> list[RowKey]:
+    """
+    The key of each row, from `key_columns`.
+    """
+    lists = [column.to_pylist() for column in columns.columns]
+    return [
+        tuple((value is not None, 0 if value is None else value) for value in row)
+        for row in zip(*lists, strict=True)
+    ]
+
+
+def key_texts(columns: pa.Table) -> pa.Array:
+    """
+    One text for the key of each row, different for different keys.
+    """
+    parts = []
+    for column in columns.combine_chunks().columns:
+        text = column.cast(pa.string())
+        length = pc.utf8_length(text).cast(pa.string())
+        parts.append(pc.fill_null(pc.binary_join_element_wise(length, text, ":"), "-"))
+    joined = pc.binary_join_element_wise(*parts, "|") if len(parts) > 1 else parts[0]
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
+    """
+    What each row says beside its key, as text that can be compared.
+    """
+    names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
+    if not names:
+        return [""] * table.num_rows
+    return [repr(tuple(row.values())) for row in table.select(names).to_pylist()]
+
+
+def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
+    """
+    What a superstep's rows come to, by key.
+
+    Args:
+        table: the rows in order of production.
+        keys: the columns that tell rows apart.
+        retracts: which of them take back what had been shown.
+    """
+    found: dict[RowKey, RowChange] = {}
+    said = contents(table, keys)
+    standing: dict[RowKey, list[int]] = {}
+    for place, (key, is_retraction) in enumerate(
+        zip(row_keys(key_columns(table, keys)), retracts, strict=True)
+    ):
+        change, puts = found.setdefault(key, RowChange()), standing.setdefault(key, [])
+        if not is_retraction:
+            puts.append(place)
+            continue
+        cancelled = next((put for put in reversed(puts) if said[put] == said[place]), None)
+        if cancelled is None:
+            change.taken_back.append(said[place])
+        else:
+            puts.remove(cancelled)
+    for key, change in found.items():
+        change.put = standing[key][-1] if standing[key] else None
+    return {key: change for key, change in found.items() if change.put is not None or change.taken_back}
