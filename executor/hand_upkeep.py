@@ -8,6 +8,7 @@ the log and removed files are collected either way, behind the same horizons.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,11 +24,13 @@ from millpond.gc.fold import FoldRules, fold_files
 from millpond.gc.fold_plan import Fold, plan_fold
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Round, collect_garbage
+from millpond.statestore.catalog import Catalog
 from millpond.statestore.commit import CommitRequest, IntervalWrite
-from millpond.statestore.errors import ConflictError
+from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import Lease
 from millpond.statestore.row import Fence
+from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
     TIME_MAX_US,
@@ -42,6 +45,7 @@ from millpond.statestore.types import (
 
 __all__ = ["collect_by_hand"]
 
+_LOG = logging.getLogger("millpond")
 _SUPERSTEP_PREFIX: Final = superstep_app_id("")
 
 
@@ -63,7 +67,7 @@ def collect_by_hand(
     One round of everything.
 
     Args:
-        store: opened for writing (on a dry run nothing is taken and nothing written).
+        store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
         clock: the source of time.
         rng: the source of file names.
         policy: what stays.
@@ -73,8 +77,7 @@ def collect_by_hand(
         DataError: something that had to be read is damaged.
         UnavailableError: the store, ZooKeeper or the catalog is away.
     """
-    store.committer.refresh()
-    positions = store.committer.snapshot.txns
+    positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
     prefix = _SUPERSTEP_PREFIX
     pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
     folded: list[Collection] = []
@@ -85,8 +88,9 @@ def collect_by_hand(
             owned |= {
                 interval: Owned(fence.sequencer, each.superstep) for interval, fence in each.fences.items()
             }
+        catalog = _catalog_to_look_at(store) if dry_run else store.catalog
         found = collect_garbage(
-            store.objects, store.catalog, clock, retention=policy.kept, owned=owned, dry_run=dry_run
+            store.objects, catalog, clock, retention=policy.kept, owned=owned, dry_run=dry_run
         )
     left = tuple(f"pipeline {name} is running and folds by itself" for name in running)
     folds = Collection(
@@ -99,6 +103,14 @@ def collect_by_hand(
     return replace(found, collections=(folds, *found.collections))
 
 
+def _catalog_to_look_at(store: Store) -> Catalog | None:
+    try:
+        return store.catalog
+    except (InvalidError, UnavailableError) as error:
+        _LOG.info("readers and savepoints of the catalog are not looked at: %s", error)
+        return None
+
+
 @contextmanager
 def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
@@ -109,13 +121,15 @@ def _held(
     held: list[_Owned] = []
     running: list[str] = []
     leases: list[Lease] = []
+    if dry_run:
+        snapshot = store.snapshot()
+        yield [_as_stored(snapshot, pipeline) for pipeline in pipelines], running
+        return
     try:
         for pipeline in pipelines:
-            intervals = _intervals_of(store, pipeline)
-            if dry_run:
-                held.append(_as_stored(store, pipeline, intervals))
-                continue
-            above = {each: _sequencer(store, each) for each in intervals}
+            snapshot = store.committer.snapshot
+            intervals = _intervals_of(snapshot, pipeline)
+            above = {each: _sequencer(snapshot, each) for each in intervals}
             try:
                 taken = store.leases.take_all(above, on_held="refuse")
             except ConflictError:
@@ -133,30 +147,29 @@ def _held(
             store.leases.release(lease)
 
 
-def _intervals_of(store: Store, pipeline: str) -> list[Interval]:
-    positions = store.committer.snapshot.txns
+def _intervals_of(snapshot: Snapshot, pipeline: str) -> list[Interval]:
+    positions = snapshot.txns
     claimed = claimed_by(positions, pipeline)
     known = (Interval.from_app_id(app_id) for app_id in positions)
     own = sorted(each for each in known if each is not None and each.computation in claimed)
     return [control_interval(pipeline), *own]
 
 
-def _sequencer(store: Store, interval: Interval) -> Sequencer:
-    fence = store.committer.snapshot.fence_of(interval)
+def _sequencer(snapshot: Snapshot, interval: Interval) -> Sequencer:
+    fence = snapshot.fence_of(interval)
     return Sequencer(0) if fence is None else fence.sequencer
 
 
-def _as_stored(store: Store, pipeline: str, intervals: Sequence[Interval]) -> _Owned:
-    snapshot = store.committer.snapshot
+def _as_stored(snapshot: Snapshot, pipeline: str) -> _Owned:
     none = Fence(Sequencer(1), CommitNumber(0))
-    fences = {each: snapshot.fence_of(each) or none for each in intervals}
+    fences = {each: snapshot.fence_of(each) or none for each in _intervals_of(snapshot, pipeline)}
     return _Owned(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
 
 
 def _fold_pipeline(
     store: Store, rng: Rng, owned: _Owned, policy: UpkeepPolicy, *, dry_run: bool
 ) -> Collection:
-    snapshot = store.committer.snapshot
+    snapshot = store.snapshot() if dry_run else store.committer.snapshot
     planned = [
         plan_fold(
             snapshot.files_of(interval),

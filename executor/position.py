@@ -148,7 +148,8 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
     return {
         unquote(app_id.removeprefix(prefix)): version
         for app_id, version in positions.items()
-        if app_id.startswith(prefix)
+        # A repair cannot take a position out of the table; below 0 it was never consumed.
+        if app_id.startswith(prefix) and version >= 0
     }
 
 

@@ -38,6 +38,7 @@ from millpond.statestore.types import (
 )
 
 __all__ = [
+    "INPUT_PREFIX",
     "KNOWN_BEFORE_LOG",
     "SAVEPOINT_RELEASED",
     "CommitFacts",
@@ -53,7 +54,9 @@ __all__ = [
     "watermarks_of",
 ]
 
-_INPUT_PREFIX: Final = "millpond/input/"
+INPUT_PREFIX: Final = "millpond/input/"
+"""What the application ids of inputs begin with; a position below 0 was taken back by a repair."""
+
 _SUPERSTEP_PREFIX: Final = "millpond/superstep/"
 _SAVEPOINT_PREFIX: Final = "millpond/savepoint/"
 _WATERMARK_PREFIX: Final = "millpond/watermark/"
@@ -97,7 +100,7 @@ def input_app_id(pipeline: str, input_name: str, source_id: str) -> str:
         >>> input_app_id("zeitgeist", "queries", "bounded")
         'millpond/input/zeitgeist/queries/bounded'
     """
-    return _INPUT_PREFIX + _quoted(pipeline, input_name, source_id)
+    return INPUT_PREFIX + _quoted(pipeline, input_name, source_id)
 
 
 def superstep_app_id(pipeline: str) -> str:
@@ -131,8 +134,8 @@ def input_positions_of(facts: CommitFacts) -> Iterator[InputPosition]:
     The outside positions that the commit moved.
     """
     for app_id, position in facts.txns.items():
-        if app_id.startswith(_INPUT_PREFIX):
-            parts = app_id.removeprefix(_INPUT_PREFIX).split("/")
+        if app_id.startswith(INPUT_PREFIX):
+            parts = app_id.removeprefix(INPUT_PREFIX).split("/")
             if len(parts) != 3:
                 raise DataError("the log names a malformed input", app_id=app_id)
             pipeline, name, source_id = map(unquote, parts)

@@ -13,6 +13,7 @@ import click
 
 from millpond.tools.collect import collect
 from millpond.tools.history import history
+from millpond.tools.repair import repair
 from millpond.tools.rows import rows
 from millpond.tools.sql import sql
 from millpond.tools.status import status
@@ -48,10 +49,10 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands but `gc` only read. They take no lease and start no server, so you can use
+    All commands but `gc` and `repair` only read. They take no lease and start no server, so you can use
     them while the pipeline runs.
     """
 
 
-for _command in (status, rows, sql, history, verify, collect):
+for _command in (status, rows, sql, history, verify, repair, collect):
     main.add_command(_command)

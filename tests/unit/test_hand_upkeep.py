@@ -140,7 +140,8 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
         )
     command = CliRunner()
     given = [str(path), "--zookeeper", zookeeper_hosts]
-    planned = command.invoke(main, ["gc", *given, "--dry-run", "--json"], catch_exceptions=False)
+    planned = command.invoke(main, ["gc", str(path), "--dry-run", "--json"], catch_exceptions=False)
+    assert not (path / "zookeeper").exists()
     done = command.invoke(main, ["gc", *given, "--keep", "0s", "--json"], catch_exceptions=False)
     verified = command.invoke(main, ["verify", *given], catch_exceptions=False)
 
@@ -156,3 +157,39 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
     assert damaged.exit_code == 1
     assert file.name in damaged.stdout
     assert "row updates of count" in damaged.stdout
+
+
+def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
+    """
+    `millpond repair` asks first, turns a bit back, takes the store back from a cut file, and the run goes on.
+    """
+    path = tmp_path / "pond"
+    rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
+    command, given = CliRunner(), [str(path), "--zookeeper", zookeeper_hosts]
+    run_all = LocalRunner(path, zookeeper=zookeeper_hosts, progress=False, upkeep=None).run
+    run_all(pipeline(), {"in": rows[:4]})
+    file = next((path / "rows").glob("computation=count/*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(bytes(data))
+
+    asked = command.invoke(main, ["repair", *given], input="n\n")
+    assert asked.exit_code == 1
+    assert file.read_bytes() == bytes(data)
+    mended = command.invoke(main, ["repair", *given, "--yes"], catch_exceptions=False)
+    assert (mended.exit_code, "one bit is turned back" in mended.stdout) == (0, True)
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
+    run_all(pipeline(), {"in": rows})
+    newest = max((path / "rows").glob("computation=count/*.parquet"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+    planned = command.invoke(main, ["repair", *given, "--dry-run"], catch_exceptions=False)
+    assert planned.exit_code == 1
+    assert "input in of p: read again from position" in planned.stdout
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 1
+    assert command.invoke(main, ["repair", *given, "--yes"], catch_exceptions=False).exit_code == 0
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
+    whole = command.invoke(main, ["repair", *given], catch_exceptions=False)
+    assert (whole.exit_code, "nothing to repair" in whole.stdout) == (0, True)
+    run_all(pipeline(), {"in": rows})
+    counted = command.invoke(main, ["rows", str(path), "count", "--json"], catch_exceptions=False)
+    assert [json.loads(line)["state"] for line in counted.stdout.splitlines()] == [5]
