@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,12 +33,15 @@ from millpond.statestore.commit import CommitRequest, Committed, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.lease import Lease, OnHeld
+from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
 from millpond.statestore.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, CommitNumber, Sequencer
 
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
+
+_STANDBY_MS: Final = 10 * 365 * 86_400_000
+"""A standby waits for as long as the owner lives: ten years, say."""
 
 _CUT_CHARACTERS_MAX: Final = 256
 """A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
@@ -218,7 +222,12 @@ class Ownership:
         claims = self._claims(intervals)
         owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
-        leases = self._store.leases.take_all(wanted, on_held=self._on_held)
+        timeout_ms = TIMEOUT_MS
+        if self._on_held == "wait":
+            # Arrow imports pandas when it first meets numpy: half a second that a standby has now.
+            pa.array(np.empty(0))
+            timeout_ms = _STANDBY_MS
+        leases = self._store.leases.take_all(wanted, on_held=self._on_held, timeout_ms=timeout_ms)
         reach("lease.taken")
         self._owned |= {
             interval: OwnedInterval(interval, lease, IntervalSummary())

@@ -14,10 +14,12 @@ from itertools import repeat
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.cold_rows import ColdRows
 from millpond.executor.eviction import EvictionPolicy, window_aware
-from millpond.executor.row_reader import LoadedRows, load_rows
+from millpond.executor.row_reader import LoadedRows
 from millpond.executor.row_summary import ROW_BYTES, TIMER_BYTES, RowSummary
 from millpond.executor.state import Encoded
 from millpond.executor.timer import Timers
@@ -66,11 +68,12 @@ class RowCache:
         self._policy = policy
         self._states: dict[str, Encoded | None] = {}
         self._timers: dict[str, Timers] = {}
+        self._cold: ColdRows | None = None
         self._existing: RecordIdFilter | None = None
         self.used_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._states) + (0 if self._cold is None else len(self._cold))
 
     def __contains__(self, key: str) -> bool:
         return key in self._states
@@ -89,9 +92,24 @@ class RowCache:
         """
         return self.used_bytes > self._budget_bytes
 
+    def warm(self, keys: Sequence[str]) -> None:
+        """
+        Make objects of those of the keys' rows that are still as they were read; before all else with them.
+        """
+        cold = self._cold
+        if cold is None:
+            return
+        found = cold.among(keys)
+        if found:
+            rows, weight = cold.take(found)
+            self.used_bytes -= weight
+            self._take_in(rows)
+        if not len(cold):
+            self._cold = None
+
     def absent(self, keys: Sequence[str]) -> list[str]:
         """
-        The keys that are not here and may have a row.
+        The keys that are not here, even after `warm`, and may have a row.
         """
         if self._existing is None:
             return []
@@ -116,10 +134,10 @@ class RowCache:
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
         """
-        Take in as many of all rows as the budget allows, those that would be evicted last.
+        Take in as many of all rows as the budget allows, those that would be evicted last, as they are.
         """
         if int(summary.weights.sum()) <= self._budget_bytes:
-            self.load(load_rows(merged))
+            self._keep_cold(merged, summary.weights)
             return
         self._forget_completeness(merged.num_rows)
         self._remember(merged.column("key"))
@@ -128,18 +146,26 @@ class RowCache:
         kept = np.zeros(merged.num_rows, np.bool_)
         kept[order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))]] = True
         # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
-        self.load(load_rows(merged.filter(pa.array(kept))))
+        self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
+
+    def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
+        if rows.num_rows:
+            self._cold = ColdRows(rows, weights)
+            self.used_bytes += int(weights.sum())
 
     def load(self, rows: LoadedRows) -> None:
         """
         Take in rows as they were read.
         """
+        self._take_in(rows)
+        if self._existing is not None:
+            self._remember(pa.array(rows.keys, pa.string()))
+
+    def _take_in(self, rows: LoadedRows) -> None:
         self._forget(rows.keys)
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
         self.used_bytes += _weight(rows.keys, rows.states) + _timers_weight(rows.timers.values())
-        if self._existing is not None:
-            self._remember(pa.array(rows.keys, pa.string()))
 
     def put(
         self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
@@ -190,16 +216,22 @@ class RowCache:
         """
         if not self.is_over_budget:
             return 0
-        keys = list(self._states)
+        # Rows that nobody has asked for since they were read are the longest unused.
+        cold = [] if self._cold is None else self._cold.keys
+        keys = [*cold, *self._states]
         if self._existing is None:
             self._forget_completeness(len(keys))
             self._remember(pa.array(keys, pa.string()))
         order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
-        weights = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
-        freed = np.cumsum(np.asarray(weights)[order])
+        hot = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
+        weights = np.asarray(hot if self._cold is None else [*self._cold.weights.tolist(), *hot])
+        freed = np.cumsum(weights[order])
         surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
-        self._forget([keys[place] for place in order[:count].tolist()])
+        gone = order[:count]
+        self._forget([keys[place] for place in gone[gone >= len(cold)].tolist()])
+        if self._cold is not None:
+            self.used_bytes -= self._cold.drop(keys[place] for place in gone[gone < len(cold)].tolist())
         return count
 
     def _forget(self, keys: Sequence[str]) -> None:

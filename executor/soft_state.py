@@ -205,6 +205,7 @@ class SoftState:
 
     def _apply_changes(self, changes: RowChanges) -> None:
         keys, states, timers = changes.keys, changes.states, changes.timers
+        self._cache.warm(keys)
         if changes.same_state:
             old = self._cache.states_of(keys)
             same = changes.same_state
@@ -231,6 +232,7 @@ class SoftState:
         """
         The states of the keys, read back where they are not at hand; ``None`` for no state.
         """
+        self._cache.warm(keys)
         absent = self._cache.absent(keys)
         if absent:
             self._fetch(absent)

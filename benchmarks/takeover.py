@@ -1,0 +1,89 @@
+"""
+Takeover: how long a store is without an owner at work when the owner is killed or stopped.
+
+Real processes on one store with a real ZooKeeper: an owner that writes without a pause, and a standby
+(``on_held="wait"``) behind it that takes over by itself. The owner gets SIGKILL or SIGSTOP in turns; the
+time runs from the signal until a record of the next owner is durable. A stopped owner is woken up
+afterwards and must be fenced. At the end every acknowledged record must be in the ledger once.
+
+    python -m benchmarks.takeover --rounds 40 --session-timeout-ms 2000 --json build/takeover.json
+
+The bound that is promised: p99 at most twice the session timeout and a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.testing.relay import Relay
+
+__all__ = ["measure"]
+
+
+def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]:
+    """
+    Take the owner down so many times, by SIGKILL and SIGSTOP in turns.
+
+    Returns:
+        ``p50_ms`` and ``p99_ms`` of all takeovers, ``open_p50_ms`` until the rows are the next owner's,
+        the worst of each kind, the bound, and what the ledger shows: ``acknowledged``, ``lost``, ``repeated``.
+    """
+    clock = SystemClock()
+    with tempfile.TemporaryDirectory(prefix="millpond-takeover-") as folder:
+        server = EmbeddedZooKeeper(Path(folder) / "zookeeper", clock, SystemRng())
+        hosts = server.start_or_join()
+        try:
+            path = Path(folder) / "pond"
+            Store.open(path, zookeeper=hosts).close()
+            with Relay(path, hosts, session_timeout_ms, clock) as relay:
+                kinds = (signal.SIGKILL, signal.SIGSTOP)
+                found = [relay.hand_over(kinds[number % 2]) for number in range(rounds)]
+                acknowledged, lost, repeated = relay.finish()
+        finally:
+            server.close()
+    work = np.array([each.work_ms for each in found])
+    p50, p99 = np.percentile(work, [50, 99])
+    return {
+        "rounds": rounds,
+        "session_timeout_ms": session_timeout_ms,
+        "p50_ms": round(float(p50)),
+        "p99_ms": round(float(p99)),
+        "open_p50_ms": round(float(np.median([each.open_ms for each in found]))),
+        "worst_kill_ms": round(max((f.work_ms for f in found if f.fenced is None), default=0)),
+        "worst_stop_ms": round(max((f.work_ms for f in found if f.fenced), default=0)),
+        "bound_ms": 2 * session_timeout_ms + 1_000,
+        "zombies_fenced": sum(f.fenced is True for f in found),
+        "acknowledged": acknowledged,
+        "lost": lost,
+        "repeated": repeated,
+    }
+
+
+def main() -> None:
+    """
+    Measure, print one line of JSON, and write it where asked.
+    """
+    parser = argparse.ArgumentParser(description="takeover by a standby process")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--session-timeout-ms", type=int, default=2_000)
+    parser.add_argument("--json", type=Path, default=None)
+    given = parser.parse_args()
+    text = json.dumps(measure(given.rounds, given.session_timeout_ms))
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
