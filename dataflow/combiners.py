@@ -8,7 +8,7 @@ the best unless they are told that elements may be retracted; then they remember
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,12 @@ class Count(CombineFn):
         One more.
         """
         return accumulator + 1
+
+    def add_all(self, accumulator: int, values: Iterable[Any]) -> int:
+        """
+        As many more.
+        """
+        return accumulator + sum(1 for _ in values)
 
     def merge(self, accumulators: Sequence[int]) -> int:
         """
@@ -235,6 +241,12 @@ class TopN(_OfValue):
         Give it its place, if it has one.
         """
         return self._kept([*accumulator, extract(self.of, value)])
+
+    def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
+        """
+        Give all of them their places at once.
+        """
+        return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         """

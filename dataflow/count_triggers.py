@@ -44,6 +44,12 @@ class _AfterAmount(Trigger):
         """
         context.set(_SEEN, context.get(_SEEN, 0) + self._amount(element))
 
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        Add them up.
+        """
+        context.set(_SEEN, context.get(_SEEN, 0) + sum(map(self._amount, elements)))
+
     def on_merge(self, context: TriggerContext) -> None:
         """
         What the merged windows had adds up.

@@ -4,14 +4,12 @@ Elements: what a window function and a trigger see of a record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Element"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Element:
+class Element(NamedTuple):
     """
     One value on its way into windows.
 

@@ -18,11 +18,12 @@ from millpond.dataflow.combine_fn import CombineFn
 from millpond.dataflow.element import Element
 from millpond.dataflow.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.strategy import Accumulation, WindowingStrategy
-from millpond.dataflow.timestamp_combiner import combined, element_output_at
+from millpond.dataflow.timestamp_combiner import TimestampCombiner, combined, element_output_at
 from millpond.dataflow.trigger_context import Firing, TriggerContext, TriggerTimer
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_fn import Merge, check_merges
 from millpond.dataflow.window_state import WindowState
+from millpond.dataflow.window_states import OnOpen, WindowStates
 from millpond.executor.clocks import Marks
 from millpond.statestore.row import TimeDomain
 
@@ -48,6 +49,7 @@ class KeyWindows:
         wall_time: the wall time.
         key: the key, for ``finish``.
         marks: the percentile watermarks that the triggers ask for.
+        on_open: is told of each window that is looked at, before anything has happened to it.
 
     Attributes:
         output: what is to be produced, in order.
@@ -64,6 +66,7 @@ class KeyWindows:
         wall_time: int,
         key: str = "",
         marks: Marks | None = None,
+        on_open: OnOpen | None = None,
     ) -> None:
         self._strategy = strategy
         self._combine = combine
@@ -73,8 +76,7 @@ class KeyWindows:
         self._key = key
         self._marks: Marks = {} if marks is None else marks
         fields = state or {}
-        loaded = [WindowState.from_json(one) for one in fields.get(_WINDOWS, ())]
-        self.windows: dict[Window, WindowState] = {one.window: one for one in loaded}
+        self.windows = WindowStates(fields.get(_WINDOWS, ()), on_open)
         self._counts = {name: fields.get(name, 0) for name in _COUNTS}
         self.output: list[WindowedValue] = []
 
@@ -84,7 +86,7 @@ class KeyWindows:
         """
         fields: dict[str, Any] = {name: count for name, count in self._counts.items() if count}
         if self.windows:
-            fields[_WINDOWS] = [self.windows[window].to_json() for window in sorted(self.windows)]
+            fields[_WINDOWS] = self.windows.to_json()
         return fields or None
 
     # -- elements --------------------------------------------------------------------------
@@ -97,7 +99,7 @@ class KeyWindows:
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
             assigned = self._merge_all(assigned)
         for window, members in assigned.items():
-            state = self.windows.setdefault(window, WindowState(window=window))
+            state = self.windows.at(window)
             if state.is_closed:
                 self._counts["closed"] += len(members)
             else:
@@ -107,26 +109,39 @@ class KeyWindows:
     def _assign(self, elements: Iterable[Element]) -> dict[Window, list[Element]]:
         assigned: dict[Window, list[Element]] = {}
         strategy = self._strategy
+        watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
-            windows = strategy.window_fn.assign(element)
-            live = [one for one in windows if self._watermark < strategy.expires_at(one)]
-            if windows and not live:
+            windows = assign(element)
+            is_taken = not windows
+            for window in windows:
+                members = assigned.get(window)
+                if members is not None:
+                    members.append(element)
+                elif watermark < expires_at(window):
+                    assigned[window] = [element]
+                else:
+                    continue
+                is_taken = True
+            if not is_taken:
                 self._counts["dropped"] += 1
-            for window in live:
-                assigned.setdefault(window, []).append(element)
         return assigned
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy, context = self._strategy, self._context(state)
-        for element in members:
-            strategy.trigger.on_element(context, element)
-            at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
-            if at is not None and at >= self._watermark:
-                state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
+        strategy.trigger.on_elements(context, members)
+        if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
+            self._note_times(state, members)
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         state.accumulator, state.has_contents = self._combined(accumulator, members), True
         state.news += len(members)
         state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
+
+    def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
+        strategy = self._strategy
+        for element in members:
+            at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
+            if at is not None and at >= self._watermark:
+                state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> Any:
         combine = self._combine
@@ -152,10 +167,11 @@ class KeyWindows:
         return merged
 
     def _merge(self, merge: Merge) -> None:
-        sources = [self.windows.pop(window) for window in merge.sources if window in self.windows]
+        found = [self.windows.pop(window) for window in merge.sources]
+        sources = [source for source in found if source is not None]
         if not sources:
             return
-        result = self.windows[merge.result] = WindowState(window=merge.result)
+        result = self.windows.add(merge.result)
         if any(source.is_closed for source in sources):
             # What the others had not shown goes with them; it is counted like what comes later.
             self._counts["closed"] += sum(source.news for source in sources)
@@ -197,7 +213,7 @@ class KeyWindows:
         closing = self._strategy.closing
         if not state.is_closed and (closing == "always" or (closing == "if_non_empty" and state.news)):
             self._show(state, Firing(), is_last=True, by_event_timer=True, even_empty=True)
-        del self.windows[window]
+        self.windows.pop(window)
 
     # -- firing ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Triggers that fire again and again, and the one that never does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -66,6 +66,12 @@ class Repeatedly(Trigger):
         Pass it on.
         """
         self.trigger.on_element(context.child(_INNER), element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        Pass them on.
+        """
+        self.trigger.on_elements(context.child(_INNER), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
         """

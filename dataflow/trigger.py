@@ -9,8 +9,8 @@ composition can put the answers of its children together in any way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from millpond.dataflow.element import Element
 from millpond.dataflow.trigger_context import TriggerContext, TriggerEvent, TriggerTimer
@@ -27,6 +27,14 @@ class Trigger:
     A composition names its children in `children` and forwards what it is told; whatever it
     tells a child goes through ``context.child(name)``.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """
+        An inherited short cut for bundles must not pass over a subclass's own ``on_element``.
+        """
+        super().__init_subclass__(**arguments)
+        if "on_element" in vars(cls) and "on_elements" not in vars(cls):
+            cls.on_elements = Trigger.on_elements  # type: ignore[method-assign]
 
     @property
     def children(self) -> Mapping[str, Trigger]:
@@ -62,6 +70,13 @@ class Trigger:
         """
         An element has been added to the window.
         """
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        A bundle of elements has been added; whoever overrides `on_element` alone is told of each.
+        """
+        for element in elements:
+            self.on_element(context, element)
 
     def on_merge(self, context: TriggerContext) -> None:
         """

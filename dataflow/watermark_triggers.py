@@ -4,7 +4,7 @@ Triggers on the watermark: a window shows its contents when its input is believe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -51,6 +51,12 @@ class _AtEnd(Trigger):
         _await_end(context, self._mark)
 
     def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - whatever it is
+        """
+        Wait for the end.
+        """
+        _await_end(context, self._mark)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - however many
         """
         Wait for the end.
         """
@@ -172,6 +178,18 @@ class AfterWatermark(Trigger):
             _await_end(context)
         if child := self.children.get(name):
             child.on_element(context.child(name), element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        Tell the one of the two whose turn it is.
+        """
+        if context.get(_IS_LATE):
+            name = _LATE
+        else:
+            name = _EARLY
+            _await_end(context)
+        if child := self.children.get(name):
+            child.on_elements(context.child(name), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
         """

@@ -7,7 +7,6 @@ A hold keeps the output watermark at the time of a pane that is still to come (M
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from millpond.dataflow.strategy import WindowingStrategy
@@ -20,7 +19,7 @@ from millpond.executor.duration import INSTANT_MAX_US
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US
 
-__all__ = ["Wanted", "parse_tag", "set_timers", "wanted_timers"]
+__all__ = ["Wanted", "add_wanted", "parse_tag", "set_hold", "set_timers"]
 
 # "~" sorts after digits: of timers that are due at the same time, expiry comes last.
 _EXPIRY: Final = "~"
@@ -32,7 +31,7 @@ class Wanted(NamedTuple):
     A timer that a window needs.
 
     Attributes:
-        at: when it fires; what a hold holds.
+        at: when it fires.
         domain: on which clock.
         output_at: the time of what it will show; the watermark is held there.
         percentile: in event time, which watermark it waits for.
@@ -44,30 +43,21 @@ class Wanted(NamedTuple):
     percentile: float = EXACT
 
 
-def wanted_timers(
-    strategy: WindowingStrategy, windows: Iterable[WindowState], watermark: int
-) -> dict[str, Wanted]:
+def add_wanted(
+    wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
+) -> None:
     """
-    All timers that the windows need, by tag, and the hold of the oldest pane that they owe.
+    Note the timers that a window needs, by tag.
     """
-    wanted: dict[str, Wanted] = {}
-    owed: list[int] = []
-    for state in windows:
-        window = state.window
-        name = f"{window.start}/{window.end}"
-        expires_at = strategy.expires_at(window)
-        # The end of the global window is no time that a record could carry.
-        late_at = min(expires_at, INSTANT_MAX_US)
-        closing_at = _pane_at(state) if state.is_held else late_at
-        wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
-        for text, at in state.timers.items():
-            wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
-        if state.output_at is not None:
-            owed.append(state.output_at)
-    if owed:
-        oldest_at = min(owed)
-        wanted[_HOLD] = Wanted(oldest_at, TimeDomain.HOLD, oldest_at)
-    return wanted
+    window = state.window
+    name = f"{window.start}/{window.end}"
+    expires_at = strategy.expires_at(window)
+    # The end of the global window is no time that a record could carry.
+    late_at = min(expires_at, INSTANT_MAX_US)
+    closing_at = _pane_at(state) if state.is_held else late_at
+    wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
+    for text, at in state.timers.items():
+        wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
 
 
 def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
@@ -83,30 +73,40 @@ def _pane_at(state: WindowState) -> int:
     return last_at if state.output_at is None else min(state.output_at, last_at)
 
 
-def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted]) -> None:
+def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
     """
-    Have the engine's timers follow the windows.
+    Have the engine's timers follow the windows that were looked at.
 
     Args:
         context: the hook's context.
-        before: what the windows needed when the hook began, without the timer that has fired.
-        after: what they need now. Nothing is promised below what the hook may produce at.
+        before: what they needed when the hook began, without the timer that has fired.
+        after: what they need now.
+        oldest_at: nothing is promised below what the hook may produce at.
     """
-    oldest_at = context.oldest_at
     for tag, wanted in before.items():
         if tag not in after:
-            if wanted.domain is TimeDomain.HOLD:
-                context.state.release(tag)
-            else:
-                context.delete_timer(tag, wanted.domain)
+            context.delete_timer(tag, wanted.domain)
     for tag, wanted in after.items():
-        if before.get(tag) == wanted:
-            continue
-        output_at = max(wanted.output_at, oldest_at)
-        if wanted.domain is TimeDomain.HOLD:
-            context.state.hold(output_at, tag)
-        else:
+        if before.get(tag) != wanted:
+            output_at = max(wanted.output_at, oldest_at)
             context.set_timer(wanted.at, tag, wanted.domain, output_at, wanted.percentile)
+
+
+def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
+    """
+    Hold the watermark at the time of the oldest pane that is owed.
+
+    Args:
+        context: the hook's context.
+        before: that time when the hook began.
+        after: that time now; ``None``: no pane is owed.
+        oldest_at: nothing is promised below what the hook may produce at.
+    """
+    if after is None:
+        if before is not None:
+            context.state.release(_HOLD)
+    elif after != before:
+        context.state.hold(max(after, oldest_at), _HOLD)
 
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:

@@ -12,7 +12,7 @@ from millpond.dataflow.element import Element
 from millpond.dataflow.key_windows import Finish, KeyWindows
 from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.strategy import WindowingStrategy
-from millpond.dataflow.window_timers import parse_tag, set_timers, wanted_timers
+from millpond.dataflow.window_timers import Wanted, add_wanted, parse_tag, set_hold, set_timers
 from millpond.executor.clocks import EXACT, Clocks
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
@@ -58,12 +58,10 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
     """
     value = record.value
     if not WindowedValue.is_envelope(value):
-        return Element(value=extract(of, value), at=record.at, key=record.key)
+        return Element(value if of is None else extract(of, value), record.at, record.key)
+    inner = value["value"]
     return Element(
-        value=extract(of, value["value"]),
-        at=value["at"],
-        key=record.key,
-        is_retraction=value["pane"]["is_retraction"],
+        inner if of is None else extract(of, inner), value["at"], record.key, value["pane"]["is_retraction"]
     )
 
 
@@ -136,8 +134,10 @@ class WindowedComputation(Computation):
         react: Callable[[KeyWindows], None],
         fired: str = "",
     ) -> None:
+        before: dict[str, Wanted] = {}
+        seen, strategy = context.watermark, self.strategy
         windows = KeyWindows(
-            self.strategy,
+            strategy,
             self.combine,
             self.finish,
             context.state.get(),
@@ -145,16 +145,23 @@ class WindowedComputation(Computation):
             watermark=clocks.watermark,
             wall_time=clocks.wall_time,
             marks=clocks.marks,
+            on_open=lambda state: add_wanted(before, strategy, state, seen),
         )
-        before = wanted_timers(self.strategy, windows.windows.values(), context.watermark)
-        before.pop(fired, None)
+        owed_at = windows.windows.oldest_output_at()
         react(windows)
-        after = wanted_timers(self.strategy, windows.windows.values(), context.watermark)
-        set_timers(context, before, after)
+        before.pop(fired, None)
+        after: dict[str, Wanted] = {}
+        for state in windows.windows.opened():
+            add_wanted(after, strategy, state, seen)
+        oldest_at = context.oldest_at
+        set_timers(context, before, after, oldest_at)
+        set_hold(context, owed_at, windows.windows.oldest_output_at(), oldest_at)
         self._produce(context, windows)
         self._keep(context, windows.to_json())
 
     def _produce(self, context: Context, windows: KeyWindows) -> None:
+        if not windows.output:
+            return
         oldest_at = context.oldest_at
         for shown in windows.output:
             context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))

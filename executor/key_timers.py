@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 from millpond.executor.clocks import EXACT, Clocks
-from millpond.executor.timer import Timer, Timers, firing_order
+from millpond.executor.timer import Timer, Timers, firing_order, hold_of
 from millpond.statestore.row import TimeDomain
 
 __all__ = ["KeyTimers", "TimersSavepoint"]
@@ -89,8 +89,8 @@ class KeyTimers:
 
         The bundle's commit settles what it owed then, so nobody's watermark has passed it yet.
         """
-        pending = self._row if self._pending is None else (*self._row, *self._pending.values())
-        return min((timer.output_at for timer in pending), default=None)
+        row = self._row
+        return hold_of(row if self._pending is None else (*row, *self._pending.values()))
 
     def pop_due(self) -> Timer | None:
         """

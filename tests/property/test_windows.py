@@ -100,11 +100,10 @@ class _Key:
             self._store(windows)
 
     def _first_due(self) -> tuple[int, Window, str] | None:
-        found = [
-            (self.strategy.expires_at(state.window), 1, state.window, "")
-            for state in self._open(self.watermark).windows.values()
-        ]
-        for state in self._open(self.watermark).windows.values():
+        windows = self._open(self.watermark).windows
+        states = [windows.at(window) for window in sorted(windows.keys())]
+        found = [(self.strategy.expires_at(state.window), 1, state.window, "") for state in states]
+        for state in states:
             found += [
                 (at, 0, state.window, text)
                 for text, at in state.timers.items()

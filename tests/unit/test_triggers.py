@@ -69,6 +69,35 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
     assert set(state.timers.values()) <= {10}
 
 
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
+    """
+    A trigger that is told of a bundle remembers and awaits what it would if it were told of each element.
+    """
+    at_once, one_by_one = _state(), _state()
+    elements = [_one(), _one(), _one()]
+    trigger.on_elements(TriggerContext(at_once, 0, 0), elements)
+    for element in elements:
+        trigger.on_element(TriggerContext(one_by_one, 0, 0), element)
+
+    assert (at_once.trigger, at_once.timers) == (one_by_one.trigger, one_by_one.timers)
+
+
+def test_a_subclass_is_told_of_each_element() -> None:
+    """
+    A user's trigger that overrides ``on_element`` of one of the library's is told of every element of a bundle.
+    """
+
+    class Told(Default):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set("told", context.get("told", 0) + 1)
+
+    state = _state()
+    Told().on_elements(TriggerContext(state, 0, 0), [_one(), _one()])
+
+    assert state.trigger == {"": {"told": 2}}
+
+
 def test_children_have_namespaces_of_their_own() -> None:
     """
     Two equal triggers in one composition count apart.

@@ -11,7 +11,8 @@ from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.trigger_context import TriggerTimer
 from millpond.dataflow.window import GLOBAL_WINDOW, Window
 from millpond.dataflow.window_state import WindowState
-from millpond.dataflow.window_timers import Wanted, parse_tag, wanted_timers
+from millpond.dataflow.window_states import WindowStates
+from millpond.dataflow.window_timers import Wanted, add_wanted, parse_tag
 from millpond.executor.duration import INSTANT_MAX_US
 from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US
@@ -20,20 +21,24 @@ _STRATEGY = WindowingStrategy(window_fn=FixedWindows(10), allowed_lateness=5)
 _EVENT, _WALL = TimeDomain.EVENT, TimeDomain.WALL
 
 
+def _wanted(state: WindowState, watermark: int = 0) -> dict[str, Wanted]:
+    found: dict[str, Wanted] = {}
+    add_wanted(found, _STRATEGY, state, watermark)
+    return found
+
+
 def test_a_window_expires_after_its_lateness() -> None:
     """
     The expiry timer fires a microsecond after the end and the allowed lateness, and holds nothing.
     """
-    assert wanted_timers(_STRATEGY, [WindowState(window=Window(0, 10))], 0) == {
-        "~0/10": Wanted(16, _EVENT, 16)
-    }
+    assert _wanted(WindowState(window=Window(0, 10))) == {"~0/10": Wanted(16, _EVENT, 16)}
 
 
 def test_the_global_window_expires_with_the_input() -> None:
     """
     The global window lasts until all input has ended, and shows at a time that records can carry.
     """
-    (timer,) = wanted_timers(_STRATEGY, [WindowState(window=GLOBAL_WINDOW)], 0).values()
+    (timer,) = _wanted(WindowState(window=GLOBAL_WINDOW)).values()
 
     assert timer == Wanted(TIME_MAX_US, _EVENT, INSTANT_MAX_US)
 
@@ -54,16 +59,22 @@ def test_only_what_is_on_time_holds_the_watermark(text: str, at: int, watermark:
     """
     state = WindowState(window=Window(0, 10), timers={text: at})
 
-    assert wanted_timers(_STRATEGY, [state], watermark)[f"0/10|{text}"].output_at == output_at
+    assert _wanted(state, watermark)[f"0/10|{text}"].output_at == output_at
 
 
 def test_a_pane_with_a_time_of_its_own_is_held() -> None:
     """
-    Windows that owe panes with times of elements hold the watermark at the oldest of them.
+    Of windows that owe panes with times of elements the oldest is held, whether or not it is looked at.
     """
-    owing = [WindowState(window=Window(at, at + 10), output_at=at + 3) for at in (10, 0)]
+    owing = [WindowState(window=Window(at, at + 10), output_at=at + 3).to_json() for at in (0, 10)]
+    windows = WindowStates(owing)
 
-    assert wanted_timers(_STRATEGY, owing, 0)["panes"] == Wanted(3, TimeDomain.HOLD, 3)
+    assert windows.oldest_output_at() == 3
+    windows.at(Window(20, 30)).output_at = 1
+    assert windows.oldest_output_at() == 1
+    windows.pop(Window(0, 10))
+    windows.pop(Window(20, 30))
+    assert windows.oldest_output_at() == 13
 
 
 @pytest.mark.parametrize(
