@@ -17,7 +17,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-spark check format bench lock clean java
+.PHONY: help setup demo test test-spark check format bench simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ format: $(INSTALLED) ## Put the code into its format and mend what ruff can mend
 bench: java $(JARS) ## Measure against Spark's transformWithState; figures in build/bench/throughput.json
 	@mkdir -p build/bench
 	@$(PYTHON_IN_VENV) -m benchmarks.throughput --json build/bench/throughput.json
+
+SEEDS ?= 2000
+simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 15 minutes on 2)
+	@$(PYTHON_IN_VENV) -m millpond.testing.simulate --seeds $(SEEDS) --json build/simulation.json
 
 setup: java $(JARS) ## Only set up: .venv, the locked packages, Delta's jars
 

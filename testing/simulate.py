@@ -1,0 +1,344 @@
+"""
+Simulate the whole engine: ``python -m millpond.testing.simulate --seeds 2000`` (docs/safety.md).
+
+A seed is a world of its own: one thread, its own time, disks, network and lease service, some kinds
+of faults, and a workload whose every promise is checked at every commit. The same seed is the same
+run, event by event, so a failing one is replayed with ``--seed``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.failpoint import FAILPOINTS
+from millpond.statestore.system import SystemClock
+from millpond.testing.simulation.fault import FAULTS
+from millpond.testing.simulation.scenario import Scenario, deaths_at, pairs_of_deaths, play
+from millpond.testing.simulation.simulation import STEPS, Outcome
+from millpond.testing.simulation.workload import Workload
+
+__all__ = ["Tally", "main", "run_all"]
+
+_BANK: Final = "millpond.testing.simulation.bank:Bank"
+_TAIL: Final = 40
+_ROOT: Final = Path(__file__).resolve().parent.parent
+
+
+@dataclass(slots=True)
+class Tally:
+    """
+    What all seeds together show.
+
+    Attributes:
+        passed: seeds of which every promise held.
+        failed: outcomes of the others.
+        unreached: scenarios whose planned deaths nobody died, so that they show nothing.
+        supersteps: committed.
+        events: of all traces.
+        processes: that lived and died.
+        simulated_s: seconds of simulated time.
+        struck: how often each kind of fault struck.
+        failpoints: how often each failpoint was reached.
+    """
+
+    passed: int = 0
+    failed: list[Outcome] = field(default_factory=list)
+    unreached: list[Outcome] = field(default_factory=list)
+    supersteps: int = 0
+    events: int = 0
+    processes: int = 0
+    simulated_s: float = 0.0
+    struck: Counter[str] = field(default_factory=Counter)
+    failpoints: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """
+        One more seed.
+        """
+        if outcome.violation:
+            self.failed.append(outcome)
+        elif outcome.deaths_left:
+            self.unreached.append(outcome)
+        else:
+            self.passed += 1
+        self.supersteps += outcome.supersteps
+        self.events += outcome.events
+        self.processes += outcome.processes
+        self.simulated_s += outcome.simulated_s
+        self.struck.update(outcome.struck)
+        self.failpoints.update(outcome.failpoints)
+
+
+def run_all(
+    scenarios: Sequence[Scenario], workload: str = _BANK, *, workers: int = 1, fail_fast: bool = False
+) -> Iterator[Outcome]:
+    """
+    Play scenarios on several processors; outcomes come in the order of the scenarios.
+
+    Args:
+        scenarios: what to play.
+        workload: ``module:Class``.
+        workers: how many processes; 1 plays in this one.
+        fail_fast: stop after the first violation.
+
+    Raises:
+        InvalidError: there is no such workload.
+    """
+    load_workload(workload)
+    one = partial(_play, workload)
+    if workers == 1:
+        yield from _until_failure(map(one, scenarios), fail_fast=fail_fast)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=quieten) as pool:
+        yield from _until_failure(pool.map(one, scenarios, chunksize=2), fail_fast=fail_fast)
+        pool.shutdown(cancel_futures=True)
+
+
+def _until_failure(outcomes: Iterable[Outcome], *, fail_fast: bool) -> Iterator[Outcome]:
+    for outcome in outcomes:
+        yield outcome
+        if fail_fast and outcome.violation:
+            return
+
+
+def _play(workload: str, scenario: Scenario) -> Outcome:
+    return play(scenario, load_workload(workload))
+
+
+def load_workload(name: str) -> Callable[[], Workload]:
+    """
+    The class that ``module:Class`` names.
+
+    Raises:
+        InvalidError: there is none, or it is no `Workload`.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidError("a workload is named module:Class", workload=name, reason=error) from error
+    if not (isinstance(found, type) and issubclass(found, Workload)):
+        raise InvalidError("this is no Workload", workload=name)
+    return found
+
+
+def quieten() -> None:
+    """
+    Expect faults: what the engine logs about them is of no interest, and one thread is enough.
+    """
+    logging.getLogger("millpond").addHandler(logging.NullHandler())
+    logging.getLogger("millpond").propagate = False
+    pa.set_cpu_count(1)
+
+
+# ------------------------------------------------------------------------------ the command
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--seeds", type=click.IntRange(1), default=100, show_default=True, help="How many seeds.")
+@click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
+@click.option("--seed", type=str, default=None, help="Replay this one and show how it ended.")
+@click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Steps with faults.")
+@click.option("--faults", default=None, help="Kinds of faults, by commas; 'none'; 'list' shows them all.")
+@click.option(
+    "--failpoints",
+    type=click.Choice(["each", "exhaustive", "list"]),
+    help="Let processes die at each failpoint; 'exhaustive': at each pair, one after the other.",
+)
+@click.option("--deaths", default=None, help="Failpoints at which processes die, in this order, by commas.")
+@click.option("--plant", default=None, help="Find a planted bug, or 'all'; 'list' shows them.")
+@click.option("--workload", default=_BANK, show_default=True, help="What is simulated: module:Class.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first broken promise.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=None, help="Processes; one a processor by default."
+)
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for failing seeds.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Report file.")
+def main(
+    seeds: int,
+    first: int,
+    seed: str | None,
+    steps: int,
+    faults: str | None,
+    failpoints: str | None,
+    deaths: str | None,
+    plant: str | None,
+    workload: str,
+    fail_fast: bool,
+    workers: int | None,
+    save: Path | None,
+    json_path: Path | None,
+) -> None:
+    """
+    Run the whole engine in one thread, from a seed, with faults, and check every promise.
+
+    \b
+    python -m millpond.testing.simulate --seeds 2000        many seeds, all processors
+    python -m millpond.testing.simulate --seed 17           one seed again, event by event
+    python -m millpond.testing.simulate --faults crash,late_landing
+    python -m millpond.testing.simulate --failpoints exhaustive
+    python -m millpond.testing.simulate --plant all         prove that planted bugs are found
+    python -m millpond.testing.simulate --workload mymodule:MyWorkload
+
+    Ends with exit code 1 if a promise was broken.
+    """  # noqa: D301 - click's mark for text that keeps its lines
+    quieten()
+    if faults == "list" or failpoints == "list":
+        _show_list(FAULTS if faults == "list" else FAILPOINTS)
+        return
+    if plant is not None:
+        _find_planted(plant)
+        return
+    kinds = None if faults is None else tuple(kind for kind in faults.split(",") if kind not in {"", "none"})
+    try:
+        if seed is not None:
+            named = tuple((deaths or "").split(",")) if deaths else ()
+            number = int(seed) if seed.isdigit() else seed
+            chosen = Scenario(seed=number, steps=steps, kinds=kinds, deaths=named)
+            sys.exit(_replay(chosen, workload))
+        scenarios = _scenarios(failpoints, first=first, seeds=seeds, steps=steps, kinds=kinds)
+        outcomes = run_all(
+            scenarios,
+            workload,
+            workers=min(workers or os.cpu_count() or 1, len(scenarios)),
+            fail_fast=fail_fast,
+        )
+        sys.exit(_run(scenarios, outcomes, workload, save, json_path))
+    except InvalidError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _scenarios(
+    failpoints: str | None, *, first: int, seeds: int, steps: int, kinds: tuple[str, ...] | None
+) -> list[Scenario]:
+    if failpoints == "each":
+        return deaths_at(FAILPOINTS, variants=5)
+    if failpoints == "exhaustive":
+        return pairs_of_deaths(FAILPOINTS)
+    return [Scenario(seed=each, steps=steps, kinds=kinds) for each in range(first, first + seeds)]
+
+
+def _show_list(names: Any) -> None:
+    for name, meaning in names.items():
+        click.echo(f"{name:32} {meaning}")
+
+
+def _find_planted(name: str) -> None:
+    script = _ROOT / "tests" / "planted" / "find.py"
+    if not script.is_file():
+        raise click.ClickException("planted bugs are part of the source tree, not of the installed package")
+    sys.exit(subprocess.run([sys.executable, str(script), name], check=False).returncode)  # noqa: S603
+
+
+def _replay(scenario: Scenario, workload: str) -> int:
+    outcome = play(scenario, load_workload(workload))
+    if outcome.violation:
+        click.echo("\n".join(outcome.tail[-_TAIL:]))
+    click.echo(f"trace {outcome.trace_hash} over {outcome.events} events; faults: {_listed(outcome.kinds)}")
+    click.echo(_line(outcome, scenario, workload))
+    return 1 if outcome.violation else 0
+
+
+def _line(outcome: Outcome, scenario: Scenario, workload: str) -> str:
+    """
+    One line: seed, how it ended, commit, and the command that does it again.
+    """
+    how = outcome.violation or "passed"
+    return f"seed {outcome.seed}: {how} | commit {_commit()} | {scenario.command(workload, _BANK)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - git, wherever it is
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def _run(
+    scenarios: list[Scenario],
+    outcomes: Iterable[Outcome],
+    workload: str,
+    save: Path | None,
+    json_path: Path | None,
+) -> int:
+    clock = SystemClock()
+    started_us = clock.monotonic_us()
+    tally = Tally()
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(scenarios))
+        for scenario, outcome in zip(scenarios, outcomes, strict=False):
+            tally.add(outcome)
+            bar.advance(task)
+            if outcome.violation:
+                click.echo(_line(outcome, scenario, workload))
+                if save is not None:
+                    scenario.save(save, outcome)
+    elapsed_s = (clock.monotonic_us() - started_us) / 1e6
+    _report(tally, elapsed_s, json_path)
+    return 1 if tally.failed or tally.unreached else 0
+
+
+def _report(tally: Tally, elapsed_s: float, json_path: Path | None) -> None:
+    played = tally.passed + len(tally.failed) + len(tally.unreached)
+    for outcome in tally.unreached:
+        click.echo(f"{outcome.seed}: nobody came to {_listed(outcome.deaths_left)}")
+    click.echo(
+        f"{tally.supersteps:,} supersteps, {tally.processes:,} processes, {tally.events:,} events, "
+        f"{tally.simulated_s / 3600:,.1f} simulated hours"
+    )
+    click.echo(
+        f"faults: {sum(tally.struck.values()):,} of {len(tally.struck)} kinds (of {len(FAULTS)}); "
+        f"failpoints: {sum(tally.failpoints.values()):,} at {len(tally.failpoints)} (of {len(FAILPOINTS)})"
+    )
+    click.echo(f"{played / elapsed_s:.2f} seeds per second, {elapsed_s:.0f} s")
+    click.echo(f"{tally.passed} passed, {played - tally.passed} failed")
+    if json_path is not None:
+        report = {
+            "passed": tally.passed,
+            "failed": [asdict(outcome) for outcome in tally.failed],
+            "unreached": [outcome.seed for outcome in tally.unreached],
+            "seconds": elapsed_s,
+            "seeds_per_second": played / elapsed_s,
+            "supersteps": tally.supersteps,
+            "events": tally.events,
+            "processes": tally.processes,
+            "simulated_hours": tally.simulated_s / 3_600,
+            "faults": dict(tally.struck),
+            "failpoints": dict(tally.failpoints),
+            "commit": _commit(),
+        }
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+
+
+if __name__ == "__main__":
+    main()

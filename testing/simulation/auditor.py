@@ -1,0 +1,294 @@
+"""
+The auditor: looks at each table version the moment it lands, with eyes of its own.
+
+It reads commit files and row files as plain JSON and plain Parquet, not through the engine, and
+keeps what it has seen. What it checks of every store, whatever runs on it: the chain of commits,
+the fences (I4), one chain of versions per key (I5), watermarks, positions and supersteps that never
+fall (I7, I2), folds that change nothing that a reader sees (I10). Workloads check the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import orjson
+import pyarrow.parquet as pq
+
+from millpond.executor.topology import Topology
+from millpond.statestore.interval import Interval
+from millpond.testing.simulation.violation import Violation, must
+from millpond.testing.simulation.workload import RowVersion, Workload
+from millpond.testing.simulation.world import ROWS, World
+
+__all__ = ["Auditor"]
+
+_COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_SUPERSTEP: Final = "millpond/superstep/"
+
+
+class Auditor:
+    """
+    Follows the store's table commit by commit.
+
+    Args:
+        world: where the disk is.
+        workload: has checks of its own.
+        topology: knows how states are encoded.
+
+    Attributes:
+        version: the newest table version.
+        rows: the newest version of each row, by computation and key.
+        fences: the packed fence of each interval.
+        landed_us: when each table version landed.
+        in_flight: productions that nobody has consumed yet.
+    """
+
+    def __init__(self, world: World, workload: Workload, topology: Topology) -> None:
+        self.version = -1
+        self.rows: dict[str, dict[str, RowVersion]] = {}
+        self.fences: dict[Interval, int] = {}
+        self.landed_us: dict[int, int] = {}
+        self.kinds: dict[str, int] = {}
+        self.in_flight: list[tuple[str, str, Any, int]] = []
+        self.live: set[str] = set()
+        self._world = world
+        self._workload = workload
+        self._topology = topology
+        self._positions: dict[str, int] = {}
+        self._watermarks: dict[str, int] = {}
+        self._digest = ""
+        self._known: dict[tuple[str, str], set[tuple[int, int]]] = {}
+
+    def landed(self, disk: str, path: str) -> None:
+        """
+        An object has come to be; a commit file is audited.
+        """
+        match = _COMMIT.match(path)
+        if disk != ROWS or match is None:
+            return
+        version = int(match[1])
+        if version <= self.version:
+            # The log was cleaned up there; what lands in that part is no commit, and its writer finds out.
+            self._world.tell("auditor", f"version {version} lands behind version {self.version}")
+            return
+        must(version == self.version + 1, "I4", "versions rise by one", version=version, before=self.version)
+        try:
+            self._audit(version, self._world.disk(ROWS).get(path))
+        except Violation as violation:
+            self._world.break_promise(violation)
+
+    def oldest_readable(self, retention_ms: float) -> int:
+        """
+        The oldest version that was the newest one within the retention, or is.
+        """
+        before_us = self._world.now_us - int(retention_ms * 1_000)
+        settled = [version for version, at_us in self.landed_us.items() if at_us <= before_us]
+        return max(settled, default=0)
+
+    def _audit(self, version: int, data: bytes) -> None:
+        actions = [orjson.loads(line) for line in data.splitlines()]
+        info: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+        told = info.get("millpond") or {}
+        kind = told.get("kind", "other")
+        self._check_chain(told, data)
+        self.version = version
+        self.landed_us[version] = self._world.now_us
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        txns = {each["txn"]["appId"]: each["txn"]["version"] for each in actions if "txn" in each}
+        fences = self._check_fences(txns)
+        self._check_positions(txns, kind)
+        self._check_watermarks(told.get("watermarks", {}))
+        produced = []
+        for each in actions:
+            if "remove" in each:
+                self.live.discard(each["remove"]["path"])
+            if "add" in each:
+                produced += self._check_file(each["add"], kind, fences, version)
+        if kind == "superstep":
+            self.in_flight = produced
+            self._workload.check_version(version, produced)
+        self._world.tell("auditor", f"version {version} {kind} {len(produced)}")
+
+    def _check_chain(self, told: Mapping[str, Any], data: bytes) -> None:
+        if self._digest:
+            must(told.get("previous") == self._digest, "I11", "a commit follows the one before it")
+        self._digest = hashlib.sha256(data).hexdigest()
+
+    def _check_fences(self, txns: Mapping[str, int]) -> dict[Interval, int]:
+        found = {}
+        for app_id, version in txns.items():
+            interval = Interval.from_app_id(app_id)
+            if interval is None:
+                continue
+            before = self.fences.get(interval)
+            takes_over = version & 0xFFFFFFFF == 0 and (before is None or version >> 32 > before >> 32)
+            must(
+                takes_over or (before is not None and version == before + 1),
+                "I4",
+                "an interval's fence follows the one before it",
+                interval=app_id,
+                before=_fence(before),
+                after=_fence(version),
+            )
+            self.fences[interval] = found[interval] = version
+        return found
+
+    def _check_positions(self, txns: Mapping[str, int], kind: str) -> None:
+        for app_id, version in txns.items():
+            if Interval.from_app_id(app_id) is not None:
+                continue
+            before = self._positions.get(app_id)
+            must(
+                before is None or version >= before,
+                "I2",
+                "a position never falls",
+                app_id=app_id,
+                before=before,
+                after=version,
+            )
+            if app_id.startswith(_SUPERSTEP):
+                must(
+                    version == (before or 0) + 1, "I2", "supersteps rise by one", before=before, after=version
+                )
+                must(kind == "superstep", "I2", "only supersteps count as supersteps", kind=kind)
+            self._positions[app_id] = version
+
+    def _check_watermarks(self, marks: Mapping[str, int]) -> None:
+        for app_id, mark in marks.items():
+            before = self._watermarks.get(app_id)
+            must(before is None or mark >= before, "I7", "a watermark never falls", before=before, after=mark)
+            self._watermarks[app_id] = mark
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _check_file(
+        self, add: Mapping[str, Any], kind: str, fences: Mapping[Interval, int], version: int
+    ) -> list[tuple[str, str, Any, int]]:
+        self.live.add(add["path"])
+        computation = add["partitionValues"]["computation"]
+        produced: list[tuple[str, str, Any, int]] = []
+        for key, update in self._read(add["path"], computation, version):
+            before = self.rows.setdefault(computation, {}).get(key)
+            if kind == "superstep":
+                after = self._check_update(computation, key, before, update, fences)
+                self.rows[computation][key] = after
+                produced += after.productions
+            else:
+                self._check_folded(computation, key, before, update)
+        return produced
+
+    def _check_update(
+        self,
+        computation: str,
+        key: str,
+        before: RowVersion | None,
+        update: _Update,
+        fences: Mapping[Interval, int],
+    ) -> RowVersion:
+        row = update.row
+        fence = (row.sequencer << 32) + row.commit_number
+        owner = next(
+            (at for owned, at in fences.items() if owned.computation == computation and owned.contains(key)),
+            None,
+        )
+        must(
+            fence == owner, "I4", "a row carries its commit's fence", row=_fence(fence), commit=_fence(owner)
+        )
+        if before is not None:
+            newer = (row.sequencer, row.commit_number) > (before.sequencer, before.commit_number)
+            must(newer and row.superstep > before.superstep, "I5", "a key's versions are a chain", key=key)
+        after = update.after(before)
+        self._known.setdefault((computation, key), set()).add((row.sequencer, row.commit_number))
+        self._workload.check_row(computation, key, before, after)
+        return after
+
+    def _check_folded(self, computation: str, key: str, newest: RowVersion | None, update: _Update) -> None:
+        row = update.row
+        number = (row.sequencer, row.commit_number)
+        known = self._known.get((computation, key), set())
+        must(number in known, "I10", "a fold keeps a row's place in time", key=key, at=number)
+        if newest is not None and number == (newest.sequencer, newest.commit_number) and update.has_state:
+            must(
+                row.state == newest.state, "I10", "a fold changes no state", key=key, computation=computation
+            )
+
+    def _read(self, path: str, computation: str, version: int) -> Iterator[tuple[str, _Update]]:
+        node = self._topology.computations.get(computation)
+        table = pq.ParquetFile(io.BytesIO(self._world.disk(ROWS).get(path))).read(use_threads=False)
+        for row in table.to_pylist():
+            encoded = row["state"] if row["state"] is not None else row["state_bytes"]
+            has_state = encoded is not None or bool(row["deleted"])
+            state = None
+            if encoded is not None:
+                state = orjson.loads(encoded) if node is None else node.computation.codec.decode(encoded)
+            timers = row["timers"]
+            yield (
+                row["key"],
+                _Update(
+                    RowVersion(
+                        sequencer=row["sequencer"],
+                        commit_number=row["commit_number"],
+                        superstep=row["superstep"],
+                        state=state,
+                        timers=tuple(sorted((t["tag"], t["domain"], _micros(t["at"])) for t in timers or ())),
+                        record_ids=tuple(each["id"] for each in row["record_ids"] or ()),
+                        productions=tuple(
+                            (p["stream"], p["key"], _value(p), _micros(p["at"]))
+                            for p in row["productions"] or ()
+                        ),
+                        table_version=version,
+                    ),
+                    has_state=has_state,
+                    has_timers=timers is not None,
+                ),
+            )
+
+
+class _Update:
+    """
+    A row update as it stands in a file; what it leaves open stays as it was.
+    """
+
+    __slots__ = ("has_state", "has_timers", "row")
+
+    def __init__(self, row: RowVersion, *, has_state: bool, has_timers: bool) -> None:
+        self.row = row
+        self.has_state = has_state
+        self.has_timers = has_timers
+
+    def after(self, before: RowVersion | None) -> RowVersion:
+        row = self.row
+        state = row.state if self.has_state or before is None else before.state
+        timers = row.timers if self.has_timers or before is None else before.timers
+        if state is row.state and timers is row.timers:
+            return row
+        return RowVersion(
+            row.sequencer,
+            row.commit_number,
+            row.superstep,
+            state,
+            timers,
+            row.record_ids,
+            row.productions,
+            row.table_version,
+        )
+
+
+def _fence(packed: int | None) -> str:
+    return "none" if packed is None else f"{packed >> 32}/{packed & 0xFFFFFFFF}"
+
+
+def _micros(at: Any) -> int:
+    return int((at - _EPOCH) // _MICROSECOND)
+
+
+def _value(production: Mapping[str, Any]) -> Any:
+    text = production["value"]
+    return production["value_bytes"] if text is None else orjson.loads(text)

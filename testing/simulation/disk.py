@@ -1,0 +1,156 @@
+"""
+A disk as one process reaches it: calls fail, land late, land twice, or take their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from millpond.testing.simulation.process import SimulatedProcess
+    from millpond.testing.simulation.world import World
+
+__all__ = ["DISK_FAULTS", "PlannedFault", "SimulatedDisk"]
+
+_Result = TypeVar("_Result")
+
+_PUTS: Final = frozenset({"put_if_absent", "put", "delete"})
+_READS: Final = frozenset({"get", "list"})
+DISK_FAULTS: Final = {
+    "reply_lost": _PUTS,
+    "put_refused": _PUTS,
+    "late_landing": _PUTS,
+    "double_landing": _PUTS,
+    "read_fails": _READS,
+    "outage": _PUTS | _READS,
+    "slow_store": _PUTS | _READS,
+    "pause": _PUTS | _READS,
+    "crash": _PUTS | _READS,
+}
+"""Faults that befall a call, with the operations that they befall."""
+
+_FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_fails"})
+
+
+@dataclass(slots=True)
+class PlannedFault:
+    """
+    A fault that befalls one of the coming calls of a process.
+
+    Attributes:
+        kind: one of `DISK_FAULTS`.
+        calls_before: how many calls of its operations go well before.
+    """
+
+    kind: str
+    calls_before: int
+
+
+class SimulatedDisk:
+    """
+    `Objects` of one process over a disk of the world.
+    """
+
+    def __init__(self, world: World, process: SimulatedProcess, name: str) -> None:
+        self._world = world
+        self._process = process
+        self._name = name
+        self._inner = world.disk(name)
+
+    @property
+    def url(self) -> str:
+        """
+        The disk's name as a URL.
+        """
+        return self._inner.url
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, if the world lets it.
+        """
+        self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
+        self._world.trace.note(data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, if the world lets it.
+        """
+        if path.endswith(".json"):
+            self._world.break_promise(Violation("I4", f"a commit is put where another may be: {path}"))
+        self._call("put", path, lambda: self._inner.put(path, data))
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes, if the world lets it.
+        """
+        return self._call("get", path, lambda: self._inner.get(path))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        The paths below a prefix, if the world lets it.
+        """
+        return self._call("list", prefix, lambda: self._inner.list(prefix, start_after))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Remove the objects, if the world lets it.
+        """
+        wanted = tuple(paths)
+        self._call("delete", ",".join(wanted), lambda: self._inner.delete(wanted))
+
+    def _call(self, operation: str, path: str, action: Callable[[], _Result]) -> _Result:
+        world, process = self._world, self._process
+        process.must_live()
+        process.tell_what_is_durable()
+        fault = process.next_fault(operation)
+        if fault == "pause":
+            world.pause(process)
+        elif fault == "slow_store":
+            world.pass_time(world.draw.number(100, 20_000))
+        elif fault == "outage":
+            process.store_away_until_us = world.now_us + world.draw.number(20, 800) * 1_000
+        elif fault == "crash":
+            process.die(f"before {operation} {path}")
+        process.must_live()
+        is_away = world.now_us < process.store_away_until_us
+        if fault == "late_landing" and not is_away:
+            world.later(world.draw.number(10, 30_000), lambda: self._land(operation, path, action))
+        if is_away or fault in {"put_refused", "late_landing", "read_fails"}:
+            self._fail(operation, path, fault or "outage")
+        result = self._act(operation, path, action)
+        if fault == "double_landing":
+            world.later(world.draw.number(10, 30_000), lambda: self._land(operation, path, action))
+        if fault == "reply_lost":
+            self._fail(operation, path, fault)
+        return result
+
+    def _act(self, operation: str, path: str, action: Callable[[], _Result]) -> _Result:
+        try:
+            result = action()
+        except Exception as error:
+            self._world.tell(self._process.name, f"{operation} {self._name} {path}: {type(error).__name__}")
+            raise
+        if operation in _PUTS:
+            self._world.tell(self._process.name, f"{operation} {self._name} {path}")
+            if operation == "put_if_absent":
+                self._world.landed(self._name, path)
+        return result
+
+    def _fail(self, operation: str, path: str, fault: str) -> None:
+        self._world.tell(self._process.name, f"{operation} {self._name} {path}: {fault}")
+        raise UnavailableError("a simulated fault", operation=operation, path=path, fault=fault)
+
+    def _land(self, operation: str, path: str, action: Callable[[], _Result]) -> None:
+        try:
+            action()
+        except ObjectExistsError:
+            self._world.tell(self._process.name, f"late {operation} {self._name} {path}: too late")
+            return
+        self._world.tell(self._process.name, f"late {operation} {self._name} {path}")
+        if operation == "put_if_absent":
+            self._world.landed(self._name, path)

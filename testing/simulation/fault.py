@@ -1,0 +1,92 @@
+"""
+Kinds of faults, and which of them a seed knows.
+
+As FoundationDB's BUGGIFY: every seed switches each kind on with probability 1/4 and off for good
+otherwise, and one that is on strikes with probability 1/4 at each opportunity. So every mixture
+of few kinds comes up, which a constant drizzle of all of them would never give.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from millpond.statestore.errors import InvalidError
+from millpond.testing.simulation.chance import Draw
+
+__all__ = ["FAULTS", "Swarm"]
+
+FAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "reply_lost": "a put lands and its reply is lost",
+        "put_refused": "a put fails before it has any effect",
+        "late_landing": "a put fails for its caller and lands later, even after the caller's death",
+        "double_landing": "a put is repeated by the network, later",
+        "read_fails": "a get or a listing fails",
+        "outage": "the object store is away for a process, for seconds",
+        "slow_store": "one call takes seconds",
+        "pause": "a process stands still in the middle of a call while others go on",
+        "lease_suspended": "the lease service is away for a process, for seconds",
+        "session_expired": "a lease session ends",
+        "news_held": "a process does not hear that it has lost its leases",
+        "registry_wiped": "the lease service comes back empty",
+        "second_owner": "another process takes over while the first goes on",
+        "crash": "a process dies between any two calls",
+        "crash_at_failpoint": "a process dies at a named failpoint",
+        "restart": "a process stops in order, and another starts",
+        "message_lost": "records on their way in are lost",
+        "message_twice": "records on their way in come twice",
+        "message_delayed": "records on their way in are delayed and overtaken",
+        "ack_lost": "an acknowledgement is lost",
+        "clock_jump": "a process's wall clock jumps by up to an hour, either way",
+        "clock_drift": "a process's clock runs up to a tenth fast or slow",
+        "poison": "a record makes user code raise",
+        "no_cache": "a process keeps no row in memory",
+        "eager_upkeep": "folds, checkpoints and collections come as often as can be",
+    }
+)
+"""Every kind of fault, with what it does."""
+
+_ON: Final = 0.25
+_STRIKES: Final = 0.25
+
+
+class Swarm:
+    """
+    Which kinds of faults a world knows, and how often each has struck.
+
+    Args:
+        draw: where chance comes from.
+        kinds: on, whatever chance says; ``None`` lets chance decide.
+
+    Raises:
+        InvalidError: there is no such kind.
+    """
+
+    def __init__(self, draw: Draw, kinds: Iterable[str] | None = None) -> None:
+        self._draw = draw
+        drawn = {kind for kind in FAULTS if draw.chance(_ON)}
+        chosen = drawn if kinds is None else set(kinds)
+        unknown = sorted(chosen - set(FAULTS))
+        if unknown:
+            raise InvalidError("there is no such fault", fault=unknown[0], faults=", ".join(FAULTS))
+        self.kinds = tuple(kind for kind in FAULTS if kind in chosen)
+        self.struck: Counter[str] = Counter()
+        self.active = True
+
+    def knows(self, kind: str) -> bool:
+        """
+        Whether the kind is on in this world.
+        """
+        return kind in self.kinds
+
+    def strikes(self, kind: str) -> bool:
+        """
+        Whether a fault of this kind strikes at this opportunity; it is counted if so.
+        """
+        if not self.active or kind not in self.kinds or not self._draw.chance(_STRIKES):
+            return False
+        self.struck[kind] += 1
+        return True

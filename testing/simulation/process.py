@@ -1,0 +1,394 @@
+"""
+A simulated process: the real local runner over simulated disks, leases and clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from millpond.executor.intake import Receipt
+from millpond.executor.local_run import LocalRun
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.sink import DeltaSink, DeltaSinkWriter, sink_app_id
+from millpond.executor.upkeep import UpkeepPolicy
+from millpond.statestore.errors import MillpondError
+from millpond.statestore.interval import Interval
+from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
+from millpond.statestore.log import Log
+from millpond.statestore.memory_lease import MemoryLeases
+from millpond.statestore.store import Store
+from millpond.statestore.table import create_rows_table
+from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
+from millpond.testing.determinism import SeededRng
+from millpond.testing.simulation.chance import ProcessClock
+from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.violation import Violation
+from millpond.testing.simulation.world import ROWS, Crash, World
+
+__all__ = ["Message", "Settings", "SimulatedProcess"]
+
+_CALLS_BEFORE_MAX: Final = 24
+_FAILPOINTS_BEFORE_MAX: Final = 30
+_SESSION_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """
+    What a publisher says to a process.
+
+    Attributes:
+        stream: the injected stream.
+        rows: records to be taken in.
+        numbers: the records' numbers, to be acknowledged.
+        promise: nothing older than this will come, or nothing at all (`TIME_MAX_US`); ``None``: no promise.
+    """
+
+    stream: str
+    rows: tuple[dict[str, Any], ...] = ()
+    numbers: tuple[int, ...] = ()
+    promise: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """
+    How the processes of a world run their pipeline.
+
+    Attributes:
+        intervals: key intervals of a computation.
+        upkeep: folds and garbage collection.
+        cache_mib: row cache.
+        pause_timeout_ms: how long a process waits for a service.
+    """
+
+    intervals: int
+    upkeep: UpkeepPolicy
+    cache_mib: int
+    pause_timeout_ms: float
+
+
+class SimulatedProcess:
+    """
+    One process: born, taking turns, and dead at the end one way or the other.
+
+    Args:
+        world: where it lives.
+        name: unique in the world.
+        make_pipeline: declares what it runs; sinks into Delta tables go to disks of the world.
+        settings: how it runs.
+        on_held: what it does about leases that another process holds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        make_pipeline: Callable[[], Pipeline],
+        settings: Settings,
+        on_held: OnHeld = "take",
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.clock = ProcessClock(lambda: world.now_us, self._sleep)
+        self.last_words = ""
+        self.leases = _Leases(world.registry, self.clock, writer_id=name)
+        self.inbox: deque[Message] = deque()
+        self.is_dead = False
+        self.ended_by: BaseException | None = None
+        self.store_away_until_us = 0
+        self.born_us = world.now_us
+        self._make_pipeline = make_pipeline
+        self._settings = settings
+        self._on_held = on_held
+        self._rng = SeededRng(f"{world.seed}/{name}")
+        self._run: LocalRun | None = None
+        self._rests = False
+        self._planned: list[PlannedFault] = []
+        self._dies_after: int | None = None
+        self._receipts: deque[tuple[Receipt, Message]] = deque()
+        self.acknowledge: Callable[[Message], None] = _nobody_listens
+
+    @property
+    def is_busy(self) -> bool:
+        """
+        Whether one of its turns is under way, however deep.
+        """
+        return self in self.world.turns
+
+    @property
+    def is_alive(self) -> bool:
+        """
+        Whether it may take turns.
+        """
+        return not self.is_dead
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """
+        Start, or take in what has come and run a superstep; whatever happens, it happens inside.
+        """
+        world = self.world
+        self._plan_faults()
+        world.turns.append(self)
+        try:
+            if self._run is None:
+                self._run = self._start()
+                world.tell(self.name, "has started")
+            else:
+                self._take_in(self._run)
+                report = self._run.step()
+                self._rests = report is None
+                world.tell(self.name, "rests" if report is None else f"superstep {report.superstep}")
+        except Crash:
+            pass
+        except Violation:
+            raise
+        except Exception as error:  # noqa: BLE001 - what may end a process is for the simulation to judge
+            self._end(error)
+        finally:
+            world.turns.pop()
+            self._planned.clear()
+        self.tell_what_is_durable()
+
+    def tell_what_is_durable(self) -> None:
+        """
+        Let publishers know of receipts at once, also in the middle of a turn, as a thread of theirs would.
+        """
+        while self.is_alive and self._receipts and self._receipts[0][0].is_durable:
+            self.acknowledge(self._receipts.popleft()[1])
+
+    def stop(self) -> None:
+        """
+        Stop in order: leases go back.
+        """
+        self.world.turns.append(self)
+        try:
+            if self._run is not None:
+                self._run.stop()
+        except Crash:
+            pass
+        except MillpondError as error:
+            self.world.tell(self.name, f"stopping failed: {type(error).__name__}")
+        finally:
+            self.world.turns.pop()
+        self._bury("has stopped")
+
+    def die(self, where: str) -> None:
+        """
+        Die here and now; only within a turn of its own.
+        """
+        self.kill(where)
+        raise Crash
+
+    def kill(self, where: str) -> None:
+        """
+        Be killed from outside; its lease session ends by and by.
+        """
+        if self.is_alive:
+            self._bury(f"dies {where}")
+            self.world.later(_SESSION_MS, self.leases.expire_session)
+
+    def must_live(self) -> None:
+        """
+        End the turn of a process that has died meanwhile.
+        """
+        if self.is_dead:
+            raise Crash
+
+    def maybe_die(self, failpoint: str) -> None:
+        """
+        Die at this failpoint if that was planned.
+        """
+        if self._dies_after is not None:
+            self._dies_after -= 1
+            if self._dies_after < 0:
+                self._dies_after = None
+                self.die(f"at {failpoint}")
+
+    def next_fault(self, operation: str) -> str | None:
+        """
+        What befalls the call at hand.
+        """
+        for planned in self._planned:
+            if operation in DISK_FAULTS[planned.kind]:
+                planned.calls_before -= 1
+                if planned.calls_before < 0:
+                    self._planned.remove(planned)
+                    return planned.kind
+        return None
+
+    def _plan_faults(self) -> None:
+        swarm, draw = self.world.swarm, self.world.draw
+        self._planned += [
+            PlannedFault(kind, draw.number(0, _CALLS_BEFORE_MAX))
+            for kind in DISK_FAULTS
+            if kind != "crash" and swarm.strikes(kind)
+        ]
+
+    def plan_crash(self) -> None:
+        """
+        Let it die at one of the calls of its next turn, if it makes as many.
+        """
+        self._planned.append(PlannedFault("crash", self.world.draw.number(0, _CALLS_BEFORE_MAX)))
+
+    def plan_crash_at_failpoint(self) -> None:
+        """
+        Let it die at one of the failpoints that it reaches next.
+        """
+        self._dies_after = self.world.draw.number(0, _FAILPOINTS_BEFORE_MAX)
+
+    def _take_in(self, run: LocalRun) -> None:
+        while self.inbox:
+            message = self.inbox.popleft()
+            if message.rows:
+                self._receipts.append((run.inject(message.stream, list(message.rows)), message))
+            if message.promise == TIME_MAX_US:
+                run.finish(message.stream)
+            elif message.promise is not None:
+                run.advance_watermark(message.stream, message.promise)
+
+    def _end(self, error: Exception) -> None:
+        if self.is_alive:
+            self.ended_by = error
+            self._bury(f"has ended: {type(error).__name__}: {error}")
+            self.world.later(_SESSION_MS, self.leases.expire_session)
+
+    def _bury(self, how: str) -> None:
+        self.is_dead = True
+        self.last_words = how
+        self._run = None
+        self.inbox.clear()
+        self.world.tell(self.name, how)
+
+    def _sleep(self, duration_ms: float) -> None:
+        self.must_live()
+        self.world.pass_time(duration_ms)
+        self.must_live()
+
+    # -- birth -----------------------------------------------------------------------------
+
+    def _start(self) -> LocalRun:
+        runner = LocalRunner(
+            self._open_store(),
+            intervals=self._settings.intervals,
+            cache_mib=self._settings.cache_mib,
+            pause_timeout_ms=self._settings.pause_timeout_ms,
+            on_held=self._on_held,
+            upkeep=self._settings.upkeep,
+            progress=False,
+            clock=self.clock,
+            rng=self._rng,
+        )
+        return runner.start(self._pipeline(), stepping=True)
+
+    def _open_store(self) -> Store:
+        disk = SimulatedDisk(self.world, self, ROWS)
+        if Log(disk).latest_version() is None:
+            create_rows_table(Log(disk), self.clock, self._rng)
+        return Store(
+            disk.url,
+            disk,
+            storage_options={},
+            clock=self.clock,
+            rng=self._rng,
+            leases=lambda _store_id, _writer_id: self.leases,
+            catalog_url=None,
+            resources=ExitStack(),
+        )
+
+    def _pipeline(self) -> Pipeline:
+        pipeline = self._make_pipeline()
+        sinks = pipeline._sinks  # noqa: SLF001 - sinks into tables are sent to disks of the world
+        for name, node in sinks.items():
+            if isinstance(node.sink, DeltaSink):
+                sinks[name] = replace(node, sink=_SimulatedSink(self, node.sink))
+        return pipeline
+
+    # -- in peace --------------------------------------------------------------------------
+
+    @property
+    def sequencer(self) -> int | None:
+        """
+        The highest sequencer that its leases ever had; ``None`` before it took any.
+        """
+        return self.leases.highest
+
+    @property
+    def is_at_rest(self) -> bool:
+        """
+        Whether its last turn found nothing to do and nothing has come since.
+        """
+        return self._rests and not self.inbox
+
+    def next_wall_timer(self) -> int | None:
+        """
+        When its next wall timer is due, by its own clock.
+        """
+        return None if self._run is None else self._run._worker.coordinator.next_wall_timer()  # noqa: SLF001
+
+    def forgive(self) -> None:
+        """
+        Faults are over: services are back, and news comes through.
+        """
+        self.store_away_until_us = 0
+        self._dies_after = None
+        self._planned.clear()
+        self.leases.resume()
+        self.leases.deliver_notices()
+
+
+def _nobody_listens(_message: Message) -> None:
+    return
+
+
+class _Leases(MemoryLeases):
+    """
+    Leases that remember their highest sequencer.
+    """
+
+    highest: int | None = None
+
+    def take_all(
+        self,
+        intervals: Mapping[Interval, Sequencer],
+        *,
+        on_held: OnHeld = "take",
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> tuple[Lease, ...]:
+        taken = super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
+        self.highest = max([self.highest or 0, *(lease.sequencer for lease in taken)])
+        return taken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SimulatedSink:
+    """
+    A `DeltaSink` whose table is on a disk of the world.
+    """
+
+    process: SimulatedProcess
+    sink: DeltaSink
+
+    @property
+    def identity(self) -> str:
+        return self.sink.identity
+
+    def open(
+        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> DeltaSinkWriter:
+        process = self.process
+        return DeltaSinkWriter(
+            SimulatedDisk(process.world, process, name),
+            clock or process.clock,
+            rng or process._rng,  # noqa: SLF001 - its own
+            name=name,
+            app_id=sink_app_id(store_id, pipeline, name),
+            schema=self.sink.schema,
+        )

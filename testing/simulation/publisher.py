@@ -1,0 +1,146 @@
+"""
+The publisher: makes records, sends them until they are acknowledged, and promises times.
+
+It is outside of Millpond and behaves as publishers do: it repeats what it has no answer to, and it
+may have the answer to something that is still repeated by the network. Messages of records so old
+that their ids may be forgotten are dropped, as a network drops packets whose time to live is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from millpond.testing.simulation.process import Message, SimulatedProcess
+from millpond.testing.simulation.workload import Sent, Workload
+from millpond.testing.simulation.world import World
+
+__all__ = ["ID_SLACK_MS", "Publisher"]
+
+ID_SLACK_MS: Final = 60_000
+"""How long ids are kept in simulated stores; less than a message lives."""
+
+_LIFETIME_US: Final = 40_000_000
+_RESEND_US: Final = 2_000_000
+_DISORDER_US: Final = 4_000_000
+_AT_ONCE: Final = 6
+_DELAY_MS_MAX: Final = 15_000
+
+
+class Publisher:
+    """
+    All publishers of a world, and the network between them and the processes.
+
+    Args:
+        world: where they live.
+        workload: makes the records.
+        targets: the processes that may be reached.
+    """
+
+    def __init__(
+        self, world: World, workload: Workload, targets: Callable[[], list[SimulatedProcess]]
+    ) -> None:
+        self.sent: list[Sent] = []
+        self._world = world
+        self._workload = workload
+        self._targets = targets
+        self._unacknowledged: dict[int, Sent] = {}
+        self._last_sent_us: dict[int, int] = {}
+        self._promised: dict[str, int] = {}
+        self._streams: set[str] = set()
+
+    @property
+    def waits(self) -> bool:
+        """
+        Whether anything is not acknowledged yet.
+        """
+        return bool(self._unacknowledged)
+
+    def publish(self) -> None:
+        """
+        Make new records, and send them with some of those that had no answer for too long.
+        """
+        draw, world = self._world.draw, self._world
+        fresh = min(draw.number(1, 3), self._workload.records_max - len(self.sent))
+        for _ in range(max(fresh, 0)):
+            self._create()
+        due = [
+            number
+            for number in self._unacknowledged
+            if world.now_us - self._last_sent_us.get(number, 0) >= _RESEND_US
+        ]
+        self._send(due[:_AT_ONCE])
+
+    def repeat(self) -> None:
+        """
+        Send everything that has no answer.
+        """
+        self._send(list(self._unacknowledged))
+
+    def promise(self) -> None:
+        """
+        Promise that nothing older than the oldest open record will come.
+        """
+        for stream in sorted(self._streams):
+            open_at = [s.row["at"] for s in self._unacknowledged.values() if s.stream == stream]
+            at = min([self._world.now_us - _DISORDER_US, *open_at])
+            if at > self._promised.get(stream, 0):
+                self._promised[stream] = at
+            self._transmit(Message(stream, promise=self._promised.get(stream, at)))
+
+    def promised(self, stream: str) -> int:
+        """
+        What was promised last.
+        """
+        return self._promised.get(stream, 0)
+
+    def acknowledge(self, message: Message) -> None:
+        """
+        A process says that the effects of a message's records are durable.
+        """
+        if self._world.swarm.strikes("ack_lost"):
+            return
+        for number in message.numbers:
+            sent = self._unacknowledged.pop(number, None)
+            if sent is not None:
+                sent.acknowledged_us = self._world.now_us
+
+    def _create(self) -> None:
+        world = self._world
+        number = len(self.sent)
+        stream, row = self._workload.record(world.draw, number, poison=world.swarm.strikes("poison"))
+        at = max(world.now_us - world.draw.number(0, _DISORDER_US), self.promised(stream))
+        sent = Sent(number, stream, {**row, "id": f"#{number}", "at": at}, world.now_us)
+        self._streams.add(stream)
+        self.sent.append(sent)
+        self._unacknowledged[number] = sent
+
+    def _send(self, numbers: list[int]) -> None:
+        by_stream: dict[str, list[Sent]] = {}
+        for number in numbers:
+            self._last_sent_us[number] = self._world.now_us
+            sent = self._unacknowledged[number]
+            by_stream.setdefault(sent.stream, []).append(sent)
+        for stream, records in by_stream.items():
+            rows = tuple(sent.row for sent in records)
+            self._transmit(Message(stream, rows, tuple(sent.number for sent in records)))
+
+    def _transmit(self, message: Message) -> None:
+        swarm, world = self._world.swarm, self._world
+        if swarm.strikes("message_lost"):
+            world.tell("network", f"loses {message.numbers}")
+            return
+        for _ in range(2 if swarm.strikes("message_twice") else 1):
+            if swarm.strikes("message_delayed"):
+                world.later(world.draw.number(1, _DELAY_MS_MAX), lambda: self._deliver(message))
+            else:
+                self._deliver(message)
+
+    def _deliver(self, message: Message) -> None:
+        targets = self._targets()
+        too_old = self.promised(message.stream) - _LIFETIME_US
+        if not targets or any(row["at"] < too_old for row in message.rows):
+            return
+        target = self._world.draw.choice(targets)
+        target.inbox.append(message)
+        self._world.tell("network", f"{target.name} gets {message.numbers or message.promise}")

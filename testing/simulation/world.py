@@ -1,0 +1,158 @@
+"""
+The world of a simulation: one time, the disks, the lease service, and what will happen when.
+
+Everything happens in one thread. Processes take turns: a turn runs until it is over, but at each
+call to a disk the world may let it die, make the call fail, or let others act first (so that a
+process can be paused in the middle of a commit while another takes over and goes on).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.memory_lease import MemoryRegistry
+from millpond.statestore.objects import MemoryObjects
+from millpond.testing.simulation.chance import Draw
+from millpond.testing.simulation.fault import Swarm
+from millpond.testing.simulation.trace import Trace
+from millpond.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from millpond.testing.simulation.process import SimulatedProcess
+
+__all__ = ["ROWS", "START_US", "Crash", "World"]
+
+ROWS: Final = "rows"
+"""The disk of the store's table; sinks have disks of their own."""
+
+START_US: Final = 1_700_000_000_000_000
+"""When the world begins."""
+
+_PAUSES_DEEP: Final = 2
+
+
+class Crash(BaseException):
+    """
+    A simulated process has died; no code of it runs any more.
+    """
+
+
+class World:
+    """
+    What processes and actors share.
+
+    Args:
+        seed: where all chance comes from.
+        kinds: kinds of faults that are on; ``None`` lets chance decide.
+        deaths: failpoints; whichever process reaches the first of them dies there, then the second …
+
+    Attributes:
+        others_act: lets others act while a process is paused; set by the simulation.
+        landed: told of each object that has come to be on a disk; set by the simulation.
+    """
+
+    def __init__(
+        self, seed: int | str, kinds: Iterable[str] | None = None, deaths: Iterable[str] = ()
+    ) -> None:
+        self.seed = seed
+        self.draw = Draw(f"{seed}/world")
+        self.swarm = Swarm(Draw(f"{seed}/swarm"), kinds)
+        self.deaths = deque(deaths)
+        self.deaths_planned = bool(self.deaths)
+        self.trace = Trace()
+        self.now_us = START_US
+        self.registry = MemoryRegistry()
+        self.disks: dict[str, MemoryObjects] = {}
+        self.failpoints: Counter[str] = Counter()
+        self.turns: list[SimulatedProcess] = []
+        self.violations: list[Violation] = []
+        self.others_act: Callable[[], None] = _nothing
+        self.landed: Callable[[str, str], None] = _nothing_landed
+        self._numbers = count()
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+
+    def disk(self, name: str) -> MemoryObjects:
+        """
+        The disk of that name, empty when first asked for.
+        """
+        if name not in self.disks:
+            self.disks[name] = MemoryObjects(f"simulated-{name}")
+        return self.disks[name]
+
+    def break_promise(self, violation: Violation) -> None:
+        """
+        Remember a broken promise, whatever becomes of the code that was running.
+        """
+        self.violations.append(violation)
+        raise violation
+
+    # -- time ------------------------------------------------------------------------------
+
+    def later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """
+        Let something happen after a while.
+        """
+        due_us = self.now_us + int(delay_ms * 1_000)
+        heapq.heappush(self._agenda, (due_us, next(self._numbers), action))
+
+    def pass_time(self, duration_ms: float) -> None:
+        """
+        Let time go on, and what is due happen.
+        """
+        until_us = self.now_us + max(int(duration_ms * 1_000), 1)
+        while self._agenda and self._agenda[0][0] <= until_us:
+            due_us, _, action = heapq.heappop(self._agenda)
+            self.now_us = max(self.now_us, due_us)
+            action()
+        self.now_us = max(self.now_us, until_us)
+
+    def make_peace(self) -> None:
+        """
+        No more faults: what is under way still happens, but lease sessions of the living do not end.
+        """
+        self.swarm.active = False
+        self.tell("world", "is at peace")
+
+    # -- what befalls processes ------------------------------------------------------------
+
+    def reached(self, name: str) -> None:
+        """
+        Code has reached a failpoint: the process whose turn it is may die there.
+        """
+        self.failpoints[name] += 1
+        if not self.turns:
+            return
+        process = self.turns[-1]
+        if self.swarm.active and self.deaths and self.deaths[0] == name:
+            self.deaths.popleft()
+            process.die(f"at {name}")
+        process.maybe_die(name)
+        process.must_live()
+
+    def pause(self, process: SimulatedProcess) -> None:
+        """
+        A process stands still: others act, and it may be somebody else's world afterwards.
+        """
+        if len(self.turns) > _PAUSES_DEEP:
+            return
+        self.trace.add(self.now_us, process.name, "is paused")
+        self.others_act()
+        self.trace.add(self.now_us, process.name, "goes on")
+
+    def tell(self, who: str, what: str) -> None:
+        """
+        Add to the trace.
+        """
+        self.trace.add(self.now_us, who, what)
+
+
+def _nothing() -> None:
+    return
+
+
+def _nothing_landed(_disk: str, _path: str) -> None:
+    return

@@ -1,0 +1,154 @@
+"""
+The simulator: its seeds keep every promise, repeat themselves, and find what is broken on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from millpond.statestore.failpoint import FAILPOINTS
+from millpond.testing.simulate import main, run_all
+from millpond.testing.simulation.bank import Bank
+from millpond.testing.simulation.fault import FAULTS
+from millpond.testing.simulation.scenario import (
+    Scenario,
+    deaths_at,
+    pairs_of_deaths,
+    play,
+    saved_scenarios,
+)
+from millpond.testing.simulation.simulation import simulate
+from millpond.testing.simulation.violation import must
+from millpond.testing.simulation.workload import End
+
+_SEEDS = Path(__file__).parent / "seeds"
+_SEED_COUNT = int(os.environ.get("SIMULATED_SEEDS", "10"))
+
+
+class Canary(Bank):
+    """A workload that promises too much."""
+
+    def check_end(self, end: End) -> None:
+        """Whatever was sent, it was too much."""
+        must(not end.sent, "I0", "nothing was ever sent")
+
+
+@pytest.mark.parametrize("seed", range(_SEED_COUNT))
+def test_every_promise_holds(seed: int) -> None:
+    """A seed with the faults that it draws ends without a violation, and did some work."""
+    outcome = simulate(seed, Bank)
+
+    assert outcome.violation == ""
+    assert outcome.supersteps > 5
+
+
+@pytest.mark.parametrize("scenario", saved_scenarios(_SEEDS), ids=lambda scenario: str(scenario.seed))
+def test_what_once_failed_holds(scenario: Scenario) -> None:
+    """A seed that once found something ends without a violation now."""
+    assert play(scenario, Bank).violation == ""
+
+
+def test_same_seed_same_run() -> None:
+    """The same seed is the same run event by event, in this process and in another one."""
+    scenario = Scenario(seed=3, steps=120, kinds=("second_owner", "crash", "reply_lost", "message_delayed"))
+    command = scenario.command("", "").split()[1:]
+    found = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    once = play(scenario, Bank)
+
+    assert once.violation == ""
+    assert once.events > 100
+    assert play(scenario, Bank).trace_hash == once.trace_hash
+    assert f"trace {once.trace_hash} over {once.events} events" in found.stdout
+
+
+def test_other_seeds_are_other_runs() -> None:
+    """The trace tells one seed from another."""
+    hashes = {simulate(seed, Bank, steps=20, kinds=[]).trace_hash for seed in range(3)}
+
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS), ids=lambda scenario: scenario.deaths[0])
+def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
+    """Whichever failpoint a process dies at, every promise holds."""
+    outcome = play(scenario, Bank)
+
+    assert outcome.violation == ""
+    assert outcome.deaths_left == ()
+
+
+@pytest.mark.parametrize("scenario", pairs_of_deaths(FAILPOINTS)[7::97], ids=lambda s: "+".join(s.deaths))
+def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
+    """A process dies at one failpoint and its successor at another, and every promise holds."""
+    outcome = play(scenario, Bank)
+
+    assert outcome.violation == ""
+    assert outcome.deaths_left == ()
+
+
+def test_the_canary_dies() -> None:
+    """A promise that cannot be kept is reported, with the seed, the trace and the end of the story."""
+    outcome = simulate(1, Canary, steps=20, kinds=[])
+
+    assert outcome.promise == "I0"
+    assert "nothing was ever sent" in outcome.violation
+    assert outcome.tail
+
+
+class TestCommand:
+    """The command line."""
+
+    def test_it_counts_what_passed(self, tmp_path: Path) -> None:
+        """Its last line says how many seeds passed and failed, and the report says the same."""
+        report = tmp_path / "report.json"
+        found = CliRunner().invoke(
+            main, ["--seeds", "2", "--steps", "20", "--workers", "1", "--json", str(report)]
+        )
+
+        assert found.exit_code == 0, found.output
+        assert found.output.splitlines()[-1] == "2 passed, 0 failed"
+        assert "seeds per second" in found.output
+        assert '"passed": 2' in report.read_text()
+
+    def test_a_violation_is_one_line_with_the_command_to_see_it_again(self, tmp_path: Path) -> None:
+        """A failing seed is a line with its command, a file, and exit code 1."""
+        workload = f"{__name__}:Canary"
+        arguments = ["--seeds", "1", "--steps", "10", "--faults", "none", "--workload", workload]
+        found = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
+
+        assert found.exit_code == 1
+        assert "seed 0: I0: nothing was ever sent | commit " in found.output
+        assert f"--seed 0 --steps 10 --faults none --workload {workload}" in found.output
+        assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
+
+    def test_lists(self) -> None:
+        """It lists the kinds of faults and the failpoints."""
+        assert all(kind in CliRunner().invoke(main, ["--faults", "list"]).output for kind in FAULTS)
+        assert all(name in CliRunner().invoke(main, ["--failpoints", "list"]).output for name in FAILPOINTS)
+
+    @pytest.mark.parametrize("arguments", [["--faults", "rain"], ["--workload", "json:loads"]])
+    def test_it_refuses_what_it_does_not_know(self, arguments: list[str]) -> None:
+        """An unknown kind of fault, or a workload that is none, is an error that names it."""
+        found = CliRunner().invoke(main, ["--seed", "1", *arguments])
+
+        assert found.exit_code == 1
+        assert arguments[1] in found.output
+
+
+def test_run_all_keeps_the_order() -> None:
+    """Outcomes come in the order of the scenarios, also from several processes."""
+    scenarios = [Scenario(seed=seed, steps=3, kinds=()) for seed in range(3)]
+
+    assert [outcome.seed for outcome in run_all(scenarios, workers=2)] == [0, 1, 2]
