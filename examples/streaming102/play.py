@@ -1,0 +1,233 @@
+"""
+Plays a story: one stream of scores, windowed steps side by side on it, a clock moved by hand.
+
+Nothing here is special to tests: the steps are what anyone would write, `LocalRunner` and
+`SparkRunner` run them, and the panes are read from Delta tables. Only the clock is not the real one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+from deltalake import DeltaTable
+
+import millpond as mp
+from examples.streaming102.story import Moment, Score, Story, moments
+from millpond.executor.superstep_plan import InputPosition
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Outcome", "Shown", "Step", "play"]
+
+Step = Callable[[mp.DataflowStream], mp.WindowedStream]
+"""What is asked of the scores: where, when and how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """
+    A pane that came out.
+
+    Attributes:
+        value: the sum; of a retraction the sum that is taken back.
+        window: start and end in microseconds; ``None`` for the global window.
+        seen_us: when by the clock on the wall.
+        timing: ``early``, ``on_time`` or ``late``.
+        is_retraction: whether it takes back an earlier pane.
+        index: 0, 1, 2 … over the panes of its window.
+        nonspeculative_index: the same without the early ones.
+        is_last: whether none can follow.
+        at_us: its event time.
+        key: whose it is.
+    """
+
+    value: Any
+    window: tuple[int, int] | None
+    seen_us: int
+    timing: str
+    is_retraction: bool
+    index: int
+    nonspeculative_index: int
+    is_last: bool
+    at_us: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    What came of a step.
+
+    Attributes:
+        panes: in the order in which they came.
+        dropped: how many elements were too late for all their windows.
+    """
+
+    panes: list[Shown]
+    dropped: int
+
+
+def play(story: Story, steps: Mapping[str, Step], spark: SparkSession | None = None) -> dict[str, Outcome]:
+    """
+    What comes of each step.
+
+    Args:
+        story: what happens.
+        steps: windowed steps by name; each sums up the points.
+        spark: runs them on Spark; ``None`` takes the local runner.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-story-") as folder:
+        clock = ManualClock(0)
+        store = mp.Store.in_memory(clock=clock) if spark is None else _store_on_disk(Path(folder), clock)
+        pipeline = _pipeline(steps, Path(folder))
+        runner = (
+            _Locally(store, pipeline, clock) if spark is None else _OnSpark(store, pipeline, clock, spark)
+        )
+        try:
+            for moment in moments(story):
+                clock.advance_ms((moment.seen_us - clock.now_us()) / 1_000)
+                _live(runner, moment)
+            dropped = {name: _dropped(store, name) for name in steps}
+        finally:
+            runner.close()
+            store.close()
+        return {
+            name: Outcome(panes=_panes(Path(folder) / "panes" / name), dropped=dropped[name])
+            for name in steps
+        }
+
+
+def _store_on_disk(folder: Path, clock: ManualClock) -> mp.Store:
+    """
+    A store that Spark's workers can reach, with leases of this process: it has no rivals.
+    """
+    registry = MemoryRegistry()
+    return mp.Store.open(
+        folder / "pond",
+        clock=clock,
+        leases=lambda _, writer_id: MemoryLeases(registry, clock, writer_id=writer_id),
+    )
+
+
+def _dropped(store: mp.Store, name: str) -> int:
+    states = store.rows_view(name).to_arrow()["state"].to_pylist()
+    return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
+
+
+def _pipeline(steps: Mapping[str, Step], folder: Path) -> mp.Pipeline:
+    pipeline = mp.Pipeline("streaming102")
+    scores = pipeline.inject("scores", key="team", at="at", watermark=mp.ManualWatermark())
+    for name, step in steps.items():
+        windowed = step(scores)
+        sums = windowed.combine(mp.Sum("points"), name=name)
+        sums.sink(f"{name}_panes", mp.DeltaSink(str(folder / "panes" / name)))
+    return pipeline
+
+
+class _Runner(Protocol):
+    def inject(self, scores: tuple[Score, ...]) -> None: ...
+    def move(self, mark: int | None) -> None: ...
+    def rest(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def _live(runner: _Runner, moment: Moment) -> None:
+    if moment.scores:
+        runner.inject(moment.scores)
+    runner.rest()
+    for mark in moment.marks:
+        runner.move(mark)
+        runner.rest()
+
+
+def _row(score: Score) -> dict[str, Any]:
+    return {"team": score.key, "at": score.at_us, "points": score.value}
+
+
+class _Locally:
+    def __init__(self, store: mp.Store, pipeline: mp.Pipeline, clock: ManualClock) -> None:
+        self._run = mp.LocalRunner(store, clock=clock, progress=False).start(pipeline, stepping=True)
+
+    def inject(self, scores: tuple[Score, ...]) -> None:
+        self._run.inject("scores", [_row(score) for score in scores])
+
+    def move(self, mark: int | None) -> None:
+        if mark is None:
+            self._run.finish("scores")
+        else:
+            self._run.advance_watermark("scores", mark)
+
+    def rest(self) -> None:
+        self._run.run_until_quiet()
+
+    def close(self) -> None:
+        self._run.stop()
+
+
+class _OnSpark:
+    def __init__(
+        self, store: mp.Store, pipeline: mp.Pipeline, clock: ManualClock, spark: SparkSession
+    ) -> None:
+        self._spark = spark
+        self._batch = 0
+        self._moved = False
+        runner = mp.SparkRunner(store, spark=spark, clock=clock, progress=False, intervals=1)
+        self._run = runner.open(pipeline)
+
+    def inject(self, scores: tuple[Score, ...]) -> None:
+        frame = self._spark.createDataFrame([_row(score) for score in scores])
+        # Batches by hand, as a streaming query would bring them: the clock must stand still meanwhile.
+        self._run.consume(frame, InputPosition(stream="scores", source="story", batch=self._batch))
+        self._batch += 1
+
+    def move(self, mark: int | None) -> None:
+        self._moved = True
+        if mark is None:
+            self._run.finish("scores")
+        else:
+            self._run.advance_watermark("scores", mark)
+
+    def rest(self) -> None:
+        if self._moved:
+            self._run.advance()
+            self._moved = False
+        while self._run.has_work():
+            self._run.advance()
+
+    def close(self) -> None:
+        self._run.stop()
+
+
+def _panes(place: Path) -> list[Shown]:
+    if not DeltaTable.is_deltatable(str(place)):
+        return []
+    table = DeltaTable(str(place)).to_pyarrow_table()
+    found = [_shown(row["key"], orjson.loads(row["value"])) for row in table.to_pylist()]
+    # A pane's production time is that of its superstep; what it takes back comes before it.
+    return sorted(
+        found, key=lambda one: (one.seen_us, not one.is_retraction, one.window or (0, 0), one.index)
+    )
+
+
+def _shown(key: str, envelope: dict[str, Any]) -> Shown:
+    shown = mp.WindowedValue.from_json(envelope)
+    return Shown(
+        value=shown.value,
+        window=None if shown.window.is_global else (shown.window.start, shown.window.end),
+        seen_us=shown.pane.produced_at,
+        timing=str(shown.pane.timing),
+        is_retraction=shown.pane.is_retraction,
+        index=shown.pane.index,
+        nonspeculative_index=shown.pane.nonspeculative_index,
+        is_last=shown.pane.is_last,
+        at_us=shown.at,
+        key=key,
+    )
