@@ -27,13 +27,19 @@ from millpond.dataflow.window_states import OnOpen, WindowStates
 from millpond.executor.clocks import Marks
 from millpond.statestore.row import TimeDomain
 
-__all__ = ["Finish", "KeyWindows"]
+__all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
 
 Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 """What is made of a key's window and its combined value: any number of values to show."""
 
 _WINDOWS: Final = "windows"
-_COUNTS: Final = ("dropped", "closed")
+_DROPPED: Final = "dropped"
+_AFTER_LAST: Final = "after_last"
+WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
+"""
+What is counted of elements that no pane shows: ``dropped``, all of whose windows had expired, and
+``after_last``, whose window's trigger had finished.
+"""
 
 
 class KeyWindows:
@@ -53,6 +59,7 @@ class KeyWindows:
 
     Attributes:
         output: what is to be produced, in order.
+        counts: what was counted in this hook, by `WINDOW_COUNTERS`.
     """
 
     def __init__(
@@ -77,17 +84,14 @@ class KeyWindows:
         self._marks: Marks = {} if marks is None else marks
         fields = state or {}
         self.windows = WindowStates(fields.get(_WINDOWS, ()), on_open)
-        self._counts = {name: fields.get(name, 0) for name in _COUNTS}
+        self.counts = dict.fromkeys(WINDOW_COUNTERS, 0)
         self.output: list[WindowedValue] = []
 
     def to_json(self) -> dict[str, Any] | None:
         """
         The state to keep; ``None`` when there is nothing to keep.
         """
-        fields: dict[str, Any] = {name: count for name, count in self._counts.items() if count}
-        if self.windows:
-            fields[_WINDOWS] = self.windows.to_json()
-        return fields or None
+        return {_WINDOWS: self.windows.to_json()} if self.windows else None
 
     # -- elements --------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class KeyWindows:
         for window, members in assigned.items():
             state = self.windows.at(window)
             if state.is_closed:
-                self._counts["closed"] += len(members)
+                self.counts[_AFTER_LAST] += len(members)
             else:
                 self._add(state, members)
                 self._ask(state, by_event_timer=False)
@@ -123,7 +127,7 @@ class KeyWindows:
                     continue
                 is_taken = True
             if not is_taken:
-                self._counts["dropped"] += 1
+                self.counts[_DROPPED] += 1
         return assigned
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
@@ -174,7 +178,7 @@ class KeyWindows:
         result = self.windows.add(merge.result)
         if any(source.is_closed for source in sources):
             # What the others had not shown goes with them; it is counted like what comes later.
-            self._counts["closed"] += sum(source.news for source in sources)
+            self.counts[_AFTER_LAST] += sum(source.news for source in sources)
             result.close()
             return
         full = [source.accumulator for source in sources if source.has_contents]

@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, extract
 from millpond.dataflow.element import Element
-from millpond.dataflow.key_windows import Finish, KeyWindows
+from millpond.dataflow.key_windows import WINDOW_COUNTERS, Finish, KeyWindows
 from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.window_timers import Wanted, add_wanted, parse_tag, set_hold, set_timers
@@ -76,6 +76,8 @@ class WindowedComputation(Computation):
         of: what of a record's value is the element; ``None`` is all of it.
         finish: what becomes of the combined value; ``None`` shows it as it is.
     """
+
+    counters = WINDOW_COUNTERS
 
     def __init__(
         self,
@@ -157,6 +159,9 @@ class WindowedComputation(Computation):
         set_timers(context, before, after, oldest_at)
         set_hold(context, owed_at, windows.windows.oldest_output_at(), oldest_at)
         self._produce(context, windows)
+        for counter, amount in windows.counts.items():
+            if amount:
+                context.count(counter, amount)
         self._keep(context, windows.to_json())
 
     def _produce(self, context: Context, windows: KeyWindows) -> None:

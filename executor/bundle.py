@@ -8,7 +8,7 @@ core runs in a Spark task, in the local runner and in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,6 +149,7 @@ class BundleStatistics:
     Attributes:
         dropped: those late records that user code was not given.
         weak: productions that are delivered within the superstep.
+        counters: what user code has counted.
     """
 
     records: int = 0
@@ -158,6 +159,7 @@ class BundleStatistics:
     timers: int = 0
     keys: int = 0
     weak: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

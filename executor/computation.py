@@ -34,11 +34,13 @@ class Computation:
         late_data_horizon: how far below a record's time the code may produce; the output
             watermark is held back by as much, always. ``"unbounded"`` holds nothing back, so
             what is produced below the record's time may be late.
+        counters: names of what the code counts with ``context.count``, over all keys.
     """
 
     codec: Codec = JsonCodec()
     percentiles: Collection[float] = ()
     late_data_horizon: LateDataHorizon = 0
+    counters: Collection[str] = ()
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
 from millpond.executor.clocks import EXACT, Clocks
+from millpond.executor.counters import Counters
 from millpond.executor.event_time import Moment, to_micros
 from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers
@@ -34,6 +35,8 @@ class _Producer(Protocol):
     def produces(self) -> Any: ...
     @property
     def percentiles(self) -> Any: ...
+    @property
+    def counters(self) -> Any: ...
 
 
 class Context:
@@ -51,6 +54,8 @@ class Context:
 
     __slots__ = (
         "_clocks",
+        "_counters",
+        "_declared_counters",
         "_holds",
         "_input",
         "_name",
@@ -73,12 +78,15 @@ class Context:
         input_time: InputTime,
         clocks: Clocks,
         holds: Holds,
+        counters: Counters | None = None,
     ) -> None:
         self._name = node.name
         self._produces = frozenset(node.produces)
         self._percentiles = frozenset(node.percentiles)
         self._clocks = clocks
         self._holds = holds
+        self._counters = Counters() if counters is None else counters
+        self._declared_counters = frozenset(node.counters)
         self._timers = timers
         self._productions = productions
         self._input = input_time
@@ -194,6 +202,29 @@ class Context:
         moment = input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
         own_key = self.key if key is None else _text(key, "production key")
         self._productions.append(stream, own_key, value, moment)
+
+    def count(self, counter: str, amount: int = 1) -> None:
+        """
+        Add to a counter of the computation, over all its keys; see ``by_computation`` in `Totals`.
+
+        Like state it counts exactly once: what a failing hook has counted is taken back.
+
+        Args:
+            counter: one of the computation's ``counters``.
+            amount: how much; negative amounts take away.
+
+        Raises:
+            InvalidError: the computation does not declare it, or the amount is no whole number.
+        """
+        if counter not in self._declared_counters:
+            raise InvalidError(
+                "the computation does not declare this counter in counters",
+                computation=self._name,
+                counter=counter,
+            )
+        if type(amount) is not int:
+            raise InvalidError("a counter counts whole numbers", computation=self._name, amount=amount)
+        self._counters.add(counter, amount)
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
         if domain is _EVENT:

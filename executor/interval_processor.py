@@ -70,9 +70,10 @@ class IntervalProcessor:
         late = _late(arrivals, admission, bundle)
         kept = admission.kept
         dropped = 0
-        if late.any() and self._node.on_late == "drop":
-            kept = np.flatnonzero(~late) if kept is None else kept[~late]
-            dropped = int(late.sum())
+        if late.any() and self._node.on_late != "process":
+            refused = late & self._drops(arrivals, kept)
+            kept = np.flatnonzero(~refused) if kept is None else kept[~refused]
+            dropped = int(refused.sum())
         due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.marks)
         grouping = group(codes, arrivals.at, kept, due)
         self._check_keys(grouping)
@@ -94,6 +95,7 @@ class IntervalProcessor:
             duplicates=admission.duplicates,
             timers=turns.fired,
             keys=len(grouping.keys),
+            counters=turns.counters.sums(),
         )
         return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
 
@@ -140,6 +142,14 @@ class IntervalProcessor:
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
         )
+
+    def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+        """
+        Which of the admitted records come on streams whose late records the code is not given.
+        """
+        by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
+        drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
+        return drops if kept is None else drops[kept]
 
     def _check_keys(self, grouping: Grouping) -> None:
         keys, interval = grouping.keys, self._interval

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from millpond.executor.bundle import DeadLetter
 from millpond.executor.context import Context
+from millpond.executor.counters import Counters
 from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers, TimersSavepoint
 from millpond.executor.late_data_horizon import slack_us
@@ -45,6 +46,7 @@ class _Savepoint:
     state: Encoded | None
     timers: TimersSavepoint
     productions: int
+    counts: int
 
 
 class KeyTurns:
@@ -60,6 +62,7 @@ class KeyTurns:
         state: the state of the key that had the last turn.
         timers: its timers.
         productions: what all keys have produced.
+        counters: what they have counted.
         dead_letters: what failed.
         fired: how many timers have fired.
     """
@@ -70,6 +73,7 @@ class KeyTurns:
         holds = Holds(self.timers, self._input)
         self.state = KeyState(node.computation.codec, holds)
         self.productions = Productions()
+        self.counters = Counters()
         self.dead_letters: list[DeadLetter] = []
         self.fired = 0
         self._node = node
@@ -83,6 +87,7 @@ class KeyTurns:
             self._input,
             bundle.clocks,
             holds,
+            self.counters,
         )
         self._firings_left = 0
         # A timer's output time is all that is held for it: no horizon goes below that.
@@ -104,11 +109,13 @@ class KeyTurns:
             InvalidError: the code failed and failures stop the pipeline, or timers never end.
         """
         produced, fired = len(self.productions), self.fired
+        self.counters.settle()
         self._begin(key, encoded, timers, stop - start)
         try:
             return self._run_at_once(key, start, stop)
         except Exception:  # noqa: BLE001 - whatever it was, the careful run meets it again
             self.productions.truncate(produced)
+            self.counters.truncate(0)
             self.fired = fired
         self._begin(key, encoded, timers, stop - start)
         return self._run_carefully(key, start, stop)
@@ -187,7 +194,9 @@ class KeyTurns:
         """
         Run a hook until it succeeds or its tries are used up; then its last exception.
         """
-        savepoint = _Savepoint(self.state.settle(), self.timers.savepoint(), len(self.productions))
+        savepoint = _Savepoint(
+            self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
+        )
         error: Exception | None = None
         for _ in range(1 + self._node.retries):
             try:
@@ -205,6 +214,7 @@ class KeyTurns:
         self.state.bind(savepoint.state)
         self.timers.restore(savepoint.timers)
         self.productions.truncate(savepoint.productions)
+        self.counters.truncate(savepoint.counts)
 
     def _fail(self, stream: str, value: Callable[[], Any], at: int, error: Exception) -> None:
         if self._node.on_error == "stop":

@@ -13,6 +13,7 @@ from typing import Any, Final, Unpack, get_args
 
 from millpond.executor.clocks import declared_percentiles
 from millpond.executor.computation import Computation
+from millpond.executor.counters import declared_counters
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.duration import Duration, duration_us
 from millpond.executor.ingress_time import IngressTime
@@ -171,6 +172,8 @@ class Pipeline:
         _check_computation(name, computation)
         declared_percentiles(computation.percentiles, name)
         horizon_us(computation.late_data_horizon)
+        declared_counters(computation.counters, name)
+        _check_on_late(name, options.get("on_late", "process"), subscribes)
         self._computations[name] = ComputationNode(
             name=name,
             computation=computation,
@@ -302,6 +305,16 @@ def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
     return tuple(produces)
 
 
+def _check_on_late(name: str, wanted: OnLate | Mapping[str, OnLate], streams: Iterable[str]) -> None:
+    words = wanted.values() if isinstance(wanted, Mapping) else (wanted,)
+    if not all(isinstance(word, str) and word in get_args(OnLate) for word in words):
+        raise InvalidError("no such way to treat late records", computation=name, on_late=wanted)
+    if isinstance(wanted, Mapping) and (unknown := sorted(wanted.keys() - set(streams))):
+        raise InvalidError(
+            "on_late names streams that the computation does not consume", computation=name, streams=unknown
+        )
+
+
 def _checked_options(name: str, options: ComputationOptions) -> ComputationOptions:
     for option in options:
         if option not in _OPTIONS:
@@ -310,8 +323,6 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         raise InvalidError("exactly_once is true or false", computation=name)
     if options.get("on_error", "dead_letter") not in get_args(OnError):
         raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
-    if options.get("on_late", "process") not in get_args(OnLate):
-        raise InvalidError("no such way to treat late records", computation=name, on_late=options["on_late"])
     if options.get("productions", "strong") not in get_args(ProductionMode):
         raise InvalidError(
             "productions are strong or weak", computation=name, productions=options["productions"]

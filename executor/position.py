@@ -61,6 +61,29 @@ def total_app_id(pipeline: str, counter: str) -> str:
     return _app_id("total", pipeline, counter)
 
 
+_COUNT_PREFIX: Final = "millpond/count/"
+
+
+def count_app_id(pipeline: str, computation: str, counter: str) -> str:
+    """
+    Names a counter of one computation; see `millpond.executor.totals`.
+    """
+    return _app_id("count", pipeline, computation, counter)
+
+
+def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
+    """
+    Every counter of a pipeline's computations, by name.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for app_id, value in positions.items():
+        if app_id.startswith(_COUNT_PREFIX):
+            of, computation, counter = (unquote(part) for part in app_id.split("/")[2:])
+            if of == pipeline:
+                found.setdefault(computation, {})[counter] = value
+    return found
+
+
 _CLAIM_PREFIX: Final = "millpond/claim/"
 _SUPERSTEP_PREFIX: Final = superstep_app_id("")
 

@@ -88,6 +88,7 @@ def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
         "records": report.records,
         "records_per_second": round(report.records_per_second),
         "late": report.late,
+        "dropped": report.dropped,
         "duplicates": report.duplicates,
         "dead_letters": report.dead_letters,
         "timers": report.timers,

@@ -13,7 +13,7 @@ from millpond.executor.weak import ProductionMode
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from millpond.executor.computation import Computation
     from millpond.executor.pipeline import Pipeline
@@ -31,7 +31,7 @@ class ComputationOptions(TypedDict, total=False):
     on_error: OnError
     retries: int
     intervals: int | None
-    on_late: OnLate
+    on_late: OnLate | Mapping[str, OnLate]
     productions: ProductionMode
 
 

@@ -34,7 +34,6 @@ from millpond.executor.position import (
     input_positions,
     superstep_app_id,
     superstep_of,
-    total_app_id,
 )
 from millpond.executor.sink_delivery import SinkDelivery
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
@@ -137,9 +136,7 @@ class Coordinator:
         pipeline = self.topology.name
         self._superstep = superstep_of(positions, pipeline)
         self._time.restore(positions)
-        self._totals = Totals(
-            **{name: positions.get(total_app_id(pipeline, name), 0) for name in Totals.__slots__}
-        )
+        self._totals = Totals.restored(positions, pipeline)
         self._set_pending(recover_pending(self._store, self.topology, self._superstep))
         reach("recovery.productions_found")
         for owned in self._ownership.all():
@@ -484,8 +481,7 @@ class Coordinator:
         if position is not None:
             wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
         wanted |= self._time.positions()
-        for name, total in totals.items():
-            wanted[total_app_id(pipeline, name)] = total
+        wanted |= totals.positions(pipeline)
         stored = self._store.committer.snapshot.txns
         return {
             app_id: version

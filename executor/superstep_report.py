@@ -27,6 +27,7 @@ class SuperstepReport:
         records: records processed, summed over all computations.
         records_per_second: the same by the superstep's duration.
         late: records that were behind the watermark of their computation.
+        dropped: records that were left out because they were late.
         duplicates: outside records discarded because their id had been consumed.
         dead_letters: records and timers that could not be processed.
         timers: timers fired.
@@ -43,6 +44,7 @@ class SuperstepReport:
     records: int
     records_per_second: float
     late: int
+    dropped: int
     duplicates: int
     dead_letters: int
     timers: int
@@ -66,6 +68,7 @@ class SuperstepReport:
             records=records,
             records_per_second=records / max(duration_ms / 1_000, _SECONDS_MIN),
             late=earlier.late + self.late,
+            dropped=earlier.dropped + self.dropped,
             duplicates=earlier.duplicates + self.duplicates,
             dead_letters=earlier.dead_letters + self.dead_letters,
             timers=earlier.timers + self.timers,
@@ -95,6 +98,7 @@ def report_of(
         records=counts.records,
         records_per_second=counts.records / max(elapsed_us / 1_000_000, _SECONDS_MIN),
         late=counts.late,
+        dropped=counts.dropped,
         duplicates=counts.duplicates,
         dead_letters=counts.dead_letters,
         timers=counts.timers,

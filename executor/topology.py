@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from millpond.executor.clocks import EXACT, declared_percentiles
+from millpond.executor.counters import declared_counters
 from millpond.executor.dead_letter import DEAD_LETTERS
 from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import WatermarkPolicy
@@ -116,6 +117,7 @@ class ComputationNode:
         retries: how often such a record is tried again first.
         intervals: how many key intervals to start with; ``None`` lets the runner choose.
         on_late: what becomes of records behind the input low watermark; they are counted either way.
+            One word for all, or a word for each stream, ``process`` if it has none.
         productions: ``strong`` delivers a production once it is durable; ``weak`` delivers it within
             the superstep that made it (MillWheel §6.1.3, docs/design/005-weak-productions.md).
     """
@@ -128,7 +130,7 @@ class ComputationNode:
     on_error: OnError = "dead_letter"
     retries: int = 2
     intervals: int | None = None
-    on_late: OnLate = "process"
+    on_late: OnLate | Mapping[str, OnLate] = "process"
     productions: ProductionMode = "strong"
 
     @property
@@ -145,6 +147,20 @@ class ComputationNode:
         The percentile watermarks below 100 that the code asks for, the greatest first.
         """
         return declared_percentiles(self.computation.percentiles, self.name)
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """
+        What the code counts.
+        """
+        return declared_counters(self.computation.counters, self.name)
+
+    def drops_late(self, stream: str) -> bool:
+        """
+        Whether late records of a stream are kept from the code.
+        """
+        word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
+        return word == "drop"
 
     @property
     def horizon_us(self) -> int:

@@ -28,7 +28,7 @@ from millpond.executor.duration import INSTANT_MAX_US
 from millpond.executor.injector import ManualWatermark
 from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
-from millpond.executor.position import input_positions
+from millpond.executor.position import counts_by_computation, input_positions
 from millpond.executor.record import Record
 from millpond.executor.spark_run import SparkRun
 from millpond.executor.spark_runner import SparkRunner
@@ -135,8 +135,8 @@ def dropped_in(store: Store, step: str) -> int:
     """
     How many elements were too late for a step.
     """
-    states = store.rows_view(step).to_arrow()["state"].to_pylist()
-    return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
+    counts = counts_by_computation(store.committer.snapshot.txns, _PIPELINE)
+    return counts.get(step, {}).get("dropped", 0)
 
 
 class _Hands(Computation):

@@ -8,7 +8,7 @@ is behind, away or lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -27,7 +27,7 @@ from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["status"]
 
-_TOTALS: Final = ("records", "late", "duplicates", "timers", "productions", "dead_letters")
+_TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
 
 
 @click.command(
@@ -47,8 +47,9 @@ def status(store: str, storage_options: tuple[str, ...], catalog: str | None, *,
 
     For each pipeline: its last superstep, its running totals, and its inputs' last batches. For each
     computation: how many key intervals share its work, its files, how many row updates they hold (a key
-    has as many as supersteps touched it, until a fold joins them), and its low watermark: no
-    record older than that is expected any more. Where the catalog answers, also the code versions.
+    has as many as supersteps touched it, until a fold joins them), its low watermark: no
+    record older than that is expected any more; and how many records were late, were dropped for
+    it, and whatever else its code counts. Where the catalog answers, also the code versions.
     """
     with open_to_read(store, storage_options, catalog) as opened:
         found = _describe(opened)
@@ -97,6 +98,7 @@ def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
     intervals = _live_intervals(snapshot)
+    counts = _counts(snapshot)
     return [
         {
             "computation": name,
@@ -106,9 +108,21 @@ def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[
             "row_updates": sum(file.num_records or 0 for file in files),
             "size_bytes": sum(file.size_bytes for file in files),
             "watermark": time_text(_watermark(snapshot, name, intervals.get(name, ()))),
+            "counts": counts.get(name, {}),
         }
         for name in sorted({*snapshot.computations, *intervals})
     ]
+
+
+def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for app_id, value in snapshot.txns.items():
+        match [unquote(part) for part in app_id.split("/")]:
+            case ["millpond", "count", _, computation, counter]:
+                found[computation][counter] = value
+            case _:
+                pass
+    return found
 
 
 def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
@@ -167,7 +181,7 @@ def _print(found: Mapping[str, Any]) -> None:
         print_table("Savepoints", ("savepoint", "version"), rows)
 
 
-def _print_computations(computations: Iterable[Mapping[str, Any]]) -> None:
+def _print_computations(computations: Sequence[Mapping[str, Any]]) -> None:
     columns = ("computation", "code version", "intervals", "files", "row updates", "size", "low watermark")
     rows = [
         (
@@ -182,3 +196,10 @@ def _print_computations(computations: Iterable[Mapping[str, Any]]) -> None:
         for each in computations
     ]
     print_table("Computations", columns, rows)
+    counted = [
+        (each["computation"], counter, f"{value:,}")
+        for each in computations
+        for counter, value in sorted(each["counts"].items())
+    ]
+    if counted:
+        print_table("Counters", ("computation", "counter", "count"), counted)

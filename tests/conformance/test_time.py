@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from millpond.dataflow.combiners import Count
+from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.pipeline import Pipeline as WindowedPipeline
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.injector import BoundedDisorder
@@ -201,6 +204,56 @@ class Facts:
 
         assert (counts.late, counts.dropped) == (1, 0)
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 99}]"}
+
+    def test_late_records_of_one_stream_may_be_dropped_and_those_of_another_processed(
+        self, play: Open
+    ) -> None:
+        """
+        A computation chooses by the stream that it consumes; what it counts is counted by computation.
+        """
+
+        def make() -> Pipeline:
+            pipeline = Pipeline("time")
+            for name in ("s", "other"):
+                pipeline.inject(name, key="k", at="t", watermark=Monotone())
+            on_late: dict[str, Any] = {"s": "drop"}
+            pipeline.add(Times(), name="c", subscribes={"s": None, "other": None}, on_late=on_late)
+            return pipeline
+
+        run = play(make)
+        run.inject("s", rows(100))
+        run.inject("other", rows(100))
+        run.inject("s", rows(98))
+        run.inject("other", rows(99))
+        run.restart()
+        run.inject("s", rows(97))
+        totals = run.run.summary().totals
+
+        assert totals.by_computation == {"c": {"late": 3, "dropped": 2}}
+        assert (totals.late, totals.dropped) == (3, 2)
+        assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 100},{START_US + 99}]"}
+
+    def test_a_window_counts_what_is_too_late_for_it_and_its_key_forgets(self, play: Open) -> None:
+        """
+        Elements behind the allowed lateness are counted by computation, restarts included; no key keeps a count.
+        """
+
+        def make() -> WindowedPipeline:
+            pipeline = WindowedPipeline("time")
+            stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
+            stream.window(FixedWindows("10us")).combine(Count(), name="counts")
+            return pipeline
+
+        run = play(make)
+        run.inject("s", rows(5, 30))
+        run.inject("s", [*rows(6), *rows(7, key="other"), *rows(31)])
+        run.restart()
+        run.inject("s", rows(8, 60))
+        totals = run.run.summary().totals
+
+        assert totals.by_computation["counts"]["dropped"] == 3
+        assert totals.dropped == 3
+        assert "other" not in run.states("counts")
 
     def test_a_missing_member_holds_everybody(self, play: Open) -> None:
         """

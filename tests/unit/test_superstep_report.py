@@ -9,7 +9,9 @@ from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion
 
 
 def _report(superstep: int, **figures: float) -> SuperstepReport:
-    counts = dict.fromkeys(("late", "duplicates", "dead_letters", "timers", "productions", "pending"), 0)
+    counts = dict.fromkeys(
+        ("late", "dropped", "duplicates", "dead_letters", "timers", "productions", "pending"), 0
+    )
     times = {"records": 100, "records_per_second": 1.0, "lag_ms": 5.0, "commit_ms": 2.0, "duration_ms": 500.0}
     return SuperstepReport(
         superstep=Superstep(superstep),
