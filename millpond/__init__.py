@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millpond.dataflow.combiners import Count, CountDistinct, Max, Mean, Min, Quantiles, Sum, ToList, TopN
     from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
     from millpond.dataflow.count_triggers import AfterBytes, AfterCount, ShouldEmit
+    from millpond.dataflow.element import Element
     from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows, UnalignedFixedWindows
     from millpond.dataflow.pane import Pane, Timing, WindowedValue
     from millpond.dataflow.pipeline import Pipeline
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, Domain
     from millpond.dataflow.timestamp_combiner import TimestampCombiner
     from millpond.dataflow.trigger import Trigger
+    from millpond.dataflow.trigger_context import Contents, TriggerContext
     from millpond.dataflow.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
     from millpond.dataflow.window import Window
     from millpond.dataflow.window_fn import Merge, WindowFn
@@ -98,6 +100,7 @@ _HOMES: Final[dict[str, str]] = {
     "CombineFn": "dataflow.combine_fn",
     "Computation": "executor.computation",
     "ConflictError": "statestore.errors",
+    "Contents": "dataflow.trigger_context",
     "Context": "executor.context",
     "Count": "dataflow.combiners",
     "CountDistinct": "dataflow.combiners",
@@ -108,6 +111,7 @@ _HOMES: Final[dict[str, str]] = {
     "DeltaSink": "executor.sink",
     "DirectoryInjector": "executor.directory_injector",
     "Domain": "dataflow.time_triggers",
+    "Element": "dataflow.element",
     "FILE_ROW": "executor.directory_injector",
     "FencedError": "statestore.errors",
     "FixedWindows": "dataflow.fixed_windows",
@@ -156,6 +160,7 @@ _HOMES: Final[dict[str, str]] = {
     "ToList": "dataflow.combiners",
     "TopN": "dataflow.combiners",
     "Trigger": "dataflow.trigger",
+    "TriggerContext": "dataflow.trigger_context",
     "UnalignedFixedWindows": "dataflow.fixed_windows",
     "UnavailableError": "statestore.errors",
     "UserWatermark": "executor.injector_policies",
@@ -191,6 +196,7 @@ __all__ = [
     "CombineFn",
     "Computation",
     "ConflictError",
+    "Contents",
     "Context",
     "Count",
     "CountDistinct",
@@ -201,6 +207,7 @@ __all__ = [
     "DeltaSink",
     "DirectoryInjector",
     "Domain",
+    "Element",
     "FILE_ROW",
     "FencedError",
     "FixedWindows",
@@ -249,6 +256,7 @@ __all__ = [
     "ToList",
     "TopN",
     "Trigger",
+    "TriggerContext",
     "UnalignedFixedWindows",
     "UnavailableError",
     "UserWatermark",

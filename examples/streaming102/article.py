@@ -92,10 +92,8 @@ def _ingress(name: str, scores: tuple[Score, ...]) -> Story:
     arrived = tuple(
         Score(value=one.value, at_us=one.seen_us, seen_us=one.seen_us, key=one.key) for one in scores
     )
-    first = min(one.seen_us for one in scores) // MINUTE_US
-    minutes = range(first * MINUTE_US, _us(_END_MS) + 1, MINUTE_US)
-    line = ((minutes[0], minutes[0]), (minutes[-1], minutes[-1]))
-    return Story(name=name, scores=arrived, marks=tuple((at, at) for at in minutes), line=line)
+    first, last = min(one.seen_us for one in scores) // MINUTE_US * MINUTE_US, _us(_END_MS)
+    return Story(name=name, scores=arrived, line=((first, first), (last, last)), by_ingress=True)
 
 
 def session_times() -> dict[int, int]:

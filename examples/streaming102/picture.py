@@ -21,7 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 from examples.streaming102.play import Shown
 from examples.streaming102.story import MINUTE_US, Story, clock_text
 
-__all__ = ["STYLE", "View", "draw", "draw_panel"]
+__all__ = ["STYLE", "View", "draw", "draw_panel", "draw_small"]
 
 _INK: Final = "#2b2f36"
 _FAINT: Final = "#7a828e"
@@ -121,9 +121,30 @@ def draw(
         figure.savefig(path)
 
 
-def draw_panel(axes: Axes, story: Story, panes: Sequence[Shown], view: View) -> None:
+def draw_small(path: Path, story: Story, panes: Sequence[Shown], view: View) -> None:
+    """
+    Draw one story and its panes into a PNG file for a page of text: small, and without words.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE | {"font.size": 7.5}):
+        figure = Figure(figsize=(4.4, 3.3), dpi=100, facecolor="white")
+        axes = figure.add_axes((0.095, 0.085, 0.875, 0.9))
+        draw_panel(axes, story, panes, view, scale=0.72)
+        axes.set_xlabel("")
+        axes.set_ylabel("")
+        figure.savefig(path)
+
+
+def draw_panel(axes: Axes, story: Story, panes: Sequence[Shown], view: View, *, scale: float = 1.0) -> None:
     """
     Draw one story and its panes.
+
+    Args:
+        axes: where.
+        story: what happened.
+        panes: what came of it.
+        view: what of time is shown.
+        scale: how big circles and numbers are.
     """
     axes.set_xlim(view.event[0], view.event[1])
     axes.set_ylim(view.seen[0], view.seen[1] + 0.08 * MINUTE_US)
@@ -132,17 +153,25 @@ def draw_panel(axes: Axes, story: Story, panes: Sequence[Shown], view: View) -> 
     axes.set_xlabel("event time")
     axes.set_ylabel("processing time")
     _draw_marks(axes, story, view)
-    _draw_boxes(axes, story, panes, view)
+    _draw_boxes(axes, story, panes, view, scale)
     for score in story.scores:
         axes.plot(
-            score.at_us, score.seen_us, "o", ms=15, color="white", mec=_INK, mew=1.3, zorder=6, clip_on=False
+            score.at_us,
+            score.seen_us,
+            "o",
+            ms=15 * scale,
+            color="white",
+            mec=_INK,
+            mew=1.3 * scale,
+            zorder=6,
+            clip_on=False,
         )
         axes.annotate(
             str(score.value),
             (score.at_us, score.seen_us),
             ha="center",
             va="center_baseline",
-            fontsize=9,
+            fontsize=9 * scale,
             zorder=7,
             annotation_clip=False,
         )
@@ -158,11 +187,12 @@ def _time_axis(axis: Any, span: tuple[int, int]) -> None:
 def _draw_marks(axes: Axes, story: Story, view: View) -> None:
     start, end = min(view.event[0], view.seen[0]), max(view.event[1], view.seen[1])
     axes.plot([start, end], [start, end], ":", color=_IDEAL, lw=1.6, zorder=1.5)
-    if story.line:
-        axes.plot(*zip(*story.line, strict=True), color=_MARK, lw=2.0, zorder=4, solid_capstyle="round")
+    for line, style in ((story.line, "-"), (story.percentile_line, "--")):
+        if line:
+            axes.plot(*zip(*line, strict=True), style, color=_MARK, lw=1.8, zorder=4)
 
 
-def _draw_boxes(axes: Axes, story: Story, panes: Sequence[Shown], view: View) -> None:
+def _draw_boxes(axes: Axes, story: Story, panes: Sequence[Shown], view: View, scale: float) -> None:
     floors: dict[tuple[int, int], int] = {}
     for pane in panes:
         window = pane.window or view.event
@@ -175,8 +205,8 @@ def _draw_boxes(axes: Axes, story: Story, panes: Sequence[Shown], view: View) ->
         size = window[1] - window[0], max(pane.seen_us - floor, 1)
         axes.add_patch(Rectangle(box, *size, facecolor=colour, alpha=0.13, lw=0, zorder=2))
         axes.add_patch(Rectangle(box, *size, fill=False, edgecolor=colour, lw=0.9, alpha=0.8, zorder=3))
-        axes.plot(window, [pane.seen_us] * 2, color=colour, lw=2.6, zorder=5, solid_capstyle="butt")
-        _label(axes, story, pane, window, panes, view)
+        axes.plot(window, [pane.seen_us] * 2, color=colour, lw=2.6 * scale, zorder=5, solid_capstyle="butt")
+        _label(axes, story, pane, window, panes, view, scale)
 
 
 def _first_seen(story: Story, window: tuple[int, int], before: int) -> int:
@@ -185,7 +215,13 @@ def _first_seen(story: Story, window: tuple[int, int], before: int) -> int:
 
 
 def _label(
-    axes: Axes, story: Story, pane: Shown, window: tuple[int, int], panes: Sequence[Shown], view: View
+    axes: Axes,
+    story: Story,
+    pane: Shown,
+    window: tuple[int, int],
+    panes: Sequence[Shown],
+    view: View,
+    scale: float,
 ) -> None:
     """
     The pane's value on its line, and what it takes back, where no score is in the way.
@@ -211,7 +247,7 @@ def _label(
             textcoords="offset points",
             ha="center",
             va="top",
-            fontsize=12,
+            fontsize=12 * scale,
             fontweight="bold",
             color=colour,
             zorder=8,

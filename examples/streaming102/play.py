@@ -87,7 +87,7 @@ def play(story: Story, steps: Mapping[str, Step], spark: SparkSession | None = N
     with tempfile.TemporaryDirectory(prefix="millpond-story-") as folder:
         clock = ManualClock(0)
         store = mp.Store.in_memory(clock=clock) if spark is None else _store_on_disk(Path(folder), clock)
-        pipeline = _pipeline(steps, Path(folder))
+        pipeline = _pipeline(story, steps, Path(folder))
         runner = (
             _Locally(store, pipeline, clock) if spark is None else _OnSpark(store, pipeline, clock, spark)
         )
@@ -95,12 +95,14 @@ def play(story: Story, steps: Mapping[str, Step], spark: SparkSession | None = N
             for moment in moments(story):
                 clock.advance_ms((moment.seen_us - clock.now_us()) / 1_000)
                 _live(runner, moment)
-            dropped = {name: _dropped(store, name) for name in steps}
+            counts = runner.summary().totals.by_computation
         finally:
             runner.close()
             store.close()
         return {
-            name: Outcome(panes=_panes(Path(folder) / "panes" / name), dropped=dropped[name])
+            name: Outcome(
+                panes=_panes(Path(folder) / "panes" / name), dropped=counts.get(name, {}).get("dropped", 0)
+            )
             for name in steps
         }
 
@@ -117,14 +119,12 @@ def _store_on_disk(folder: Path, clock: ManualClock) -> mp.Store:
     )
 
 
-def _dropped(store: mp.Store, name: str) -> int:
-    states = store.rows_view(name).to_arrow()["state"].to_pylist()
-    return sum(orjson.loads(state).get("dropped", 0) for state in states if state is not None)
-
-
-def _pipeline(steps: Mapping[str, Step], folder: Path) -> mp.Pipeline:
+def _pipeline(story: Story, steps: Mapping[str, Step], folder: Path) -> mp.Pipeline:
     pipeline = mp.Pipeline("streaming102")
-    scores = pipeline.inject("scores", key="team", at="at", watermark=mp.ManualWatermark())
+    if story.by_ingress:
+        scores = pipeline.inject("scores", key="team", at=mp.IngressTime())
+    else:
+        scores = pipeline.inject("scores", key="team", at="at", watermark=mp.ManualWatermark())
     for name, step in steps.items():
         windowed = step(scores)
         sums = windowed.combine(mp.Sum("points"), name=name)
@@ -134,8 +134,9 @@ def _pipeline(steps: Mapping[str, Step], folder: Path) -> mp.Pipeline:
 
 class _Runner(Protocol):
     def inject(self, scores: tuple[Score, ...]) -> None: ...
-    def move(self, mark: int | None) -> None: ...
+    def move(self, mark: int | None, percentile: float) -> None: ...
     def rest(self) -> None: ...
+    def summary(self) -> mp.RunSummary: ...
     def close(self) -> None: ...
 
 
@@ -143,8 +144,8 @@ def _live(runner: _Runner, moment: Moment) -> None:
     if moment.scores:
         runner.inject(moment.scores)
     runner.rest()
-    for mark in moment.marks:
-        runner.move(mark)
+    for percentile, mark in moment.marks:
+        runner.move(mark, percentile)
         runner.rest()
 
 
@@ -159,14 +160,17 @@ class _Locally:
     def inject(self, scores: tuple[Score, ...]) -> None:
         self._run.inject("scores", [_row(score) for score in scores])
 
-    def move(self, mark: int | None) -> None:
+    def move(self, mark: int | None, percentile: float) -> None:
         if mark is None:
             self._run.finish("scores")
         else:
-            self._run.advance_watermark("scores", mark)
+            self._run.advance_watermark("scores", mark, percentile=percentile)
 
     def rest(self) -> None:
         self._run.run_until_quiet()
+
+    def summary(self) -> mp.RunSummary:
+        return self._run.summary()
 
     def close(self) -> None:
         self._run.stop()
@@ -188,12 +192,12 @@ class _OnSpark:
         self._run.consume(frame, InputPosition(stream="scores", source="story", batch=self._batch))
         self._batch += 1
 
-    def move(self, mark: int | None) -> None:
+    def move(self, mark: int | None, percentile: float) -> None:
         self._moved = True
         if mark is None:
             self._run.finish("scores")
         else:
-            self._run.advance_watermark("scores", mark)
+            self._run.advance_watermark("scores", mark, percentile=percentile)
 
     def rest(self) -> None:
         if self._moved:
@@ -201,6 +205,9 @@ class _OnSpark:
             self._moved = False
         while self._run.has_work():
             self._run.advance()
+
+    def summary(self) -> mp.RunSummary:
+        return self._run.summary()
 
     def close(self) -> None:
         self._run.stop()

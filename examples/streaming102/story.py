@@ -5,7 +5,7 @@ A story: what happens to a pipeline, and when by the clock on the wall.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["MINUTE_US", "NOON_US", "SECOND_US", "Score", "Story", "clock_text", "moments"]
@@ -44,6 +44,10 @@ class Story:
         scores: in the order in which they are seen.
         marks: when the watermark moves, and where to; ``None`` is the end of all input.
         line: the watermark to be drawn, as pairs of event time and processing time.
+        percentile: of which the story has a watermark besides.
+        percentile_marks: when that one moves, and where to.
+        percentile_line: that one to be drawn.
+        by_ingress: whether event time is the time of arrival.
         end_us: when the story ends.
     """
 
@@ -51,19 +55,22 @@ class Story:
     scores: tuple[Score, ...]
     marks: tuple[tuple[int, int | None], ...] = ()
     line: tuple[tuple[int, int], ...] = ()
+    percentile: float | None = None
+    percentile_marks: tuple[tuple[int, int | None], ...] = ()
+    percentile_line: tuple[tuple[int, int], ...] = ()
+    by_ingress: bool = False
     end_us: int = NOON_US + 10 * MINUTE_US
-    stops: tuple[int, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """
-    What happens at one time of the clock.
+    What happens at one time of the clock; watermarks come with their percentile.
     """
 
     seen_us: int
     scores: tuple[Score, ...] = ()
-    marks: tuple[int | None, ...] = ()
+    marks: tuple[tuple[float, int | None], ...] = ()
 
 
 def moments(story: Story) -> list[Moment]:
@@ -72,16 +79,19 @@ def moments(story: Story) -> list[Moment]:
 
     A score that is seen at a full minute is seen just before it, as in the figures.
     """
-    start = min([score.seen_us for score in story.scores] + [seen for seen, _ in story.marks])
+    marks = [(seen, 100.0, at) for seen, at in story.marks]
+    if story.percentile is not None:
+        marks += [(seen, story.percentile, at) for seen, at in story.percentile_marks]
+    start = min([score.seen_us for score in story.scores] + [seen for seen, _, _ in marks])
     first_minute = -(-start // MINUTE_US) * MINUTE_US
     seen = {score: _just_before(score.seen_us) for score in story.scores}
-    times: set[int] = {*seen.values(), *(at for at, _ in story.marks), *story.stops}
+    times: set[int] = {*seen.values(), *(at for at, _, _ in marks)}
     times |= set(range(first_minute, story.end_us + 1, MINUTE_US))
     return [
         Moment(
             at,
             tuple(score for score in story.scores if seen[score] == at),
-            tuple(mark for when, mark in story.marks if when == at),
+            tuple((percentile, mark) for when, percentile, mark in marks if when == at),
         )
         for at in sorted(times)
     ]

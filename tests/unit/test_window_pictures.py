@@ -1,0 +1,92 @@
+"""
+The pictures of docs/windows.md: the document names what the generator draws, and is as complete as the library.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import millpond as mp
+from examples.streaming102.pictures import MODES, TRIGGERS, WINDOWS, draw_all, names
+from tests.documents import Document
+from tests.tidy import ROOT
+
+_PAGE = Document(ROOT / "docs" / "windows.md")
+_FOLDER = ROOT / "docs" / "pictures"
+_SIZE_MAX = 50_000
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _named() -> set[str]:
+    return {link.removeprefix("pictures/") for link in _PAGE.links() if link.startswith("pictures/")}
+
+
+def test_the_generator_makes_every_picture_of_the_document(tmp_path: Path) -> None:
+    """
+    Every picture that the document names is drawn by the generator from a run, and none besides.
+    """
+    draw_all(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == set(names()) == _named()
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+def test_the_pictures_are_there_and_small() -> None:
+    """
+    Each picture is in the repository, in less than 50 KB, and no other is.
+    """
+    sizes = {path.name: path.stat().st_size for path in _FOLDER.iterdir()}
+
+    assert set(sizes) == set(names())
+    assert max(sizes.values()) < _SIZE_MAX
+
+
+@pytest.mark.parametrize(
+    ("base", "pictures", "others"),
+    [
+        (mp.Trigger, set(TRIGGERS), {"trigger"}),
+        (mp.WindowFn, set(WINDOWS), {"window_fn"}),
+    ],
+    ids=["triggers", "windows"],
+)
+def test_every_trigger_and_window_function_has_a_picture(
+    base: type, pictures: set[str], others: set[str]
+) -> None:
+    """
+    Each public trigger and window function has a picture called like it.
+    """
+    kinds = {name: kind for name in mp.__all__ if isinstance(kind := getattr(mp, name), type)}
+    public = {_snake(name) for name, kind in kinds.items() if issubclass(kind, base)}
+
+    assert public - pictures == others
+
+
+def test_every_mode_has_a_picture() -> None:
+    """
+    Each accumulation mode has a picture called like it.
+    """
+    assert {str(mode) for mode in mp.Accumulation} <= set(MODES)
+
+
+def test_transcripts_named_in_the_document_exist() -> None:
+    """
+    Each transcript that the table of triggers calls an example is a document of the transcripts.
+    """
+    rows = [line for line in _PAGE.text.splitlines() if "<br>transcript" in line]
+    named = [re.findall(r"<br>transcript `(\w+)`", row) for row in rows]
+    known = {
+        document["name"]
+        for path in (ROOT / "tests" / "transcripts").glob("*.yaml")
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    }
+
+    assert len(rows) == len(TRIGGERS)
+    assert {name for row in named for name in row} <= known
+    assert all(named)
