@@ -2,8 +2,9 @@
 How far one injected stream has come: its members, who of them is silent, and what they say.
 
 A stream without members is one member. Its watermark is the least of its members' watermarks;
-whoever is idle or gone is left out, and when nobody is left it stands still. The watermark
-alone is journaled: after a restart every member goes on from there and counts as just heard of.
+whoever is idle or gone is left out, and when nobody is left it stands still. The watermark and
+what was declared of members are journaled: after a restart every member goes on from the
+watermark and counts as just heard of, and whoever was idle or gone still is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Standing: TypeAlias = Literal["expected", "idle", "gone"]
 """What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
 
 
+_STANDINGS: Final[tuple[Standing, ...]] = ("expected", "idle", "gone")
+
 _DELAYS_MIN: Final = 100
 """So many delays must have been measured before a percentile watermark leaves the low watermark."""
 
@@ -40,9 +43,17 @@ class _Member:
     logic: InjectorLogic
     heard_us: int
     standing: Standing = "expected"
+    changes: int = 0
     newest_at: EventTimeMicros | None = None
     delays: RecentDelays = field(default_factory=RecentDelays)
     promised: dict[float, EventTimeMicros] = field(default_factory=dict)
+
+    def stand(self, standing: Standing) -> None:
+        """
+        Change what is declared of it.
+        """
+        self.changes += standing != self.standing
+        self.standing = standing
 
     def mark(self, percentile: float) -> EventTimeMicros:
         """
@@ -64,16 +75,26 @@ class InjectorTime:
         saved: the journaled watermark.
         now_us: the monotonic clock.
         marks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
+        standings: what `standings` gave last time.
     """
 
     def __init__(
-        self, node: InjectorNode, saved: EventTimeMicros, now_us: int, marks: Marks | None = None
+        self,
+        node: InjectorNode,
+        saved: EventTimeMicros,
+        now_us: int,
+        marks: Marks | None = None,
+        standings: Mapping[str, int] | None = None,
     ) -> None:
         self._node = node
         self._watermark = saved
         self._marks = dict(marks or {})
         names = node.members or (WHOLE,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
+        for name, version in (standings or {}).items():
+            if name in self._members:
+                changes, code = divmod(version, len(_STANDINGS))
+                self._members[name].standing, self._members[name].changes = _STANDINGS[code], changes
 
     @property
     def watermark(self) -> EventTimeMicros:
@@ -94,6 +115,16 @@ class InjectorTime:
         Whether records get the time of their arrival.
         """
         return isinstance(self._node.at, IngressTime)
+
+    def standings(self) -> dict[str, int]:
+        """
+        What was declared of each member of whom anything was, as a number that rises with each change.
+        """
+        return {
+            name: one.changes * len(_STANDINGS) + _STANDINGS.index(one.standing)
+            for name, one in self._members.items()
+            if one.changes
+        }
 
     def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
         """
@@ -121,7 +152,7 @@ class InjectorTime:
                 continue
             member.heard_us = now_us
             if member.standing == "idle":
-                member.standing = "expected"
+                member.stand("expected")
             member.logic.observe(times)
             if self._marks and times.delays is not None:
                 member.delays.merge(times.delays)
@@ -164,7 +195,7 @@ class InjectorTime:
                 one.promised[percentile] = max(at, one.promised.get(percentile, at))
             one.heard_us = now_us
             if one.standing == "idle":
-                one.standing = "expected"
+                one.stand("expected")
         self.settle(now_us)
 
     def finish(self, now_us: int) -> None:
@@ -185,7 +216,7 @@ class InjectorTime:
         """
         chosen = self._chosen(member)
         for one in chosen:
-            one.standing = standing
+            one.stand(standing)
             one.heard_us = now_us
         self.settle(now_us)
 

@@ -138,7 +138,7 @@ class LocalRun:
         Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected`` again.
 
         What is idle or gone holds nobody back; records that it brings nevertheless may be late.
-        Idle ends with the next record, gone does not. It is forgotten when the run ends.
+        Idle ends with the next record, gone does not; the next run of the pipeline knows of both.
 
         Raises:
             InvalidError: nobody injects this stream, or it expects no such member.

@@ -61,6 +61,13 @@ def total_app_id(pipeline: str, counter: str) -> str:
     return _app_id("total", pipeline, counter)
 
 
+def standing_app_id(pipeline: str, stream: str, member: str) -> str:
+    """
+    Names what was declared of a stream's member, or of a stream without members (``""``).
+    """
+    return _app_id("standing", pipeline, stream, member)
+
+
 _COUNT_PREFIX: Final = "millpond/count/"
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from millpond.executor.bundle import InputObservation
 from millpond.executor.clocks import EXACT, Marks
 from millpond.executor.injector_time import InjectorTime, Standing
-from millpond.executor.observation import Watch
+from millpond.executor.observation import WHOLE, Watch
 from millpond.executor.pending import PendingProductions
-from millpond.executor.position import watermark_app_id
+from millpond.executor.position import standing_app_id, watermark_app_id
 from millpond.executor.topology import Topology
 from millpond.executor.watermark import WatermarkAuthority
 from millpond.statestore.interval import Interval
@@ -34,6 +34,7 @@ class TimeKeeper:
         self._authority = WatermarkAuthority(topology)
         self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
+        self._has_news = False
 
     def restore(self, positions: Mapping[str, int]) -> None:
         """
@@ -48,7 +49,10 @@ class TimeKeeper:
                 )
                 for each in self._percentiles
             }
-            self._injectors[name] = InjectorTime(injector, saved, self._clock.monotonic_us(), marks)
+            app_ids = {each: standing_app_id(pipeline, name, each) for each in injector.members or (WHOLE,)}
+            standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
+            now = self._clock.monotonic_us()
+            self._injectors[name] = InjectorTime(injector, saved, now, marks, standings)
         for percentile, authority in self._layers():
             app_ids = {
                 name: watermark_app_id(pipeline, "computation", name, percentile)
@@ -61,7 +65,7 @@ class TimeKeeper:
                     if app_id in positions
                 }
             )
-        self.take_effect()
+        self._settle()
 
     def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
         """
@@ -74,7 +78,12 @@ class TimeKeeper:
         What `restore` needs, by application id.
         """
         pipeline = self._topology.name
-        found: dict[str, int] = {}
+        self._has_news = False
+        found: dict[str, int] = {
+            standing_app_id(pipeline, name, member): version
+            for name, injector in self._injectors.items()
+            for member, version in injector.standings().items()
+        }
         for each, _ in self._layers():
             for name, injector in self._injectors.items():
                 found[watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
@@ -161,16 +170,16 @@ class TimeKeeper:
             heard: streams that bring records in the superstep at hand: they are not silent.
 
         Returns:
-            Whether that moved anybody's watermark.
+            Whether that moved anybody's watermark, or something was declared that no commit tells of.
         """
         self._follow_the_clock(frozenset(heard))
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
-            return False
+            return self._has_news
         for stream in heard:
             self._injectors[stream].hear(self._clock.monotonic_us())
         before = self._authority.input_watermarks()
         self._settle()
-        return self._authority.input_watermarks() != before
+        return self._has_news or self._authority.input_watermarks() != before
 
     def _follow_the_clock(self, heard: frozenset[str]) -> None:
         """
@@ -202,6 +211,7 @@ class TimeKeeper:
         Say of a stream or of one of its members that it is idle, gone, or expected again.
         """
         self._injectors[stream].declare(standing, self._clock.monotonic_us(), member)
+        self._has_news = True
         self._settle()
 
     def finish(self, stream: str) -> None:

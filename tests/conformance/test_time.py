@@ -265,11 +265,35 @@ class Facts:
 
         run.declare("s", "gone", "c")
         assert run.watermark("c") == START_US + 40
-        run.restart()
+        run.declare("s", "expected", "c")
         run.inject("s", [*rows(200), *rows(300, host="b"), *rows(1, host="stranger")])
         assert run.watermark("c") == START_US + 40
         run.advance("s", START_US + 250, "c")
 
+        assert run.watermark("c") == START_US + 200
+
+    def test_what_was_declared_of_members_outlives_restarts(self, play: Open) -> None:
+        """
+        Gone stays gone and idle ends with its next record, whoever runs; who is just silent holds again.
+        """
+        run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
+        run.inject("s", [*rows(100), *rows(40, host="b")])
+        run.declare("s", "gone", "c")
+        run.declare("s", "idle", "b")
+        run.restart()
+        run.restart()
+        run.inject("s", rows(200))
+        assert run.watermark("c") == START_US + 200
+
+        run.inject("s", rows(210, host="b"))
+        run.restart()
+        run.inject("s", rows(300))
+        assert run.watermark("c") == START_US + 200
+
+        run.declare("s", "expected", "c")
+        run.inject("s", rows(320, host="b"))
+        run.restart()
+        run.inject("s", rows(400))
         assert run.watermark("c") == START_US + 200
 
     def test_an_idle_stream_stops_holding(self, play: Open) -> None:
