@@ -2,13 +2,16 @@
 What a pipeline tells the catalog: its topology once, and what every commit said.
 
 Nothing waits for the catalog and nothing rests on it: it is rebuilt from the log when lost.
-So a catalog that fails is reported in the log of the process, and the pipeline goes on.
+So a catalog that fails is reported in the log of the process, and the pipeline goes on. One that
+is slow to open is opened beside the supersteps: a former owner that was stopped within a
+transaction holds SQLite's lock for as long as it likes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
 
 import cloudpickle
@@ -31,6 +34,8 @@ from millpond.statestore.types import Clock
 __all__ = ["Journal", "definition_of"]
 
 _LOG = logging.getLogger("millpond")
+_OPENING_S = 0.5
+_EARLY_MAX = 1_024
 
 
 class Journal:
@@ -43,22 +48,33 @@ class Journal:
         self._topology = topology
         self._clock = clock
         self._writer: CatalogJournal | None = None
+        self._lock = threading.Lock()
         self._early: list[CommitFacts] = []
+        self._opening: threading.Thread | None = None
         self._is_open = False
+        self._closed = False
 
     def open(self) -> None:
         """
         Record the topology and start the background writer; a store without a catalog needs neither.
+
+        Waits half a second at most; a catalog that takes longer is opened while the pipeline runs.
         """
         self._is_open = True
-        self._attempt(self._start)
-        self._early.clear()
+        if self._store.catalog_url is None:
+            self._early.clear()
+            return
+        self._opening = threading.Thread(
+            target=self._attempt, args=(self._start,), name="millpond-catalog-opening", daemon=True
+        )
+        self._opening.start()
+        self._opening.join(_OPENING_S)
 
     def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
         """
-        Note what a commit said; what is noted before `open`, the taking over itself, is kept until then.
+        Note what a commit said; what is noted before the catalog is open, the taking over itself, is kept.
         """
-        if self._is_open and self._writer is None:
+        if self._is_open and self._writer is None and not self._is_opening:
             return
         fences = {
             write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
@@ -72,27 +88,41 @@ class Journal:
             metadata={**request.metadata, "kind": request.kind, "watermarks": marks},
             commit_ms=commit_ms,
         )
-        writer = self._writer
-        if writer is None:
-            self._early.append(facts)
-        else:
+        with self._lock:
+            writer = self._writer
+            if writer is None:
+                # Beyond the bound the catalog is behind, and is rebuilt from the log when asked for.
+                self._early += [facts] * (len(self._early) < _EARLY_MAX)
+        if writer is not None:
             self._attempt(lambda: writer.submit(facts))
 
     def close(self) -> None:
         """
-        Write what is waiting and stop.
+        Write what is waiting and stop; a catalog that is not open by now is left behind.
         """
-        if self._writer is not None:
-            self._attempt(self._writer.close)
-            self._writer = None
+        if self._opening is not None:
+            self._opening.join(_OPENING_S)
+        with self._lock:
+            writer, self._writer, self._closed = self._writer, None, True
+        if writer is not None:
+            self._attempt(writer.close)
+
+    @property
+    def _is_opening(self) -> bool:
+        return self._opening is not None and self._opening.is_alive()
 
     def _start(self) -> None:
         catalog = self._store.catalog
-        if catalog is not None:
-            catalog.record_pipeline(definition_of(self._topology))
+        if catalog is None:
+            return
+        catalog.record_pipeline(definition_of(self._topology))
+        with self._lock:
+            if self._closed:
+                return
             writer = CatalogJournal(catalog)
             for facts in self._early:
                 writer.submit(facts)
+            self._early = []
             self._writer = writer
 
     def _attempt(self, action: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ Opening ``read_only`` does neither, starts nothing, and takes part in nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -91,6 +92,7 @@ class Store:
         self._resources = resources
         self._catalog_url = catalog_url
         self._catalog: Catalog | None = None
+        self._opening_catalog = threading.Lock()
         self._read_only = leases is None
         snapshot = load(self.log)
         check_format(snapshot)
@@ -273,9 +275,10 @@ class Store:
             UnavailableError: its database does not answer.
             DataError: its file is damaged.
         """
-        if self._catalog is None and self._catalog_url is not None:
-            self._catalog = self._open_catalog(self._catalog_url)
-        return self._catalog
+        with self._opening_catalog:
+            if self._catalog is None and self._catalog_url is not None:
+                self._catalog = self._open_catalog(self._catalog_url)
+            return self._catalog
 
     def _open_catalog(self, url: str) -> Catalog:
         catalog = Catalog.open(url, self._clock, store_id=self.store_id, read_only=self._read_only)
