@@ -1,0 +1,171 @@
+"""
+Real processes that are killed and stopped, on three ZooKeepers; a history tells what must be there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.testing.fault_report import FaultReport
+from millpond.testing.fault_scenarios import (
+    IN_A_LEDGER,
+    Ground,
+    exits_at_failpoints,
+    lost_members,
+    lost_quorum,
+    random_kills,
+    settle,
+    stopped_owners,
+)
+from millpond.testing.history import Checked
+from millpond.testing.s3_server import S3Server
+from millpond.testing.worker import Nest
+from millpond.testing.zookeeper import Ensemble
+
+pytestmark = [pytest.mark.fault, pytest.mark.zookeeper, pytest.mark.slow]
+
+CLOCK: Final = SystemClock()
+KILLS: Final = int(os.environ.get("MILLPOND_KILLS", "200"))
+TAKEOVERS: Final = 20
+LANES: Final = 4
+MEMBERS_LOST: Final = 8
+QUORUMS_LOST: Final = 2
+QUORUM_AWAY_MS: Final = 3_000
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """
+    Three real servers.
+    """
+    with Ensemble(tmp_path_factory.mktemp("ensemble") / "data", CLOCK) as members:
+        yield members
+
+
+@pytest.fixture(scope="module")
+def nest() -> Iterator[Nest]:
+    """
+    Where workers come from.
+    """
+    with Nest() as nest:
+        yield nest
+
+
+@pytest.fixture
+def ground(tmp_path: Path, members: Ensemble, nest: Nest, fault_report: FaultReport) -> Iterator[Ground]:
+    """
+    A store of the test's own; what is violated here fails the test.
+    """
+    members.start()
+    ground = new_ground(tmp_path, members, nest)
+    yield ground
+    fault_report.add(ground.report)
+
+
+def new_ground(folder: Path, members: Ensemble, nest: Nest, **options: object) -> Ground:
+    return Ground(
+        folder=folder,
+        ensemble=members,
+        nest=nest,
+        clock=CLOCK,
+        rng=SystemRng(),
+        report=FaultReport(),
+        options=options,
+    )
+
+
+def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Checked]:
+    """
+    Do a part of it on each of some stores at once, settle them, and add up what they report.
+    """
+    grounds = [new_ground(ground.folder / str(lane), ground.ensemble, ground.nest) for lane in range(LANES)]
+
+    def one(lane: int) -> Checked:
+        run(grounds[lane], lane)
+        return settle(grounds[lane])
+
+    with ThreadPoolExecutor(LANES) as lanes:
+        checked = list(lanes.map(one, range(LANES)))
+    for each in grounds:
+        ground.report.add(each.report)
+    return checked
+
+
+def test_processes_killed_at_random_lose_and_repeat_nothing(
+    ground: Ground, s3_bucket: str, s3_server: S3Server
+) -> None:
+    """
+    However often a process is killed, what it was acknowledged is in the store, once and in order; also on S3.
+    """
+
+    def kill(lane_ground: Ground, lane: int) -> None:
+        if lane == 0:
+            lane_ground.url, lane_ground.storage_options = f"{s3_bucket}/pond", s3_server.options
+        random_kills(lane_ground, KILLS // LANES)
+
+    checked = in_lanes(ground, kill)
+
+    assert ground.report.violations == ()
+    assert all(each.takeovers > KILLS // LANES // 8 for each in checked)
+    assert all(each.acknowledged > KILLS // LANES // 8 for each in checked)
+
+
+def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
+    """
+    A process that ends at any place between two durable steps leaves a store that the next one goes on with.
+    """
+    in_lanes(ground, lambda each, lane: exits_at_failpoints(each, IN_A_LEDGER[lane::LANES]))
+
+    assert ground.report.violations == ()
+    assert ground.report.trials("R2") == len(IN_A_LEDGER)
+
+
+def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
+    """
+    An owner that was stopped for longer than its session, at rest or within a commit, commits nothing afterwards.
+    """
+    in_lanes(ground, lambda each, _: stopped_owners(each, TAKEOVERS // LANES))
+
+    assert ground.report.violations == ()
+    assert ground.report.number("zombies") == ground.report.number("zombies_fenced") == TAKEOVERS
+    assert ground.report.number("zombie_commits_accepted") == 0
+
+
+def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
+    """
+    Leaders and followers may die: the worker goes on, and loses nothing.
+    """
+    lost_members(ground, MEMBERS_LOST)
+    settle(ground)
+
+    assert ground.report.violations == ()
+
+
+def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
+    """
+    While no quorum serves, whoever knows it commits nothing; afterwards it goes on by itself.
+    """
+    lost_quorum(ground, times=QUORUMS_LOST, away_ms=QUORUM_AWAY_MS)
+    settle(ground)
+
+    assert ground.report.violations == ()
+
+
+def test_canary_without_the_fence_former_owners_are_seen_to_write(ground: Ground) -> None:
+    """
+    With the fence taken away the same trial finds commits of former owners.
+    """
+    unfenced = new_ground(ground.folder / "unfenced", ground.ensemble, ground.nest, fenced=False)
+    unfenced.patience_ms = 5_000
+    stopped_owners(unfenced, 1)
+    checked = settle(unfenced)
+
+    assert checked.zombie_commits > 0
+    assert unfenced.report.violations
