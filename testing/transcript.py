@@ -19,6 +19,7 @@ from millpond.executor.clocks import EXACT
 from millpond.executor.delay_sketch import check_percentile
 from millpond.statestore.errors import InvalidError
 from millpond.testing.constructors import SECOND_US, construct, seconds_us
+from millpond.testing.transcript_setting import Stage, TranscriptSetting
 
 __all__ = [
     "Arrived",
@@ -75,16 +76,33 @@ class Transcript:
         Raises:
             InvalidError: the document describes none.
         """
-        get = self.document.get
-        return WindowingStrategy(
-            window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
-            trigger=construct(get("trigger_fn", "Default"), Trigger),
-            accumulation=get("accumulation_mode", "accumulating"),
-            allowed_lateness=seconds_us(get("allowed_lateness", 0)),
-            timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
-            closing=get("closing", "never"),
-            emit_empty_on_time=bool(get("emit_empty_on_time", True)),
-        )
+        return _strategy(self.document)
+
+    def stage(self) -> Stage:
+        """
+        It with what is around it: how elements get their times, and the steps that follow.
+
+        Raises:
+            InvalidError: the document describes something that cannot be.
+        """
+        following = self.document.get("then", [])
+        if not isinstance(following, list) or not all(isinstance(one, dict) for one in following):
+            raise InvalidError("`then` is a list of windowed steps", then=following)
+        setting = TranscriptSetting.of(self.document, tuple(map(_strategy, following)))
+        return Stage(self.strategy(), setting)
+
+
+def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
+    get = document.get
+    return WindowingStrategy(
+        window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
+        trigger=construct(get("trigger_fn", "Default"), Trigger),
+        accumulation=get("accumulation_mode", "accumulating"),
+        allowed_lateness=seconds_us(get("allowed_lateness", 0)),
+        timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
+        closing=get("closing", "never"),
+        emit_empty_on_time=bool(get("emit_empty_on_time", True)),
+    )
 
 
 def read_transcript(document: Any) -> Transcript:

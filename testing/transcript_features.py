@@ -74,6 +74,8 @@ def features_of(document: Mapping[str, Any]) -> frozenset[Hashable]:
         found |= {("merges", name) for name, _ in triggers}
     found.add(("lateness", bool(document.get("allowed_lateness"))))
     found |= {("fails", "error" in document)}
+    found |= {("around", name) for name in ("by_arrival", "shift", "then") if document.get(name)}
+    found.add(("horizon", str(document.get("late_data_horizon", 0)).isalpha()))
     found |= _of_steps(document["transcript"])
     return frozenset(found)
 
@@ -86,6 +88,8 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
         if action == "expect":
             flags = ("early", "late", "retraction", "first", "final")
             found |= {("pane", flag, pane[flag]) for pane in argument for flag in flags if flag in pane}
+        if action == "watermark":
+            found.add(("watermark", "by percentile" if isinstance(argument, dict) else "low"))
         if action == "input":
             fields = (name for one in argument if isinstance(one, dict) for name in one)
             found |= {("element", name) for name in fields}

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow as pa
 
-from millpond.dataflow.combiners import ToList
 from millpond.dataflow.pane import WindowedValue
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.strategy import WindowingStrategy
-from millpond.dataflow.windowed_computation import WindowedComputation
 from millpond.executor.clocks import EXACT
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.duration import INSTANT_MAX_US
-from millpond.executor.injector import ManualWatermark
 from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.position import counts_by_computation, input_positions
@@ -39,6 +36,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 from millpond.testing.determinism import ManualClock, SeededRng
 from millpond.testing.transcript import Arrived, pane_fields
+from millpond.testing.transcript_setting import Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +48,6 @@ __all__ = [
     "SparkTranscriptRun",
     "TranscriptRun",
     "dropped_in",
-    "value_of",
 ]
 
 _PIPELINE: Final = "transcript"
@@ -124,13 +121,6 @@ class Shelf:
         return (Shelf, (self.identity,))
 
 
-def value_of(row: Mapping[str, Any]) -> Any:
-    """
-    The value of an injected row.
-    """
-    return orjson.loads(row["value"])
-
-
 def dropped_in(store: Store, step: str) -> int:
     """
     How many elements were too late for a step.
@@ -170,12 +160,12 @@ class TranscriptRun:
     takes effect together.
 
     Args:
-        strategies: what is run, a step each.
+        strategies: what is run, a step each; a `Stage` is a step with something around it.
     """
 
-    def __init__(self, strategies: Sequence[WindowingStrategy]) -> None:
-        self._strategies = tuple(strategies)
-        self._shelves = tuple(Shelf(f"memory://{_windows(step)}") for step in range(len(self._strategies)))
+    def __init__(self, strategies: Sequence[WindowingStrategy | Stage]) -> None:
+        self._stages = tuple(one if isinstance(one, Stage) else Stage(one) for one in strategies)
+        self._shelves = tuple(Shelf(f"memory://{_windows(step)}") for step in range(len(self._stages)))
         self._clock = ManualClock(0)
         self._registry = MemoryRegistry()
         # One for all restarts: a process that draws the names of the one before would meet its files.
@@ -263,7 +253,7 @@ class TranscriptRun:
         How many elements of a step were too late.
         """
         self.settle()
-        return dropped_in(self._store, _windows(step))
+        return sum(dropped_in(self._store, name) for name in self._stages[step].names(_windows(step)))
 
     def close(self) -> None:
         """
@@ -292,17 +282,10 @@ class TranscriptRun:
         The steps side by side, each with an input and a sink of its own.
         """
         pipeline = Pipeline(_PIPELINE)
-        for step, (strategy, shelf) in enumerate(zip(self._strategies, self._shelves, strict=True)):
-            pipeline.inject(_input(step), key="key", at="at", id="id", watermark=ManualWatermark())
-            computation = WindowedComputation(strategy, ToList(), _windows(step), of=value_of)
-            made = pipeline.add(
-                computation,
-                name=_windows(step),
-                subscribes=dict.fromkeys(self._streams(step)),
-                produces=[_windows(step)],
-                on_error="stop",
-            )
-            made[_windows(step)].sink(f"panes_{step}", shelf)
+        for step, (stage, shelf) in enumerate(zip(self._stages, self._shelves, strict=True)):
+            pipeline.inject(_input(step), key="key", id="id", **stage.setting.times())
+            panes = stage.windowed(pipeline, _windows(step), self._streams(step))
+            panes.sink(f"panes_{step}", shelf)
         return pipeline
 
     def _streams(self, step: int) -> tuple[str, ...]:
@@ -322,7 +305,7 @@ class LocalTranscriptRun(TranscriptRun):
 
     _run: LocalRun
 
-    def __init__(self, *strategies: WindowingStrategy) -> None:
+    def __init__(self, *strategies: WindowingStrategy | Stage) -> None:
         self._disk = MemoryObjects()
         TranscriptRun.__init__(self, strategies)
 
@@ -346,7 +329,8 @@ class SparkTranscriptRun(TranscriptRun):
     Steps on the Spark runner, over a store in a folder of its own.
 
     A superstep takes one batch of one input. So where there are several steps, their bundles come
-    in one batch, and a computation hands them out; what has an id comes as itself.
+    in one batch, and a computation hands them out; what has an id, or gets its time on arrival,
+    comes as itself.
 
     Args:
         strategies: what is run, a step each.
@@ -355,14 +339,14 @@ class SparkTranscriptRun(TranscriptRun):
 
     _run: SparkRun
 
-    def __init__(self, *strategies: WindowingStrategy, spark: SparkSession) -> None:
+    def __init__(self, *strategies: WindowingStrategy | Stage, spark: SparkSession) -> None:
         self._spark = spark
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-transcript-"))
         TranscriptRun.__init__(self, strategies)
 
     @property
     def _has_hands(self) -> bool:
-        return len(self._strategies) > 1
+        return len(self._stages) > 1
 
     def _open_store(self) -> Store:
         return Store.open(
@@ -389,7 +373,7 @@ class SparkTranscriptRun(TranscriptRun):
         pipeline = TranscriptRun.pipeline(self)
         if self._has_hands:
             pipeline.inject(_BUNDLES, key="key", at="at")
-            steps = range(len(self._strategies))
+            steps = range(len(self._stages))
             pipeline.add(
                 _Hands(),
                 name="hands",
@@ -405,7 +389,8 @@ class SparkTranscriptRun(TranscriptRun):
     def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
         handed = []
         for step, rows in bundles.items():
-            if not self._has_hands or any(row["id"] is not None for row in rows):
+            by_itself = self._stages[step].setting.by_arrival or any(row["id"] is not None for row in rows)
+            if by_itself or not self._has_hands:
                 self._consume(_input(step), rows)
             else:
                 at = min(row["at"] for row in rows)

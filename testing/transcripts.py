@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["TranscriptError", "failure_of", "failures_of", "main", "read_documents"]
 
 Opener: TypeAlias = Callable[..., TranscriptRun]
-"""Starts a runner for windowed steps, given the strategy of each."""
+"""Starts a runner for windowed steps, given the `Stage` of each."""
 
 
 _TOGETHER: Final = {"local": 1, "spark": 50}
@@ -66,7 +66,7 @@ class _Part:
         self._watermarks: dict[float, float] = {}
         try:
             transcript = read_transcript(document)
-            self.strategy = transcript.strategy()
+            self.stage = transcript.stage()
             self._steps = iter(transcript.steps)
         except Exception as failure:  # noqa: BLE001 - whatever it was, it is this document's failure
             self.fail(failure)
@@ -150,7 +150,7 @@ def _play(parts: Sequence[_Part], opener: Opener, *, restart: bool) -> None:
     """
     if not parts:
         return
-    run = opener(*(part.strategy for part in parts))
+    run = opener(*(part.stage for part in parts))
     try:
         _play_on(parts, run, restart=restart)
     finally:

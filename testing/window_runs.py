@@ -27,8 +27,8 @@ from millpond.testing.transcript_runs import (
     Shelf,
     SparkTranscriptRun,
     dropped_in,
-    value_of,
 )
+from millpond.testing.transcript_setting import value_of
 from millpond.testing.window_oracle import Arrival, OraclePane, WindowSpec
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def _is_played(document: Any) -> bool:
     Whether a document gets as far as a runner; others are refused before, whatever the runner.
     """
     try:
-        read_transcript(document).strategy()
+        read_transcript(document).stage()
     except mp.InvalidError:
         return False
     return True
