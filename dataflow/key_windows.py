@@ -21,7 +21,7 @@ from millpond.dataflow.strategy import Accumulation, WindowingStrategy
 from millpond.dataflow.timestamp_combiner import TimestampCombiner, combined, element_output_at
 from millpond.dataflow.trigger_context import Firing, TriggerContext, TriggerTimer
 from millpond.dataflow.window import Window
-from millpond.dataflow.window_fn import Merge, check_merges
+from millpond.dataflow.window_fn import Merge, check_merges, check_window
 from millpond.dataflow.window_state import WindowState
 from millpond.dataflow.window_states import OnOpen, WindowStates
 from millpond.executor.clocks import Marks
@@ -121,7 +121,7 @@ class KeyWindows:
                 members = assigned.get(window)
                 if members is not None:
                     members.append(element)
-                elif watermark < expires_at(window):
+                elif watermark < expires_at(check_window(window)):
                     assigned[window] = [element]
                 else:
                     continue

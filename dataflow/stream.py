@@ -5,7 +5,7 @@ Streams with windows: the verbs that the dataflow layer adds, and the pipeline t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
@@ -168,6 +168,35 @@ class WindowedStream:
     stream: DataflowStream
     strategy: WindowingStrategy
     of: ValueExtractor = None
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> WindowedStream:
+        """
+        Make any number of values of each one on its way into its windows; see `DataflowStream.flat_map`.
+
+        Windows follow from event time, which no value changes; a window function of your own that
+        looks at values sees the new ones.
+        """
+        return replace(self, stream=self.stream.flat_map(function, name=name, key=key, **options))
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> WindowedStream:
+        """
+        Make one value of each one, like `flat_map`.
+        """
+        return replace(self, stream=self.stream.map(function, name=name, key=key, **options))
 
     def combine(
         self,

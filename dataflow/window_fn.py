@@ -18,7 +18,7 @@ from millpond.dataflow.element import Element
 from millpond.dataflow.window import Window
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Merge", "WindowFn", "check_merges"]
+__all__ = ["Merge", "WindowFn", "check_merges", "check_window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,18 @@ class WindowFn:
         The time that an element at ``at`` stands for in its window, for ``EARLIEST_TRANSFORMED``.
         """
         return at
+
+
+def check_window(window: object) -> Window:
+    """
+    The window that an element was assigned to, if it is one.
+
+    Raises:
+        InvalidError: it is no `Window`, or ends before it has begun.
+    """
+    if type(window) is Window and window.start < window.end:
+        return window
+    raise InvalidError("an element is assigned to what is no window", window=window)
 
 
 def check_merges(windows: Sequence[Window], merges: Iterable[Merge]) -> tuple[Merge, ...]:

@@ -170,6 +170,8 @@ _NAMES: Final[Mapping[str, Callable[..., Any]]] = {
     "CalendarWindows.months": CalendarWindows.months,
     "CalendarWindows.weeks": CalendarWindows.weeks,
     "CalendarWindows.years": CalendarWindows.years,
+    "AtCount": AfterCount,
+    "AtWatermark": WatermarkPercentile,
     "DefaultTrigger": Default,
     "FirstOf": AfterAny,
     "Repeat": Repeatedly,

@@ -21,6 +21,7 @@ from millpond.dataflow.sessions import Sessions
 from millpond.dataflow.strategy import Accumulation, WindowingStrategy
 from millpond.dataflow.watermark_triggers import AfterWatermark, Default
 from millpond.dataflow.window import Window
+from millpond.dataflow.window_fn import WindowFn
 from millpond.statestore.errors import InvalidError
 
 
@@ -101,6 +102,20 @@ def test_elements_that_a_closed_session_swallows_are_counted() -> None:
     key.add(4)
 
     assert key.counts["after_last"] == 2
+
+
+@pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
+def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
+    """
+    A window function of the user's own gives windows, and each ends after it begins.
+    """
+
+    class Wrong(WindowFn):
+        def assign(self, element: Element) -> Any:
+            return (window,)
+
+    with pytest.raises(InvalidError, match="no window"):
+        _Key(WindowingStrategy(window_fn=Wrong())).add(1)
 
 
 def test_a_retraction_is_taken_out_of_the_aggregate() -> None:

@@ -1,0 +1,164 @@
+"""
+The same pipeline on bounded input: its final panes are those of the stream, on both runners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from millpond.dataflow.combiners import Count, ToList
+from millpond.dataflow.element import Element
+from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.sessions import Sessions
+from millpond.dataflow.window import Window
+from millpond.dataflow.window_fn import Merge, WindowFn
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.injector import BoundedDisorder
+from millpond.executor.local_runner import LocalRunner
+from millpond.executor.record import Record
+from millpond.executor.spark_runner import SparkRunner
+from millpond.statestore.store import Store
+from millpond.testing.determinism import ManualClock, SeededRng
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+_ROWS = [
+    {"k": key, "t": at, "v": at % 7}
+    for key, times in {"a": (3, 12, 5, 18, 41, 33), "b": (7, 8, 55)}.items()
+    for at in times
+]
+
+
+class Even(WindowFn):
+    """
+    A user's own: a window of ten, which merges with the one before it if it begins on an odd ten.
+    """
+
+    is_merging = True
+
+    def assign(self, element: Element) -> Sequence[Window]:
+        """
+        The ten that the element is in.
+        """
+        start = element.at // 10 * 10
+        return (Window(start, start + 10),)
+
+    def merge(self, windows: Sequence[Window]) -> Sequence[Merge]:
+        """
+        Two tens become a twenty.
+        """
+        pairs: dict[int, list[Window]] = {}
+        for window in windows:
+            pairs.setdefault(window.start // 20 * 20, []).append(window)
+        return [
+            Merge(tuple(found), Window(start, start + 20)) for start, found in pairs.items() if len(found) > 1
+        ]
+
+
+class Final(Computation):
+    """
+    Keeps the last pane of each window.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Replace what was shown of the window.
+        """
+        shown, kept = record.value, context.state.get({})
+        assert not record.late
+        context.state.set({**kept, str(shown["window"]): shown["value"]})
+
+
+def make() -> Pipeline:
+    """
+    Fixed windows, sessions, and windows of the user's own, the first ones windowed again.
+    """
+    pipeline = Pipeline("bounded")
+    stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(20))
+    options: dict[str, Any] = {"accumulation": "accumulating", "allowed_lateness": 100}
+    values = stream.window(FixedWindows(10), **options).map(_value, name="values")
+    lists = values.combine(ToList(), name="lists")
+    lists.apply(Final(), name="fixed")
+    again = lists.window(FixedWindows(20), of=len, accumulation="retracting", allowed_lateness=100)
+    again.combine(ToList(), name="lengths").apply(Final(), name="again", on_error="stop")
+    stream.window(Sessions(9), **options).combine(Count(), name="sessions").apply(Final(), name="counts")
+    stream.window(Even(), **options).combine(ToList("v"), name="evens").apply(Final(), name="own")
+    return pipeline
+
+
+def _value(row: Any) -> int:
+    return int(row["v"])
+
+
+def finals(store: Store) -> dict[str, dict[str, Any]]:
+    """
+    What each of the last computations kept, by key; the order of values is that of arrival, so none.
+    """
+    found = {}
+    for name in ("fixed", "again", "counts", "own"):
+        for row in store.rows_view(name).to_arrow().to_pylist():
+            kept = orjson.loads(row["state"]).items()
+            found[f"{name} {row['key']}"] = {
+                window: sorted(value) if isinstance(value, list) else value for window, value in kept
+            }
+    return found
+
+
+def streamed() -> dict[str, dict[str, Any]]:
+    """
+    The final panes of the stream, record by record.
+    """
+    clock = ManualClock()
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(make(), stepping=True)
+    for row in sorted(_ROWS, key=lambda row: row["t"] // 15):
+        run.inject("s", [row])
+        run.run_until_quiet()
+    run.finish("s")
+    run.run_until_quiet()
+    run.stop()
+    return finals(store)
+
+
+def local(folder: Path, _: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
+    """
+    The same rows, bounded, on the local runner.
+    """
+    with Store.open(folder / "pond") as store:
+        LocalRunner(store, progress=False).run(make(), {"s": _ROWS})
+        return finals(store)
+
+
+def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
+    """
+    The same rows, bounded, on Spark.
+    """
+    with Store.open(folder / "pond") as store:
+        SparkRunner(store, spark=session(), progress=False, intervals=1).run(
+            make(), {"s": session().createDataFrame(_ROWS)}
+        )
+        return finals(store)
+
+
+@pytest.mark.parametrize("runner", [local, spark])
+def test_bounded_input_gives_the_final_panes(
+    runner: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """
+    Fixed windows, sessions, the user's own windows, and windows of windows.
+    """
+    expected = streamed()
+
+    assert runner(tmp_path, lambda: request.getfixturevalue("spark")) == expected
+    assert expected["counts a"] == {"[3, 27]": 4, "[33, 50]": 2}
+    assert expected["own a"] == {"[0, 20]": [3, 4, 5, 5], "[30, 40]": [5], "[40, 50]": [6]}
