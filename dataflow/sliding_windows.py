@@ -5,6 +5,7 @@ Sliding windows: fixed windows that overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from millpond.dataflow.element import Element
 from millpond.dataflow.fixed_windows import positive_us
@@ -16,6 +17,7 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["SlidingWindows"]
 
 _WINDOWS_MAX = 10_000
+_REMEMBERED = 16
 
 
 @dataclass(frozen=True)
@@ -60,5 +62,14 @@ class SlidingWindows(WindowFn):
         All windows that hold the element's time, the earliest first.
         """
         last = element.at - (element.at - self._offset_us) % self._period_us
-        starts = range(last, element.at - self._size_us, -self._period_us)
-        return tuple(Window(start, start + self._size_us) for start in reversed(starts))
+        count = -((element.at - self._size_us - last) // self._period_us)
+        return _windows(last, count, self._size_us, self._period_us)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Window, ...]:
+    """
+    So many windows, of which the last begins at ``last``; elements come close together, so they mostly ask for the same.
+    """
+    starts = range(last - (count - 1) * period_us, last + period_us, period_us)
+    return tuple(Window(start, start + size_us) for start in starts)

@@ -67,6 +67,18 @@ def test_windows_that_slide_are_as_many_as_fit(at: int) -> None:
     assert len(SlidingWindows(40, 10).assign(_at(at))) == 4
 
 
+@given(st.integers(-500, 500), st.integers(1, 50), st.integers(1, 60), st.integers(-100, 100))
+def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, period: int, offset: int) -> None:
+    """
+    An element is in every window of the size that begins at a multiple of the period and holds it, gaps or not.
+    """
+    starts = [start for start in range(at - size + 1, at + 1) if (start - offset) % period == 0]
+
+    assert SlidingWindows(size, period, offset).assign(_at(at)) == tuple(
+        Window(start, start + size) for start in starts
+    )
+
+
 def test_unaligned_windows_differ_from_key_to_key() -> None:
     """
     The phase of unaligned windows spreads over the size and is the same for a key every time.
