@@ -14,8 +14,8 @@ from typing import Any, Final
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
 from millpond.executor.clocks import EXACT, Marks, clock_name, parse_clock
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.row import TimeDomain
-from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["Contents", "Firing", "TriggerContext", "TriggerEvent", "TriggerTimer", "parse_timer"]
 
@@ -161,10 +161,15 @@ class TriggerContext:
 
         Args:
             percentile: 100, or one that the trigger names in its `Trigger.percentiles`.
+
+        Raises:
+            InvalidError: it names no such percentile.
         """
         if percentile == EXACT:
             return self.watermark
-        return self._marks.get(percentile, EventTimeMicros(self.watermark))
+        if percentile not in self._marks:
+            raise InvalidError("a trigger asks for a percentile that it does not name", percentile=percentile)
+        return self._marks[percentile]
 
     def percentile_at(self, at: int) -> float:
         """

@@ -12,6 +12,7 @@ import pytest
 
 from millpond.dataflow.co_group import co_group
 from millpond.dataflow.combiners import Count, Sum
+from millpond.dataflow.composite_triggers import AfterEach
 from millpond.dataflow.count_triggers import AfterCount
 from millpond.dataflow.element_wise import PaneKey
 from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows
@@ -21,10 +22,11 @@ from millpond.dataflow.repeat_triggers import Never, Repeatedly
 from millpond.dataflow.sessions import Sessions
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.stream import DataflowStream, WindowedStream
+from millpond.dataflow.watermark_triggers import WatermarkPercentile
 from millpond.dataflow.window import Window
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
-from millpond.executor.injector import ManualWatermark
+from millpond.executor.injector import BoundedDisorder, ManualWatermark
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.record import Record
 from millpond.statestore.errors import InvalidError
@@ -372,3 +374,24 @@ def test_a_key_of_outside_rows_is_a_column() -> None:
     keys = {name: node.subscriptions[0].key for name, node in pipeline.check().computations.items()}
 
     assert keys == {"counts": "team", "other": PaneKey("team")}
+
+
+def test_a_window_need_not_wait_for_stragglers() -> None:
+    """
+    A source that may be an hour late is shown when 90 % are measured to be in, and again when all are.
+    """
+    second, pipeline, shelf = 1_000_000, Pipeline("p"), _Shelf()
+    tiers = AfterEach(WatermarkPercentile(90), WatermarkPercentile(100))
+    scores = pipeline.inject("scores", key="user", at="at", watermark=BoundedDisorder("1h"))
+    windowed = scores.window(FixedWindows("10s"), trigger=tiers, accumulation="accumulating")
+    windowed.combine(Count(), name="counts").sink("out", shelf)
+    parts = (range(1), range(1, 110), range(110, 130))
+    steps = [_rows(*(("a", "x", 1, at * second) for at in part)) for part in parts]
+    late = _rows(("a", "x", 1, 5 * second))
+    _run(pipeline, *steps, late)
+    shown = [orjson.loads(row["value"]) for row in shelf.rows]
+    first = [(one["value"], one["pane"]["watermark_percentile"]) for one in shown if one["window"][0] == 0]
+
+    assert first == [(10, 90), (11, 100)]
+    early = [one["window"][0] // second for one in shown if one["pane"]["timing"] == "early"]
+    assert early == list(range(0, 130, 10))

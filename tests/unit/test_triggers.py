@@ -38,6 +38,8 @@ _ALL: list[Trigger] = [
     WatermarkPercentile(100),
 ]
 
+_MARKS = {90.0: EventTimeMicros(0)}
+
 
 def _state() -> WindowState:
     return WindowState(window=Window(0, 10))
@@ -61,7 +63,7 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
     A trigger that starts over has no memory, and no timer but that of the window's end.
     """
     state = _state()
-    context = TriggerContext(state, 0, 0)
+    context = TriggerContext(state, 0, 0, marks=_MARKS)
     trigger.on_element(context, _one())
     trigger.reset(context)
 
@@ -76,9 +78,9 @@ def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
     """
     at_once, one_by_one = _state(), _state()
     elements = [_one(), _one(), _one()]
-    trigger.on_elements(TriggerContext(at_once, 0, 0), elements)
+    trigger.on_elements(TriggerContext(at_once, 0, 0, marks=_MARKS), elements)
     for element in elements:
-        trigger.on_element(TriggerContext(one_by_one, 0, 0), element)
+        trigger.on_element(TriggerContext(one_by_one, 0, 0, marks=_MARKS), element)
 
     assert (at_once.trigger, at_once.timers) == (one_by_one.trigger, one_by_one.timers)
 
@@ -231,6 +233,8 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     context.set_timer(40, percentile=90)
 
     assert [context.watermark_at(each) for each in (100, 90, 50)] == [3, 12, 20]
+    with pytest.raises(InvalidError, match="does not name"):
+        context.watermark_at(75)
     assert [context.percentile_at(at) for at in (3, 12, 13, 21)] == [100, 90, 50, 0]
     assert (context.timer(), context.timer(percentile=90)) == (30, 40)
     context.delete_timer(percentile=90)
