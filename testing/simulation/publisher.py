@@ -8,7 +8,7 @@ that their ids may be forgotten are dropped, as a network drops packets whose ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from millpond.testing.simulation.process import Message, SimulatedProcess
@@ -34,11 +34,16 @@ class Publisher:
     Args:
         world: where they live.
         workload: makes the records.
+        streams: the injected streams.
         targets: the processes that may be reached.
     """
 
     def __init__(
-        self, world: World, workload: Workload, targets: Callable[[], list[SimulatedProcess]]
+        self,
+        world: World,
+        workload: Workload,
+        streams: Iterable[str],
+        targets: Callable[[], list[SimulatedProcess]],
     ) -> None:
         self.sent: list[Sent] = []
         self._world = world
@@ -47,7 +52,7 @@ class Publisher:
         self._unacknowledged: dict[int, Sent] = {}
         self._last_sent_us: dict[int, int] = {}
         self._promised: dict[str, int] = {}
-        self._streams: set[str] = set()
+        self._streams = tuple(streams)
 
     @property
     def waits(self) -> bool:
@@ -81,7 +86,7 @@ class Publisher:
         """
         Promise that nothing older than the oldest open record will come.
         """
-        for stream in sorted(self._streams):
+        for stream in self._streams:
             open_at = [s.row["at"] for s in self._unacknowledged.values() if s.stream == stream]
             at = min([self._world.now_us - _DISORDER_US, *open_at])
             if at > self._promised.get(stream, 0):
@@ -111,7 +116,6 @@ class Publisher:
         stream, row = self._workload.record(world.draw, number, poison=world.swarm.strikes("poison"))
         at = max(world.now_us - world.draw.number(0, _DISORDER_US), self.promised(stream))
         sent = Sent(number, stream, {**row, "id": f"#{number}", "at": at}, world.now_us)
-        self._streams.add(stream)
         self.sent.append(sent)
         self._unacknowledged[number] = sent
 

@@ -108,7 +108,7 @@ class Simulation:
         self._steps = steps
         self._topology: Topology = workload.pipeline().check()
         self.auditor = Auditor(self.world, workload, self._topology)
-        self.publisher = Publisher(self.world, workload, self._alive)
+        self.publisher = Publisher(self.world, workload, self._topology.injectors, self._alive)
         self._settings = self._draw_settings()
         self.world.landed = self.auditor.landed
         self.world.others_act = self._others_act

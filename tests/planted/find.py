@@ -1,0 +1,224 @@
+"""
+Plants each bug of this folder in a copy of the tree and runs what is there to find it.
+
+    python tests/planted/find.py all            # every planted bug
+    python tests/planted/find.py quick          # those that `make test` looks for
+    python tests/planted/find.py blind_retry    # one
+    python tests/planted/find.py list
+
+A patch begins with lines that say what it breaks and what finds it::
+
+    Breaks: I2: a commit whose reply was lost is made a second time
+    Found-by: simulate --faults reply_lost --seeds 20
+    Quick: yes
+
+``simulate`` finds a bug by a broken promise, and its line names the seed; ``pytest`` by a failing
+assertion. Whatever else goes wrong (the patch does not apply, the code does not import) is not a find.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).resolve().parent
+ROOT: Final = FOLDER.parent.parent
+
+_HEADER: Final = re.compile(r"^(Breaks|Found-by|Quick): (.+)$", re.MULTILINE)
+_FOUND: Final = re.compile(r"^seed (\S+): (I\d+: .*?) \| commit", re.MULTILINE)
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_LEFT_OUT: Final = shutil.ignore_patterns(
+    ".git",
+    ".venv",
+    "build",
+    "__pycache__",
+    ".*_cache",
+    ".hypothesis",
+    "spark-warehouse",
+    "metastore_db",
+    "docs",
+)
+_SIGNS: Final = ("AssertionError", "DID NOT RAISE", "E       assert ")
+_TIMEOUT_S: Final = 900
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """
+    A planted bug.
+
+    Attributes:
+        name: of its patch.
+        breaks: the promise, and how.
+        found_by: what finds it: ``simulate`` or ``pytest`` with arguments.
+        quick: whether `make test` looks for it.
+    """
+
+    name: str
+    breaks: str
+    found_by: str
+    quick: bool
+
+    @property
+    def path(self) -> Path:
+        """
+        The patch.
+        """
+        return FOLDER / f"{self.name}.patch"
+
+    def command(self) -> list[str]:
+        """
+        What is run in the copy.
+        """
+        tool, *arguments = shlex.split(self.found_by)
+        if tool == "simulate":
+            words = ["-m", "millpond.testing.simulate", "--fail-fast", "--workers", "1", *arguments]
+            return [sys.executable, *words]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:cacheprovider",
+            *arguments,
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """
+    What came of looking for a planted bug.
+
+    Attributes:
+        plant: which.
+        found: how it showed; "" if it did not.
+        output: of the command.
+    """
+
+    plant: Plant
+    found: str
+    output: str
+
+    def __str__(self) -> str:
+        """
+        One line.
+        """
+        return f"{self.plant.name}: {self.found or 'NOT FOUND'}"
+
+
+def plants() -> list[Plant]:
+    """
+    Every planted bug, by name.
+    """
+    found = []
+    for path in sorted(FOLDER.glob("*.patch")):
+        fields = dict(_HEADER.findall(path.read_text(encoding="utf-8").partition("\ndiff ")[0]))
+        found.append(
+            Plant(
+                name=path.stem,
+                breaks=fields["Breaks"],
+                found_by=fields["Found-by"],
+                quick=fields.get("Quick") == "yes",
+            )
+        )
+    return found
+
+
+def applies(plant: Plant, tree: Path = ROOT) -> str:
+    """
+    Why the patch does not apply to a tree; "" if it does.
+    """
+    return _git_apply(plant, tree, "--check")
+
+
+def find(plant: Plant) -> Finding:
+    """
+    Plant it in a copy of the tree, and look for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, symlinks=True, ignore=_LEFT_OUT)
+        error = _git_apply(plant, tree)
+        if error:
+            return Finding(plant=plant, found="", output=error)
+        environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        ended = subprocess.run(
+            plant.command(),
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
+    output = ended.stdout + ended.stderr
+    return Finding(plant=plant, found=_how(plant, ended.returncode, ended.stdout), output=output)
+
+
+def _how(plant: Plant, code: int, output: str) -> str:
+    if code != 1:
+        return ""
+    if plant.found_by.startswith("simulate"):
+        match = _FOUND.search(output)
+        return f"seed {match[1]}: {match[2]}" if match else ""
+    match = _FAILED.search(output)
+    failed = any(sign in output for sign in _SIGNS)
+    return f"{match[1]} fails" if match and failed else ""
+
+
+def _git_apply(plant: Plant, tree: Path, *options: str) -> str:
+    ended = subprocess.run(
+        ["git", "apply", "-C1", "--recount", *options, str(plant.path)],
+        cwd=tree,
+        # Else git would take the copy for a folder of whatever repository lies around it.
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ended.stderr if ended.returncode else ""
+
+
+def main(names: Iterable[str]) -> int:
+    """
+    Look for the named ones; the exit code is 0 if all were found.
+    """
+    known = {plant.name: plant for plant in plants()}
+    wanted: list[Plant] = []
+    for name in names:
+        if name == "list":
+            print(*(f"{plant.name:36} {plant.breaks}" for plant in known.values()), sep="\n")
+            return 0
+        if name in {"all", "quick"}:
+            wanted += [plant for plant in known.values() if plant.quick or name == "all"]
+        elif name in known:
+            wanted.append(known[name])
+        else:
+            print(f"there is no planted bug {name!r}; there are: {', '.join(known)}", file=sys.stderr)
+            return 2
+    missed = 0
+    for plant in wanted:
+        finding = find(plant)
+        print(finding, flush=True)
+        if not finding.found:
+            missed += 1
+            print(finding.output[-2_000:], file=sys.stderr)
+    print(f"{len(wanted) - missed} of {len(wanted)} planted bugs found")
+    return 1 if missed or not wanted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["all"]))

@@ -1,0 +1,62 @@
+"""
+The planted bugs keep up with the code, and those that are quick to find are found.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parent / "planted"
+_SPEC = importlib.util.spec_from_file_location("planted_find", _FOLDER / "find.py")
+if _SPEC is None or _SPEC.loader is None:
+    raise ImportError(_FOLDER)
+planted = importlib.util.module_from_spec(_SPEC)
+sys.modules["planted_find"] = planted
+_SPEC.loader.exec_module(planted)
+
+PLANTS = planted.plants()
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_it_can_be_planted(plant: planted.Plant) -> None:
+    """The patch applies to the tree as it is, and the table of planted bugs says what finds it."""
+    table = (_FOLDER / "README.md").read_text(encoding="utf-8")
+
+    assert planted.applies(plant) == ""
+    assert f"| `{plant.name}` | {plant.breaks} | `{plant.found_by}` |" in table
+
+
+def test_there_are_enough() -> None:
+    """At least twenty bugs are planted, and some are looked for in every run."""
+    assert len(PLANTS) >= 20
+    assert sum(plant.quick for plant in PLANTS) >= 5
+
+
+@pytest.mark.parametrize("plant", [p for p in PLANTS if p.quick], ids=lambda plant: plant.name)
+def test_it_is_found(plant: planted.Plant) -> None:
+    """What is there to find the planted bug finds it."""
+    finding = planted.find(plant)
+
+    assert finding.found, finding.output[-2_000:]
+
+
+def test_a_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch without a bug is reported as not found: the search itself can fail."""
+    harmless = (
+        "Breaks: I0: nothing\nFound-by: simulate --seeds 1 --steps 5\n\n"
+        "diff --git a/testing/simulation/__init__.py b/testing/simulation/__init__.py\n"
+        "--- a/testing/simulation/__init__.py\n+++ b/testing/simulation/__init__.py\n"
+        '@@ -3,1 +3,2 @@\n """\n+HARMLESS = True\n'
+    )
+    (tmp_path / "harmless.patch").write_text(harmless)
+    monkeypatch.setattr(planted, "FOLDER", tmp_path)
+    (plant,) = planted.plants()
+
+    assert planted.applies(plant) == ""
+    finding = planted.find(plant)
+    assert not finding.found
+    assert "1 passed, 0 failed" in finding.output
