@@ -68,10 +68,9 @@ def features_of(document: Mapping[str, Any]) -> frozenset[Hashable]:
     found: set[Hashable] = {("constructor", name) for name in windows | {name for name, _ in triggers}}
     found |= {(choice, said[choice]) for choice in _DEFAULTS if choice not in ("window_fn", "trigger_fn")}
     found |= {("mode of windows", mode, name) for name in windows & {_MERGING, "SlidingWindows"}}
-    found |= {("outermost in a mode", mode, name) for name, parent in triggers if not parent}
     found |= {("in AfterWatermark", name) for name, parent in triggers if parent == "AfterWatermark"}
     if _MERGING in windows:
-        found |= {("merges", name) for name, _ in triggers}
+        found |= {("merges", name) for name, parent in triggers if not parent}
     found.add(("lateness", bool(document.get("allowed_lateness"))))
     found |= {("fails", "error" in document)}
     found |= {("around", name) for name in ("by_arrival", "shift", "then") if document.get(name)}

@@ -115,12 +115,32 @@ def test_the_documents_have_every_trigger_and_window_function() -> None:
     assert "UpTo" in _names(_PLAYED)
 
 
+def test_every_trigger_merges_and_retracts() -> None:
+    """
+    Each trigger is in a document with sessions, and in one that retracts; each mode has every kind of windows.
+    """
+    triggers = {name for one in _PLAYED for name in constructor_names(one.get("trigger_fn", "Default"))}
+    merging = [one for one in _PLAYED if "Sessions" in one.get("window_fn", "")]
+    retracting = [one for one in _PLAYED if one.get("accumulation_mode") == "retracting"]
+    kinds = ("FixedWindows", "SlidingWindows", "Sessions", "GlobalWindows")
+    modes = {
+        (kind, one.get("accumulation_mode", "accumulating"))
+        for one in _PLAYED
+        for kind in constructor_names(one.get("window_fn", "GlobalWindows"))
+    }
+
+    # Other names of AfterEach and Repeatedly need no sessions of their own.
+    assert triggers - _names(merging) <= {"AfterAny", "Repeat", "SequenceOf"}
+    assert triggers - _names(retracting) == set()
+    assert {(kind, str(mode)) for kind in kinds for mode in mp.Accumulation} <= modes
+
+
 def test_there_are_enough_of_them() -> None:
     """
-    There are at least 140 transcripts, at least twenty must be refused, and no name is there twice.
+    There are at least 200 transcripts, at least twenty must be refused, and no name is there twice.
     """
     documents = [document.values[0] for document in _DOCUMENTS]
 
-    assert len(documents) >= 140
+    assert len(documents) >= 200
     assert sum("error" in document for document in documents) >= 20
     assert len({document["name"] for document in documents}) == len(documents)
