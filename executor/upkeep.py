@@ -56,7 +56,7 @@ _FOLDS_WAITING_MAX: Final = 64
 _STALL_S: Final = 1.0
 _FIRST_ROUND_AFTER: Final = 64
 _EARLY_ROUNDS: Final = 16
-_REPLACED_MIN: Final = 1 << 20
+_REPLACED_MIN: Final = 1 << 18
 _SIGHTINGS: Final = 16
 """So many versions are remembered, over twice the time for which the log is kept."""
 
@@ -73,7 +73,7 @@ class UpkeepPolicy:
         retention: how long a version of the table stays readable after it has been replaced;
             savepoints keep theirs for as long as they are open.
         collect_every: after so many versions garbage is collected, and a checkpoint written; after a
-            sixteenth of them already when the folds have replaced as many bytes as are live.
+            sixteenth of them already when folds have replaced half as many bytes as are live.
         background: whether folds are prepared beside the supersteps; without, within `Upkeep.run`.
         process: whether the process that does so is another one, where the store can be opened
             from there; else a thread does, and takes turns with the supersteps.
@@ -210,7 +210,7 @@ class Upkeep:
             self._report_round(self._round)
             self._round = None
         snapshot = self._store.committer.snapshot
-        is_much = self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_MIN)
+        is_much = 2 * self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_MIN)
         due = self._round_early if is_much else self._round_due
         return self._round is None and snapshot.version >= due
 
@@ -334,6 +334,7 @@ class Upkeep:
                 self._discard(folded)
             return
         reach("fold.committed")
+        self._replaced_bytes += sum(file.size_bytes for each in folds for file in each.fold.files)
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def _result(self, interval: Interval) -> Folded | None:

@@ -9,7 +9,7 @@ against. Oldest files go first, so a collection that is killed leaves a shorter 
 Before anything is deleted the boundary is published, and writers look at it after each put
 (`millpond.statestore.log_boundary`, fact F4): whatever clocks say, no commit gets lost in a part of the
 log that was deleted under its writer. It would be refused, though, and readers that are opening
-the table would begin again; so commits of the last two minutes stay whatever the retention, and a
+the table would begin again; so commits of the last half minute stay whatever the retention, and a
 running pipeline, which has seen the table by a clock that only goes forward, says what is younger.
 """
 
@@ -36,8 +36,8 @@ __all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
 
 _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
 
-KEPT_MS: Final = 120_000
-"""Commits of so long stay; writers trust what they saw for a tenth of it."""
+KEPT_MS: Final = 30_000
+"""Commits of so long stay; writers trust what they saw for a third of it."""
 
 
 class LogCollector:

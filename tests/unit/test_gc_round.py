@@ -115,7 +115,7 @@ def by_kind(found: Round) -> dict[str, tuple[str, ...]]:
 
 def test_a_round_leaves_what_is_live_and_nothing_else(pond):
     """
-    Without retention, only live files stay, and the log of the last two minutes.
+    Without retention, only live files stay, and the log of the last half minute.
     """
     live = {file.path for file in pond.store.committer.snapshot.files}
     assert live < pond.data_files()
