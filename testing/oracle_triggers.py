@@ -3,120 +3,19 @@ Triggers as the documents describe them, slow and obvious: the half of the oracl
 
 Written from Beam's meaning of triggers, the triggering patent and the transcripts' format, and
 sharing no code with `millpond.dataflow`: every trigger of a window is an object with fields,
-nothing is stored, nothing is incremental. A trigger is described by a plain tuple, its name
-and its arguments in seconds, for example ``("Repeatedly", ("AfterCount", 2))``.
+nothing is stored, nothing is incremental.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, Self
 
-__all__ = ["Alarm", "Moment", "OracleTrigger", "TriggerSpec", "oracle_trigger", "trigger_text"]
+from millpond.testing.oracle_trigger import EXACT, WALL, Moment, OracleTrigger, TriggerSpec
 
-TriggerSpec: TypeAlias = tuple[Any, ...]
-"""A trigger's name and arguments; an argument may be a trigger."""
-
-Alarm: TypeAlias = tuple[int, str]
-"""When a trigger wants the question asked again, and on which clock: ``event`` or ``wall``."""
+__all__ = ["oracle_trigger"]
 
 _SECOND_US: Final = 1_000_000
-
-
-def trigger_text(spec: Any) -> str:
-    """
-    A trigger as constructor text.
-
-    Example:
-        >>> trigger_text(("AfterAny", ("AfterCount", 2), ("Default",)))
-        'AfterAny(AfterCount(2), Default())'
-    """
-    if isinstance(spec, tuple):
-        return f"{spec[0]}({', '.join(map(trigger_text, spec[1:]))})"
-    if isinstance(spec, dict):
-        return ", ".join(f"{name}={trigger_text(value)}" for name, value in spec.items())
-    return str(spec)
-
-
-@dataclass(slots=True)
-class Moment:
-    """
-    The clocks, as the question sees them, and the window's end; ``asked`` is what becomes of the contents.
-    """
-
-    watermark: int
-    wall: int
-    end: int
-    asked: str | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """
-        Whether the watermark has reached the window's end.
-        """
-        return self.watermark >= self.end
-
-
-class OracleTrigger:
-    """
-    Base of all: it listens to nothing and waits for nothing.
-    """
-
-    def __init__(self) -> None:
-        self.alarms: set[Alarm] = set()
-
-    def parts(self) -> Sequence[OracleTrigger]:
-        """
-        The triggers below that may have set alarms.
-        """
-        return ()
-
-    def all_alarms(self) -> set[Alarm]:
-        """
-        Every alarm of the tree.
-        """
-        return self.alarms.union(*(part.all_alarms() for part in self.parts()))
-
-    def silence(self, alarm: Alarm) -> None:
-        """
-        The alarm has rung.
-        """
-        self.alarms.discard(alarm)
-        for part in self.parts():
-            part.silence(alarm)
-
-    def arm(self, moment: Moment) -> None:
-        """
-        Its turn in a sequence has come.
-        """
-
-    def element(self, at: int, value: int, moment: Moment) -> None:
-        """
-        An element has come.
-        """
-
-    def merge(self, sources: Sequence[Any], moment: Moment) -> None:
-        """
-        Take over from triggers of the same kind, whose windows have become this one.
-        """
-
-    def rewound(self, moment: Moment) -> None:
-        """
-        It is new, because it starts over in a window that is there already.
-        """
-
-    def is_ready(self, moment: Moment) -> bool:
-        """
-        Whether it would fire.
-        """
-        raise NotImplementedError
-
-    def fire(self, moment: Moment) -> bool:
-        """
-        Fire; returns whether it has finished.
-        """
-        raise NotImplementedError
 
 
 class _Never(OracleTrigger):
@@ -181,12 +80,12 @@ class _AtTime(OracleTrigger):
 
     def __init__(self, domain: str, due_of: Callable[[int, Moment], int]) -> None:
         super().__init__()
-        self.domain, self.due_of = domain, due_of
+        self.clock, self.due_of = EXACT if domain == "event" else WALL, due_of
         self.due: int | None = None
 
     def _wait(self, due: int) -> None:
         self.due = due
-        self.alarms = {(due, self.domain)}
+        self.alarms = {(due, self.clock)}
 
     def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
         if self.due is None:
@@ -198,7 +97,7 @@ class _AtTime(OracleTrigger):
             self._wait(min(known))
 
     def is_ready(self, moment: Moment) -> bool:
-        now = moment.watermark if self.domain == "event" else moment.wall
+        now = moment.watermark if self.clock == EXACT else moment.wall
         return self.due is not None and now >= self.due
 
     def fire(self, moment: Moment) -> bool:  # noqa: ARG002
@@ -228,16 +127,16 @@ def _period(reference: int, period: int, domain: str = "wall") -> _AtTime:
 
 class _AtEnd(OracleTrigger):
     """
-    When the watermark passes the end, and for each late bundle; or just once.
+    When a watermark passes the end, and for each late bundle; or just once.
     """
 
-    def __init__(self, *, is_once: bool) -> None:
+    def __init__(self, *, percentile: int = EXACT, is_once: bool) -> None:
         super().__init__()
-        self.is_once = is_once
+        self.percentile, self.is_once = percentile, is_once
 
     def arm(self, moment: Moment) -> None:
-        if not moment.is_over:
-            self.alarms = {(moment.end, "event")}
+        if not moment.has_passed(self.percentile):
+            self.alarms = {(moment.end, self.percentile)}
 
     def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
         self.arm(moment)
@@ -246,7 +145,7 @@ class _AtEnd(OracleTrigger):
         self.arm(moment)
 
     def is_ready(self, moment: Moment) -> bool:
-        return moment.is_over
+        return moment.has_passed(self.percentile)
 
     def fire(self, moment: Moment) -> bool:  # noqa: ARG002
         self.alarms.clear()
@@ -271,7 +170,7 @@ class _AfterWatermark(OracleTrigger):
 
     def _await_end(self, moment: Moment) -> None:
         if not moment.is_over:
-            self.alarms = {(moment.end, "event")}
+            self.alarms = {(moment.end, EXACT)}
 
     def arm(self, moment: Moment) -> None:
         self._await_end(moment)
@@ -459,8 +358,8 @@ def _simple(spec: TriggerSpec) -> OracleTrigger | None:
             return _Never()
         case ("Default",):
             return _AtEnd(is_once=False)
-        case ("WatermarkPercentile", 100):
-            return _AtEnd(is_once=True)
+        case ("WatermarkPercentile", percentile):
+            return _AtEnd(percentile=percentile, is_once=True)
         case ("AfterCount", bound):
             return _Amount(bound, lambda _: 1)
         case ("AfterBytes", bound):

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
-from millpond.testing.oracle_triggers import Moment, OracleTrigger, TriggerSpec, oracle_trigger
+from millpond.testing.oracle_trigger import EXACT, Moment, OracleTrigger, TriggerSpec, percentiles_of
+from millpond.testing.oracle_triggers import oracle_trigger
 
 __all__ = ["Arrival", "OraclePane", "WindowOracle", "WindowSpec"]
 
 _SECOND_US: Final = 1_000_000
 _GLOBAL: Final = (TIME_MIN_US, TIME_MAX_US)
+_EXPIRY: Final = EXACT + 1
 _LAST_INSTANT_US: Final = 253_402_300_799_999_999
 """The last microsecond of the year 9999: no pane is later."""
 
@@ -74,6 +76,7 @@ class OraclePane:
     nonspeculative_index: int
     timing: str
     is_last: bool
+    share: float | None
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class WindowOracle:
     Args:
         spec: the strategy.
         wall: the wall time to begin with.
+        kept: the percentiles whose watermarks the pipeline keeps; the step's own unless given.
 
     Attributes:
         panes: all panes so far.
@@ -104,9 +108,11 @@ class WindowOracle:
         after_last: elements for windows whose trigger had finished, or which such a window swallowed.
     """
 
-    def __init__(self, spec: WindowSpec, wall: int = 0) -> None:
+    def __init__(self, spec: WindowSpec, wall: int = 0, kept: Iterable[int] | None = None) -> None:
         self.spec = spec
-        self.watermark: int = TIME_MIN_US
+        own = percentiles_of(spec.trigger)
+        self._own = (*own, EXACT)
+        self._promised: dict[int, int] = dict.fromkeys({*(own if kept is None else kept), EXACT}, TIME_MIN_US)
         self.wall = wall
         self.panes: list[OraclePane] = []
         self.dropped = 0
@@ -126,11 +132,20 @@ class WindowOracle:
             self._add(key, members)
             self._ring(key)
 
-    def move_watermark(self, at: int) -> None:
+    @property
+    def watermark(self) -> int:
         """
-        The watermark reaches a time, through all the times in between.
+        The low watermark.
         """
-        self.watermark = at
+        return self._promised[EXACT]
+
+    def move_watermark(self, at: int, percentile: int = EXACT) -> None:
+        """
+        A watermark reaches a time, through all the times in between; one that is not kept does nothing.
+        """
+        if percentile not in self._promised:
+            return
+        self._promised[percentile] = max(self._promised[percentile], at)
         for key in self._keys:
             self._ring(key)
 
@@ -160,7 +175,7 @@ class WindowOracle:
             if window.is_finished:
                 self.after_last += len(arrived)
                 continue
-            moment = self._moment(bounds, self.watermark)
+            moment = self._moment(bounds)
             for one in arrived:
                 window.trigger.element(one.at, one.value, moment)
                 window.values.append(one.value)
@@ -203,7 +218,7 @@ class WindowOracle:
             if source.bounds == bounds:
                 joined.index, joined.nonspeculative_index = source.index, source.nonspeculative_index
                 joined.has_ended = source.has_ended
-        joined.trigger.merge([source.trigger for source in sources], self._moment(bounds, self.watermark))
+        joined.trigger.merge([source.trigger for source in sources], self._moment(bounds))
         return joined
 
     # -- time ------------------------------------------------------------------------------
@@ -211,39 +226,57 @@ class WindowOracle:
     def _expiry(self, bounds: Bounds) -> int:
         return min(bounds[1] + self.spec.lateness + 1, TIME_MAX_US)
 
-    def _moment(self, bounds: Bounds, watermark: int) -> Moment:
-        return Moment(watermark=watermark, wall=self.wall, end=bounds[1])
+    def _mark(self, percentile: int) -> int:
+        """
+        A watermark is never behind those of greater percentiles.
+        """
+        return max(at for each, at in self._promised.items() if each >= percentile)
+
+    def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
+        """
+        What the clocks show; when the watermark of a percentile is just reaching a time, hastier ones
+        have reached it, and the others are about to.
+        """
+        marks = {each: self._mark(each) for each in self._own}
+        if at is not None:
+            marks = {each: min(mark, at if each <= clock else at - 1) for each, mark in marks.items()}
+        return Moment(marks=marks, wall=self.wall, end=bounds[1])
 
     def _ring(self, key: str) -> None:
         windows = self._keys[key]
         while True:
             alarms = [
-                (at, domain, bounds)
+                (at, clock, bounds)
                 for bounds, window in windows.items()
-                for at, domain in window.trigger.all_alarms()
+                for at, clock in window.trigger.all_alarms()
                 if not window.is_finished
             ]
-            alarms += [(self._expiry(bounds), "expiry", bounds) for bounds in windows]
-            # Of what is due at one time, triggers are asked before windows expire.
-            alarms.sort(key=lambda one: (one[0], ("event", "expiry", "wall").index(one[1]), one[2]))
-            due = [one for one in alarms if one[0] <= (self.wall if one[1] == "wall" else self.watermark)]
+            # Of what is due at one time, hasty watermarks come first, and windows expire after all triggers.
+            alarms += [(self._expiry(bounds), _EXPIRY, bounds) for bounds in windows]
+            due = sorted(one for one in alarms if one[0] <= self._now(one[1]))
             if not due:
                 return
-            at, domain, bounds = due[0]
+            at, clock, bounds = due[0]
             window = windows[bounds]
-            if domain == "expiry":
+            if clock == _EXPIRY:
                 self._expire(key, window, at)
                 del windows[bounds]
                 continue
-            window.trigger.silence((at, domain))
-            watermark = min(at, self.watermark) if domain == "event" else self.watermark
-            self._ask(key, window, self._moment(bounds, watermark), by_event_time=domain == "event")
+            window.trigger.silence((at, clock))
+            is_event = clock <= EXACT
+            moment = self._moment(bounds, at, clock) if is_event else self._moment(bounds)
+            self._ask(key, window, moment, by_event_time=is_event)
+
+    def _now(self, clock: int) -> int:
+        if clock == _EXPIRY:
+            return self.watermark
+        return self._mark(clock) if clock <= EXACT else self.wall
 
     def _expire(self, key: str, window: _Window, at: int) -> None:
         closing = self.spec.closing
         if window.is_finished or closing == "never" or (closing == "if_non_empty" and not window.news):
             return
-        moment = self._moment(window.bounds, min(at, self.watermark))
+        moment = self._moment(window.bounds, at)
         self._show(key, window, moment, is_last=True, by_event_time=True, even_empty=True)
 
     # -- panes -----------------------------------------------------------------------------
@@ -285,10 +318,12 @@ class WindowOracle:
             timing="early" if is_early else "on_time" if is_on_time else "late",
             is_last=is_last,
             is_retraction=False,
+            share=None if not is_early and not is_on_time else moment.share,
         )
         if is_retracting:
             self.panes += [
-                replace(old, is_retraction=True, timing=pane.timing, is_last=False) for old in window.shown
+                replace(old, is_retraction=True, timing=pane.timing, is_last=False, share=pane.share)
+                for old in window.shown
             ]
             window.shown = [pane]
         self.panes.append(pane)

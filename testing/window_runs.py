@@ -19,7 +19,7 @@ from millpond.dataflow.window_fn import WindowFn
 from millpond.dataflow.windowed_computation import WindowedComputation
 from millpond.executor.injector import ManualWatermark
 from millpond.testing.constructors import construct
-from millpond.testing.oracle_triggers import trigger_text
+from millpond.testing.oracle_trigger import trigger_text
 from millpond.testing.transcript import Arrived
 from millpond.testing.transcript_runs import (
     INPUT,
@@ -69,6 +69,7 @@ def pane_of(key: str, shown: WindowedValue) -> OraclePane:
         nonspeculative_index=pane.nonspeculative_index,
         timing=str(pane.timing),
         is_last=pane.is_last,
+        share=pane.watermark_percentile,
     )
 
 

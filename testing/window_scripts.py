@@ -13,11 +13,12 @@ from typing import Any, Final, TypeAlias
 
 from hypothesis import strategies as st
 
-from millpond.testing.oracle_triggers import TriggerSpec
+from millpond.testing.oracle_trigger import TriggerSpec
 from millpond.testing.window_oracle import Arrival, WindowSpec
 
 __all__ = [
     "MODES",
+    "PERCENTILES",
     "Move",
     "arrivals",
     "endless_triggers",
@@ -30,6 +31,9 @@ __all__ = [
 SECOND_US: Final = 1_000_000
 _SPAN_S: Final = 25
 
+PERCENTILES: Final = (50, 90)
+"""Percentiles whose watermarks triggers wait for, besides that of the low watermark."""
+
 MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", "accumulate_by_default")
 """How panes may relate."""
 
@@ -37,7 +41,7 @@ MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", 
 @dataclass(frozen=True, slots=True)
 class Move:
     """
-    What happens next: ``feed`` (arrivals), ``watermark`` (a time), ``wall`` (how far) or ``restart``.
+    What happens next: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (how far) or ``restart``.
     """
 
     kind: str
@@ -70,7 +74,7 @@ def _leaves() -> _Specs:
         st.tuples(st.just("AfterCount"), few),
         st.just(("Default",)),
         st.just(("AfterWatermark", {})),
-        st.just(("WatermarkPercentile", 100)),
+        st.tuples(st.just("WatermarkPercentile"), st.sampled_from([*PERCENTILES, 100])),
         st.just(("Never",)),
         st.tuples(st.just("AfterBytes"), st.integers(1, 6)),
         st.tuples(st.just("UpTo"), st.integers(1, 60)),
@@ -158,7 +162,7 @@ def scripts(draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True)
     """
     Moves in any order; watermarks rise, and values are unique.
     """
-    kinds = ["feed", "feed", "watermark", "wall"] + (["restart"] if with_restarts else [])
+    kinds = ["feed", "feed", "watermark", "wall", "mark"] + (["restart"] if with_restarts else [])
     moves: list[Move] = []
     watermark, value = -1, 0
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=moves_max)):
@@ -169,6 +173,8 @@ def scripts(draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True)
         elif kind == "watermark":
             watermark = max(watermark, draw(instants()))
             moves.append(Move("watermark", watermark))
+        elif kind == "mark":
+            moves.append(Move("mark", (draw(st.sampled_from(PERCENTILES)), draw(instants()))))
         elif kind == "wall":
             moves.append(Move("wall", draw(st.integers(1, 8)) * SECOND_US))
         else:

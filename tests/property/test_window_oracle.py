@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.types import TIME_MAX_US
-from millpond.testing.oracle_triggers import TriggerSpec
+from millpond.testing.oracle_trigger import TriggerSpec, percentiles_of
 from millpond.testing.window_oracle import Arrival, OraclePane, WindowOracle, WindowSpec
 from millpond.testing.window_runs import LocalWindowRun, SparkWindowRun, arrived
 from millpond.testing.window_scripts import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FOREVER_US = 1_000_000_000
-_SPARK_STEPS = 16
+_SPARK_STEPS = 12
 _SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
 _EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -45,33 +45,50 @@ Shown = tuple[list[list[OraclePane]], int]
 """The panes after each move and at the end, and how many elements were too late."""
 
 
-def by_oracle(spec: WindowSpec, moves: Sequence[Move]) -> Shown:
+def kept_by(specs: Iterable[WindowSpec]) -> set[int]:
+    """
+    The percentiles that a pipeline of these steps keeps.
+    """
+    return set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
+
+
+def by_oracle(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None) -> Shown:
     """
     What the oracle shows.
     """
-    oracle, shown = WindowOracle(spec), []
+    oracle, shown = WindowOracle(spec, kept=kept), []
     for move in [*moves, Move("watermark", TIME_MAX_US)]:
         seen = len(oracle.panes)
         if move.kind == "feed":
             oracle.feed(move.argument)
         elif move.kind == "watermark":
             oracle.move_watermark(move.argument)
+        elif move.kind == "mark":
+            percentile, at = move.argument
+            oracle.move_watermark(at, percentile)
         elif move.kind == "wall":
             oracle.move_wall(move.argument)
         shown.append(sorted(oracle.panes[seen:]))
     return shown, oracle.dropped
 
 
-def by_run(run: LocalWindowRun | SparkWindowRun, steps: int, moves: Sequence[Move]) -> list[Shown]:
+def by_run(
+    run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
+) -> list[Shown]:
     """
     What a runner shows, step by step.
     """
-    shown: list[list[list[OraclePane]]] = [[] for _ in range(steps)]
+    shown: list[list[list[OraclePane]]] = [[] for _ in specs]
+    kept = kept_by(specs)
     for move in [*moves, Move("watermark", None)]:
         if move.kind == "feed":
             run.inject(arrived(move.argument))
         elif move.kind == "watermark":
             run.advance_watermark(move.argument)
+        elif move.kind == "mark":
+            percentile, at = move.argument
+            if percentile in kept:
+                run.advance_watermarks({percentile: at})
         elif move.kind == "wall":
             run.advance_clock(move.argument)
         else:
@@ -123,7 +140,7 @@ def played(spec: WindowSpec, moves: Sequence[Move]) -> list[OraclePane]:
     """
     All panes of the local runner.
     """
-    [(shown, dropped)] = by_run(LocalWindowRun([spec]), 1, moves)
+    [(shown, dropped)] = by_run(LocalWindowRun([spec]), [spec], moves)
     assert dropped == 0
     return [pane for panes in shown for pane in panes]
 
@@ -141,7 +158,10 @@ def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], m
     """
     After every move the same panes with the same values, indices, timings and times, and the same drops.
     """
-    assert by_run(LocalWindowRun(specs), len(specs), moves) == [by_oracle(spec, moves) for spec in specs]
+    kept = kept_by(specs)
+    expected = [by_oracle(spec, moves, kept) for spec in specs]
+
+    assert by_run(LocalWindowRun(specs), specs, moves) == expected
 
 
 @given(
@@ -194,7 +214,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
         WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
         for mode in ("discarding", "accumulating")
     ]
-    (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), 2, moves)
+    (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), modes, moves)
     summed: defaultdict[tuple[str, tuple[int, int]], list[int]] = defaultdict(list)
     for pane in (one for panes in parts for one in panes):
         summed[(pane.key, pane.window)] += pane.values
@@ -205,7 +225,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
 
 @pytest.mark.spark
 @given(
-    specs=st.lists(window_specs(), min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=scripts(moves_max=8)
+    specs=st.lists(window_specs(), min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=scripts(moves_max=6)
 )
 @settings(
     deadline=None,
@@ -219,9 +239,10 @@ def test_spark_shows_what_the_oracle_shows(
     """
     Many generated steps in one run on Spark: the panes and drops of the oracle after every move.
     """
-    expected = [by_oracle(spec, moves) for spec in specs]
+    kept = kept_by(specs)
+    expected = [by_oracle(spec, moves, kept) for spec in specs]
 
-    assert by_run(SparkWindowRun(specs, spark), len(specs), moves) == expected
+    assert by_run(SparkWindowRun(specs, spark), specs, moves) == expected
 
 
 def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:
