@@ -41,6 +41,9 @@ generated = settings(
     deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or settings().max_examples
 )
 
+# Two steps on average in each: the 200 of the goal table.
+many = settings(generated, max_examples=_EXAMPLES or 100)
+
 Shown = tuple[list[list[OraclePane]], int]
 """The panes after each move and at the end, and how many elements were too late."""
 
@@ -153,7 +156,7 @@ def fed(moves: Sequence[Move]) -> list[Arrival]:
 
 
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
-@generated
+@many
 def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], moves: list[Move]) -> None:
     """
     After every move the same panes with the same values, indices, timings and times, and the same drops.
