@@ -229,6 +229,7 @@ def test_each_of_them_on_spark(name: str, spark: SparkSession, store: Store, tmp
 
 
 @pytest.mark.spark_all
+@pytest.mark.timeout(900)
 def test_a_stream_on_spark_comes_to_the_answer_of_its_whole(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
