@@ -7,6 +7,7 @@ MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
 PYTEST_ARGS ?=
+MINUTES   ?= 30
 
 # Spark's workers run the interpreter of the environment, and nobody's other Spark or Python gets in between.
 export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON_IN_VENV)
@@ -17,7 +18,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-spark check format bench simulate lock clean java
+.PHONY: help setup demo test soak test-spark check format bench simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ test: java $(JARS) ## Run all tests (within 15 minutes on 2 cores); PYTEST_ARGS=
 
 test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)
 	@$(PYTHON_IN_VENV) -m pytest -m spark_all $(PYTEST_ARGS)
+
+soak: java $(INSTALLED) ## Inject faults for MINUTES=30, again and again; figures in build/soak/report.json
+	@$(PYTHON_IN_VENV) -m millpond.testing.soak --minutes $(MINUTES)
 
 check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's own rules
 	$(PYTHON_IN_VENV) -m ruff check --output-format concise .

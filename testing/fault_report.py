@@ -80,7 +80,7 @@ class FaultReport:
         self._faults: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._violations: list[str] = []
-        self._recovered_ms: list[float] = []
+        self._recovered_ms: dict[str, list[float]] = {}
 
     def fault(self, row: str, trials: int = 1, **counts: int) -> None:
         """
@@ -114,12 +114,12 @@ class FaultReport:
         with self._lock:
             self._violations.append(text)
 
-    def recovered(self, duration_ms: float) -> None:
+    def recovered(self, row: str, duration_ms: float) -> None:
         """
-        From a fault to the first commit afterwards.
+        From a fault of this class to the first commit that was acknowledged afterwards.
         """
         with self._lock:
-            self._recovered_ms.append(duration_ms)
+            self._recovered_ms.setdefault(row, []).append(duration_ms)
 
     def add(self, other: FaultReport) -> None:
         """
@@ -129,7 +129,8 @@ class FaultReport:
             self._faults.update(other._faults)
             self._counts.update(other._counts)
             self._violations += other._violations
-            self._recovered_ms += other._recovered_ms
+            for row, durations in other._recovered_ms.items():
+                self._recovered_ms.setdefault(row, []).extend(durations)
 
     def __bool__(self) -> bool:
         """
@@ -156,6 +157,14 @@ class FaultReport:
         """
         return self._counts[name]
 
+    def recovery_s(self, at: float, row: str | None = None) -> float | None:
+        """
+        A quantile of the times of recovery, in seconds, of one class of faults or of all; ``None`` without any.
+        """
+        rows = self._recovered_ms if row is None else [row]
+        durations = [each for name in rows for each in self._recovered_ms.get(name, ())]
+        return round(quantile(durations, at) / 1_000, 3) if durations else None
+
     def to_json(self) -> dict[str, Any]:
         """
         Everything, for a file.
@@ -168,10 +177,13 @@ class FaultReport:
             },
             **{name: self._counts[name] for name in _COUNTS},
             "violations": list(self._violations),
-            "recoveries": len(self._recovered_ms),
-            "recovery_p50_s": _seconds(self._recovered_ms, 0.5),
-            "recovery_p99_s": _seconds(self._recovered_ms, 0.99),
-            "recovered_ms": [round(each, 1) for each in self._recovered_ms],
+            "recovery_p50_s": self.recovery_s(0.5),
+            "recovery_p99_s": self.recovery_s(0.99),
+            "takeover_p50_s": self.recovery_s(0.5, "R6"),
+            "takeover_p99_s": self.recovery_s(0.99, "R6"),
+            "recovered_ms": {
+                row: [round(each, 1) for each in durations] for row, durations in self._recovered_ms.items()
+            },
         }
 
     @classmethod
@@ -183,7 +195,7 @@ class FaultReport:
         report._faults.update({row: each["trials"] for row, each in found["faults"].items()})
         report._counts.update({name: found.get(name, 0) for name in _COUNTS})
         report._violations += found["violations"]
-        report._recovered_ms += found["recovered_ms"]
+        report._recovered_ms.update({row: list(each) for row, each in found["recovered_ms"].items()})
         return report
 
     def lines(self) -> list[str]:
@@ -196,9 +208,9 @@ class FaultReport:
             if self._faults[row]
         ]
         rows += [("", text, f"{self._counts[name]:,}") for name, text in _COUNTS.items()]
-        if self._recovered_ms:
-            times = " / ".join(f"{_seconds(self._recovered_ms, at):.2f}" for at in (0.5, 0.99))
-            rows.append(("", "seconds to the next commit, p50 / p99", times))
+        for row in sorted(self._recovered_ms):
+            times = " / ".join(f"{self.recovery_s(at, row):.2f}" for at in (0.5, 0.99))
+            rows.append((row, "seconds to the next commit, p50 / p99", times))
         rows.append(("", "violations", f"{len(self._violations):,}"))
         width = max(len(text) for _, text, _ in rows)
         return [f"{row:4}{text:{width}}  {figure:>16}" for row, text, figure in rows]
@@ -214,7 +226,3 @@ def quantile(values: Sequence[float], at: float) -> float:
     """
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
-
-
-def _seconds(durations_ms: Sequence[float], at: float) -> float | None:
-    return round(quantile(durations_ms, at) / 1_000, 3) if durations_ms else None

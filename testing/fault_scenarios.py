@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from millpond.statestore.failpoint import FAILPOINTS
+from millpond.statestore.high_water import check_high_water
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
+from millpond.testing.damage import Outcome, file_kinds, flip, outcome_of
 from millpond.testing.fault_report import FaultReport
 from millpond.testing.history import (
     Checked,
@@ -27,6 +29,7 @@ from millpond.testing.history import (
     read_history,
 )
 from millpond.testing.ledger import ledger_of
+from millpond.testing.s3_proxy import S3Fault, S3Proxy
 from millpond.testing.worker import Nest, Worker, WorkerOptions
 from millpond.testing.zookeeper import Ensemble, wait_until
 
@@ -34,11 +37,13 @@ __all__ = [
     "IN_A_LEDGER",
     "Ground",
     "exits_at_failpoints",
+    "flipped_bits",
     "lost_members",
     "lost_quorum",
     "random_kills",
     "settle",
     "stopped_owners",
+    "stormy_store",
 ]
 
 _LAST_RECORDS: Final = 10
@@ -149,15 +154,15 @@ class Ground:
         wait_until(has_come, self.clock, self.patience_ms)
         return found[0] if found else None
 
-    def progresses(self, worker: Worker, fault_us: int | None = None) -> bool:
+    def progresses(self, worker: Worker, fault_us: int | None = None, *, row: str = "R1") -> bool:
         """
-        Wait until a worker is acknowledged something, after a fault if one is named; note how long that took.
+        Wait until a worker is acknowledged something, after a fault of a class if one is named; note how long that took.
         """
         event = self.wait_for(worker, "ack", after_us=fault_us or 0)
         if event is None:
             self.report.violation(f"{worker.options.name} makes no progress")
         elif fault_us is not None:
-            self.report.recovered((event["at_us"] - fault_us) / 1_000)
+            self.report.recovered(row, (event["at_us"] - fault_us) / 1_000)
         return event is not None
 
     def pause_ms(self, at_most: float) -> None:
@@ -252,7 +257,7 @@ def stopped_owners(ground: Ground, takeovers: int) -> None:
             ground.pause_ms(50.0)
             owner.stop()
         stopped_us = ground.clock.monotonic_us()
-        followed = ground.progresses(standby, stopped_us)
+        followed = ground.progresses(standby, stopped_us, row="R6")
         owner.go_on()
         if not followed:
             standby.kill()
@@ -281,7 +286,7 @@ def lost_members(ground: Ground, kills: int) -> None:
         ground.report.fault("R9")
         if not wait_until(ground.ensemble.has_quorum, ground.clock, ground.patience_ms):
             ground.report.violation("the ensemble has no leader any more")
-        ground.progresses(worker, killed_us)
+        ground.progresses(worker, killed_us, row="R9")
         ground.ensemble.start()
     worker.kill()
 
@@ -304,5 +309,58 @@ def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
         ground.ensemble.start()
         back_us = ground.clock.monotonic_us()
         ground.report.fault("R9")
-        ground.progresses(worker, back_us)
+        ground.progresses(worker, back_us, row="R9")
     worker.kill()
+
+
+def stormy_store(ground: Ground, kills: int, proxy: S3Proxy) -> None:
+    """
+    R4: workers run, and are killed, on a store whose server loses, refuses and delays requests.
+    """
+    for number in range(kills):
+        chance = 0.05 + 0.3 * ground.rng.random()
+        faults = [
+            S3Fault.REPLY_LOST,
+            S3Fault.UNAVAILABLE_503,
+            S3Fault.RESET,
+            S3Fault.ERROR_AFTER,
+            S3Fault.LATE,
+        ]
+        fault = faults[number % len(faults)]
+        proxy.storm({fault: chance}, ground.rng)
+        worker = ground.hatch(pace_ms=1.0)
+        ground.wait_for(worker, "ack")
+        ground.pause_ms(1_000.0)
+        worker.kill()
+        proxy.mend()
+        proxy.land()
+        ground.report.fault("R4", kills=1)
+        ground.report.fault("R1")
+
+
+def flipped_bits(ground: Ground, flips: int) -> None:
+    """
+    R15: bits of all files of a store at rest are flipped, one at a time, and everybody reads.
+    """
+    root = Path(ground.place) / "rows"
+    with ground.open() as store:
+        mark = store.leases.high_water.read()
+
+        def read() -> object:
+            snapshot = store.snapshot()
+            check_high_water(mark, snapshot, store.log)
+            return ledger_of(store), sorted(snapshot.txns.items())
+
+        right, kinds = read(), list(file_kinds(root).values())
+        for number in range(flips):
+            files = kinds[number % len(kinds)]
+            damage = flip(root, files[int(ground.rng.random() * len(files))], ground.rng)
+            outcome, text = outcome_of(root, damage, read, right)
+            ground.report.fault(
+                "R15",
+                flips=1,
+                silent_wrong_reads=outcome is Outcome.WRONG,
+                silent_older_reads=outcome is Outcome.OLDER,
+            )
+            if not outcome.is_kept:
+                ground.report.violation(text)

@@ -10,6 +10,7 @@ fenced, or has published its last record.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from millpond.executor.context import Context
 from millpond.executor.intake import Receipt
 from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.ownership import Ownership
+from millpond.executor.record import Record
 from millpond.executor.upkeep import UpkeepPolicy
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.statestore import commit
@@ -34,13 +37,13 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock
 from millpond.testing.history import HistoryFile, last_acknowledged
-from millpond.testing.ledger import ROWS, ledger_pipeline, numbered
+from millpond.testing.ledger import ROWS, Ledger, ledger_pipeline, numbered
 from millpond.testing.zookeeper import wait_until
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-__all__ = ["KEYS", "UPKEEP", "Nest", "Worker", "WorkerOptions", "work"]
+__all__ = ["KEYS", "UPKEEP", "Nest", "ShortLedger", "Worker", "WorkerOptions", "work"]
 
 KEYS: Final = 16
 """Keys of the ledger: enough that no list gets long."""
@@ -75,6 +78,8 @@ class WorkerOptions:
         pace_ms: how long it waits between two of these.
         exit_at: failpoint at which the process ends at once, as if killed.
         exit_after: how often that failpoint is passed before.
+        kept: how many numbers a key's list keeps, for long runs without a checker, whose history does not
+            grow either; 0 keeps all.
         fenced: ``False`` takes the fence away, for canaries.
     """
 
@@ -90,7 +95,27 @@ class WorkerOptions:
     pace_ms: float = 0.0
     exit_at: str = ""
     exit_after: int = 0
+    kept: int = 0
     fenced: bool = True
+
+
+class ShortLedger(Ledger):
+    """
+    A ledger that forgets, for long runs.
+
+    Args:
+        kept: how many numbers of a key it keeps.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append, and forget the oldest.
+        """
+        super().process_record(context, record)
+        context.state.set(context.state.get([])[-self._kept :])
 
 
 def work(options: WorkerOptions) -> None:
@@ -98,6 +123,7 @@ def work(options: WorkerOptions) -> None:
     Be a worker; runs in the forked process.
     """
     told = HistoryFile(options.history, options.name, _CLOCK)
+    logging.basicConfig(filename=options.history / f"{options.name}.log", level=logging.WARNING)
     told.tell("start", pid=os.getpid())
     if not options.fenced:
         _take_the_fence_away()
@@ -105,7 +131,8 @@ def work(options: WorkerOptions) -> None:
     try:
         with listening(_at_failpoint(options)), _open(options) as store:
             runner = LocalRunner(store, on_held=options.on_held, upkeep=UPKEEP, progress=False)
-            run = runner.start(ledger_pipeline())
+            ledger = ShortLedger(options.kept) if options.kept else Ledger()
+            run = runner.start(ledger_pipeline(computation=ledger))
             told.tell("open", writer=store.committer.writer_id)
             _publish(run, options, told)
             run.stop()
@@ -130,20 +157,22 @@ def _publish(run: LocalRun, options: WorkerOptions, told: HistoryFile) -> None:
     outstanding: deque[tuple[Receipt, int, int]] = deque()
     for start in range(first, first + options.records, options.together):
         last = start + options.together - 1
-        told.tell("invoke", first=start, last=last)
+        if not options.kept:
+            told.tell("invoke", first=start, last=last)
         outstanding.append((run.inject(ROWS, numbered(range(start, last + 1), keys=KEYS)), start, last))
         while len(outstanding) >= _OUTSTANDING_MAX or (outstanding and outstanding[0][0].is_durable):
-            _await(outstanding, told)
+            _await(outstanding, options, told)
         if options.pace_ms:
             _CLOCK.sleep_ms(options.pace_ms)
     while outstanding:
-        _await(outstanding, told)
+        _await(outstanding, options, told)
 
 
-def _await(outstanding: deque[tuple[Receipt, int, int]], told: HistoryFile) -> None:
+def _await(outstanding: deque[tuple[Receipt, int, int]], options: WorkerOptions, told: HistoryFile) -> None:
     receipt, first, last = outstanding[0]
     receipt.wait()
-    told.tell("ack", first=first, last=last)
+    if not options.kept:
+        told.tell("ack", first=first, last=last)
     outstanding.popleft()
 
 
@@ -197,6 +226,14 @@ class Worker:
         Whether it has not ended.
         """
         return self._process.is_alive()
+
+    @property
+    def resident_mib(self) -> float:
+        """
+        How much memory it holds.
+        """
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
     @property
     def exit_at_failpoint(self) -> bool:

@@ -29,6 +29,7 @@ from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
+from millpond.testing.fault_report import FaultReport
 from millpond.testing.faulty_objects import Fault, FaultyObjects
 from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
@@ -143,7 +144,7 @@ def letters(store: Store) -> int:
     return store.rows_view("dead_letters").to_arrow().num_rows
 
 
-def test_a_run_waits_for_room(disk: Disk) -> None:
+def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
     """
     While the disk is full nothing is acknowledged; with room again everything is, once.
     """
@@ -151,6 +152,7 @@ def test_a_run_waits_for_room(disk: Disk) -> None:
         write(run, 0, 1).wait(PATIENCE_MS)
         version = store.snapshot().version
         disk.fill()
+        fault_report.fault("R14")
         receipts = [write(run, number, number + 1) for number in range(2, 12, 2)]
         assert not receipts[0].wait(500)
         assert store.snapshot().version == version
@@ -161,7 +163,7 @@ def test_a_run_waits_for_room(disk: Disk) -> None:
         assert letters(store) == 6
 
 
-def test_a_run_that_may_not_wait_says_why(disk: Disk) -> None:
+def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
     """
     When waiting is over the run ends in an error about the store, nothing is half written, and a restart goes on.
     """
@@ -170,6 +172,7 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk) -> None:
         write(run, 0, 1).wait(PATIENCE_MS)
         version = store.snapshot().version
         disk.fill()
+        fault_report.fault("R14")
         with pytest.raises((UnavailableError, OutcomeUnknownError)):
             write(run, 2, 3).wait(PATIENCE_MS)
         assert store.snapshot().version == version
@@ -182,7 +185,9 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk) -> None:
         assert ledger_of(store) == written(numbered(range(4)))
 
 
-def test_a_full_sink_stops_the_run_and_gets_the_rest_later(tmpfs: Tmpfs, tmp_path: Path) -> None:
+def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
+    tmpfs: Tmpfs, tmp_path: Path, fault_report: FaultReport
+) -> None:
     """
     What a sink had no room for it gets at the next start, once; the store goes no further meanwhile.
     """
@@ -195,6 +200,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(tmpfs: Tmpfs, tmp_pat
         run.inject(ROWS, numbered([0, 1]))
         run.run_until_quiet()
         tmpfs.fill()
+        fault_report.fault("R14")
         run.inject(ROWS, numbered([2, 3]))
         with pytest.raises((UnavailableError, OutcomeUnknownError)):
             run.run_until_quiet()
@@ -213,7 +219,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(tmpfs: Tmpfs, tmp_pat
 
 
 @pytest.mark.spark
-def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession) -> None:
+def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport) -> None:
     """
     Tasks that find no room end the run with the reason in the error; run again, it gives the same answer.
     """
@@ -231,6 +237,7 @@ def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession) -> None:
         run = runner.open(ledger_pipeline())
         run.consume(*batch(0))
         tmpfs.fill()
+        fault_report.fault("R14")
         with pytest.raises(Exception, match=r"(?is)no space left"):
             run.consume(*batch(1))
         run.abandon()

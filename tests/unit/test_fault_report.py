@@ -14,7 +14,7 @@ def busy() -> FaultReport:
     report.fault("R1", 3, kills=3, takeovers=2)
     report.violation("a record is missing")
     for duration_ms in (100.0, 900.0, 200.0):
-        report.recovered(duration_ms)
+        report.recovered("R6", duration_ms)
     return report
 
 
@@ -29,7 +29,8 @@ def test_it_adds_up() -> None:
     assert found["faults"]["R1"]["trials"] == report.trials("R1") == 6
     assert (found["kills"], report.number("takeovers")) == (6, 4)
     assert found["violations"] == ["a record is missing"] * 2
-    assert (found["recovery_p50_s"], found["recovery_p99_s"]) == (0.2, 0.9)
+    assert (found["recovery_p50_s"], found["takeover_p99_s"]) == (0.2, 0.9)
+    assert report.recovery_s(0.5, "R9") is None
 
 
 def test_it_comes_back_from_its_file() -> None:

@@ -1,0 +1,42 @@
+"""
+A soak tells how fast memory grows, and goes on with the report that it finds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fault_report import FaultReport
+from millpond.testing.soak import Soak, slope_mib_per_hour
+
+
+def test_the_slope_leaves_the_warming_up_out() -> None:
+    """
+    What grows within the first minute is no leak, and few samples say nothing.
+    """
+    flat = [(10.0, 50.0), *((60.0 * minute, 100.0) for minute in range(1, 31))]
+
+    assert slope_mib_per_hour(flat) == 0.0
+    assert slope_mib_per_hour(flat[:5]) is None
+
+
+def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
+    """
+    A second soak counts on from the report of the first.
+    """
+    before = FaultReport()
+    before.fault("R1", 7, kills=7)
+    file = tmp_path / "report.json"
+    file.write_bytes(orjson.dumps({"runs": 3, "minutes": 2.5, **before.to_json()}))
+    clock, rng = ManualClock(), SeededRng(1)
+    soak = Soak(tmp_path, file, minutes=0.0, clock=clock, rng=rng, say=str)
+    clock.advance_ms(30_000)
+    soak.write()
+
+    found = orjson.loads(file.read_bytes())
+    assert (found["runs"], found["minutes"], found["kills"]) == (3, 3.0, 7)
+    assert found["faults"]["R1"]["trials"] == 7
+    assert set(found) > {"violations", "recovery_p99_s", "takeover_p99_s", "memory_slope_mib_per_hour"}
