@@ -334,8 +334,11 @@ class Store:
                 # What was the newest version a moment ago may be collected by now; a newer one is not.
                 if version is not None:
                     raise
-            else:
-                return snapshot
+                continue
+            except MillpondError as error:
+                # A disk that is read only, say: reading must go on, as long as the retention lasts.
+                _LOG.info("no version is kept for this reader: %s", error)
+            return snapshot
         raise ConflictError("versions are collected faster than they are read", store=self.path)
 
     def _catalog_of_readers(self, held: ExitStack) -> Catalog | None:

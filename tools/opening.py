@@ -1,20 +1,23 @@
 """
-Opening a store to look at it: no lease, no ZooKeeper, nothing written.
+Opening a store to look at it: no lease, no ZooKeeper, nothing written but a reader's horizon in the catalog.
 
 Reading commands take the same arguments for that; `store_argument` adds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import click
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.store import Store
+from millpond.tools.output import note
 
-__all__ = ["open_to_read", "read_options", "store_argument", "version_option"]
+__all__ = ["open_to_read", "read_options", "snapshot_to_read", "store_argument", "version_option"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -55,6 +58,23 @@ def open_to_read(store: str, storage_options: tuple[str, ...], catalog: str | No
     """
     options = read_options(storage_options)
     return Store.open(store, catalog=catalog, storage_options=options, create=False, read_only=True)
+
+
+@contextmanager
+def snapshot_to_read(store: Store, version: int | None) -> Iterator[Snapshot]:
+    """
+    A version, kept readable meanwhile; one that is being collected is read as long as its files are there.
+
+    Raises:
+        DataError: the version is gone.
+    """
+    with ExitStack() as held:
+        try:
+            snapshot = held.enter_context(store.reading(version))
+        except ConflictError:
+            note("that version is older than the retention: its files may go at any moment")
+            snapshot = store.snapshot(version)
+        yield snapshot
 
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:

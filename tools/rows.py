@@ -15,7 +15,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.view import RowsView
-from millpond.tools.opening import open_to_read, store_argument, version_option
+from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.output import note, print_json, print_table, time_text
 from millpond.tools.teaching import TeachingCommand
 
@@ -67,7 +67,7 @@ def rows(
     With --key only the parts of files that can hold the key are read, however large the store is.
     A table shows the first 100 rows unless --limit says otherwise; --json shows all.
     """
-    with open_to_read(store, storage_options) as opened, opened.reading(version) as snapshot:
+    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
         _check_known(snapshot, computation)
         found = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)

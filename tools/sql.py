@@ -14,7 +14,7 @@ import duckdb
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.view import connect
-from millpond.tools.opening import open_to_read, store_argument, version_option
+from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.output import print_table
 from millpond.tools.teaching import TeachingCommand
 
@@ -49,7 +49,7 @@ def sql(store: str, query: str, storage_options: tuple[str, ...], version: int |
     """
     with (
         open_to_read(store, storage_options) as opened,
-        opened.reading(version) as snapshot,
+        snapshot_to_read(opened, version) as snapshot,
         connect(snapshot, opened.objects) as connection,
     ):
         try:

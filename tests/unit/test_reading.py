@@ -7,11 +7,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from click.testing import CliRunner
 
 from millpond.statestore import reading as reading_module
 from millpond.statestore.catalog import Catalog
 from millpond.statestore.catalog_entries import HorizonKind
-from millpond.statestore.errors import ConflictError
+from millpond.statestore.errors import ConflictError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.reading import READER_LIFETIME_MS, Reading
@@ -19,6 +20,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.commit_requests import fence_request
 from millpond.testing.determinism import ManualClock
+from millpond.tools.command_line import main
 
 
 @pytest.fixture
@@ -124,3 +126,47 @@ def test_a_store_without_a_catalog_is_read_all_the_same(tmp_path, clock):
     with Store.open(tmp_path / "pond", clock=clock, read_only=True) as store, store.reading() as snapshot:
         assert snapshot.version == 0
     assert not (tmp_path / "pond" / "catalog.sqlite").exists()
+
+
+def test_a_catalog_that_cannot_be_written_keeps_nobody_from_reading(tmp_path, clock, monkeypatch):
+    """
+    A store on a disk that is read only can be read; a version that is being collected is refused all the same.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ) as store:
+        store.committer.commit(fence_request(1, Interval("c")))
+        assert store.catalog is not None
+        collect_up_to(store.catalog, 1)
+        with pytest.raises(ConflictError), store.reading(0):
+            pass
+
+        def refuse(*_arguments: object, **_options: object) -> None:
+            raise UnavailableError("the catalog does not answer")
+
+        monkeypatch.setattr(Catalog, "publish_horizon", refuse)
+        with store.reading() as snapshot:
+            assert snapshot.version == 1
+
+
+def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clock):
+    """
+    `millpond sql --version` says that its files may go, and reads them as long as they are there.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ) as store:
+        store.committer.commit(fence_request(1, Interval("c")))
+        assert store.catalog is not None
+        collect_up_to(store.catalog, 1)
+    asked = ["sql", str(tmp_path / "pond"), "select 1 as one", "--version", "0", "--json"]
+    found = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert found.exit_code == 0
+    assert '{"one":1}' in found.stdout
+    assert "may go at any moment" in found.stderr
