@@ -1,0 +1,81 @@
+"""
+A workload of one's own: what is right passes, what is wrong is found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import millpond as mp
+from millpond.testing.simulation.chance import Draw
+from millpond.testing.simulation.simulation import simulate
+from millpond.testing.simulation.violation import must
+from millpond.testing.simulation.workload import End, Workload
+
+
+class CountClicks(mp.Computation):
+    """Counts in the state, where it belongs."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """One more."""
+        context.state.set({"count": context.state.get({"count": 0})["count"] + 1})
+
+
+class CountInMemory(mp.Computation):
+    """Counts in memory, which is gone with the process."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """One more, as far as this process knows."""
+        self.counts[context.key] = self.counts.get(context.key, 0) + 1
+        context.state.set({"count": self.counts[context.key]})
+
+
+class Clicks(Workload):
+    """Clicks on two pages."""
+
+    name = "clicks"
+    records_max = 40
+    computation: type[mp.Computation] = CountClicks
+
+    def pipeline(self) -> mp.Pipeline:
+        """One counter."""
+        pipeline = mp.Pipeline("clicks")
+        clicks = pipeline.inject("clicks", key="page", at="at", id="id", watermark=mp.ManualWatermark())
+        clicks.apply(self.computation(), name="counter")
+        return pipeline
+
+    def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
+        """A click."""
+        return "clicks", {"page": draw.choice(["home", "shop"])}
+
+    def check_end(self, end: End) -> None:
+        """Every click counts once."""
+        counted = sum(state["count"] for state in end.states["counter"].values())
+        must(counted == len(end.sent), "I1", "every click counts once", counted=counted, sent=len(end.sent))
+
+
+class ForgetfulClicks(Clicks):
+    """The same with the wrong counter."""
+
+    computation = CountInMemory
+
+
+def test_a_sound_pipeline_passes() -> None:
+    """A computation that keeps its state where it belongs bears every fault."""
+    for seed in range(4):
+        outcome = simulate(seed, Clicks, steps=100)
+
+        assert outcome.violation == ""
+        assert outcome.supersteps > 3
+
+
+def test_a_mistake_is_found() -> None:
+    """A computation that counts in memory is found out by the first crash."""
+    found = [
+        simulate(seed, ForgetfulClicks, steps=100, kinds=["crash", "restart"]).violation for seed in range(4)
+    ]
+
+    assert any("I1: every click counts once" in violation for violation in found)
