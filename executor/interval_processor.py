@@ -8,6 +8,7 @@ runs per key, and per record only where user code wants to see single records.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from millpond.executor.arrivals import Arrivals
 from millpond.executor.bundle import Bundle, BundleResult, BundleStatistics
+from millpond.executor.code_limit import CodeLimit, OnStuck
 from millpond.executor.deduplication import Admission, admit
 from millpond.executor.grouping import Grouping, encode_keys, group
 from millpond.executor.key_turn import KeyTurns
@@ -44,9 +46,18 @@ class IntervalProcessor:
         node: the computation in its place.
         interval: whose keys.
         soft_state: what is known of their rows; it must have been synchronised.
+        on_stuck: told if the code takes longer than it may and cannot be interrupted.
     """
 
-    def __init__(self, node: ComputationNode, interval: Interval, soft_state: SoftState) -> None:
+    def __init__(
+        self,
+        node: ComputationNode,
+        interval: Interval,
+        soft_state: SoftState,
+        on_stuck: OnStuck | None = None,
+    ) -> None:
+        timeout_ms = node.user_code_timeout_ms
+        self._limit = None if timeout_ms is None else CodeLimit(node.name, timeout_ms, on_stuck)
         self._node = node
         self._interval = interval
         self._soft_state = soft_state
@@ -86,8 +97,9 @@ class IntervalProcessor:
             arrivals.ids,
             bundle.watermark,
         )
-        turns = KeyTurns(self._node, bundle, columns)
-        outcome = _run(turns, grouping, soft_state)
+        turns = KeyTurns(self._node, bundle, columns, self._limit)
+        with nullcontext() if self._limit is None else self._limit.watching():
+            outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(
             records=len(at) + dropped,
             late=int(late.sum()),

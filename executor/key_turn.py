@@ -11,9 +11,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from millpond.executor.bundle import DeadLetter
+from millpond.executor.code_limit import CodeLimit, CodeTimeoutError
 from millpond.executor.context import Context
 from millpond.executor.counters import Counters
 from millpond.executor.holds import Holds
@@ -36,6 +37,7 @@ __all__ = ["FIRINGS_MAX", "KeyTurns"]
 FIRINGS_MAX: Final = 100_000
 """So many timers that were set in the bundle itself may fire for one key."""
 
+_Result = TypeVar("_Result")
 _ERROR_MAX: Final = 1_000
 _DIAGNOSTICS_MAX: Final = 8_000
 _VALUE_MAX: Final = 100_000
@@ -57,6 +59,7 @@ class KeyTurns:
         node: whose code runs, and what becomes of failures.
         bundle: the clocks.
         columns: the records.
+        limit: how long the code may take for a key; ``None``: as long as it likes.
 
     Attributes:
         state: the state of the key that had the last turn.
@@ -67,7 +70,10 @@ class KeyTurns:
         fired: how many timers have fired.
     """
 
-    def __init__(self, node: ComputationNode, bundle: Bundle, columns: RecordColumns) -> None:
+    def __init__(
+        self, node: ComputationNode, bundle: Bundle, columns: RecordColumns, limit: CodeLimit | None = None
+    ) -> None:
+        self._limit = limit
         self._input = InputTime()
         self.timers = KeyTimers(bundle.clocks)
         holds = Holds(self.timers, self._input)
@@ -112,13 +118,25 @@ class KeyTurns:
         self.counters.settle()
         self._begin(key, encoded, timers, stop - start)
         try:
-            return self._run_at_once(key, start, stop)
-        except Exception:  # noqa: BLE001 - whatever it was, the careful run meets it again
+            if self._limit is None:
+                return self._run_at_once(key, start, stop)
+            return self._within_limit(lambda: self._run_at_once(key, start, stop))
+        except (Exception, CodeTimeoutError):  # noqa: BLE001 - whatever it was, the careful run meets it again
             self.productions.truncate(produced)
             self.counters.truncate(0)
             self.fired = fired
         self._begin(key, encoded, timers, stop - start)
         return self._run_carefully(key, start, stop)
+
+    def _within_limit(self, code: Callable[[], _Result]) -> _Result:
+        limit = self._limit
+        if limit is None:
+            return code()
+        try:
+            limit.begin(self._context.key)
+            return code()
+        finally:
+            limit.end()
 
     def _begin(self, key: str, encoded: Encoded | None, timers: Timers, records: int) -> None:
         self._context.key = key
@@ -200,14 +218,26 @@ class KeyTurns:
         error: Exception | None = None
         for _ in range(1 + self._node.retries):
             try:
-                hook()
+                self._within_limit(hook)
                 self.state.settle()
+            except CodeTimeoutError as raised:
+                self._go_back(savepoint)
+                return self._too_slow(raised)
             except Exception as raised:  # noqa: BLE001 - user code may raise anything
                 error = raised
                 self._go_back(savepoint)
             else:
                 self.state.end_hook()
                 return None
+        return error
+
+    def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
+        """
+        It has hung twice by now, at full speed and alone: a third time would only take as long again.
+        """
+        error = None if self._limit is None else self._limit.error()
+        if error is not None:
+            error.__cause__ = raised
         return error
 
     def _go_back(self, savepoint: _Savepoint) -> None:

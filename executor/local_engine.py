@@ -10,6 +10,7 @@ only what a restart finds undelivered is read from files. Weak productions do no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millpond.executor.bundle import BundleResult, DeadLetter, Deliveries, InputObservation, Manifest
+from millpond.executor.code_limit import OnStuck
 from millpond.executor.delivery import (
     Extracted,
     ProductionSource,
@@ -33,6 +35,7 @@ from millpond.executor.progress import SuperstepReport
 from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.rowfile import RowFile
@@ -40,6 +43,8 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
+
+_LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,9 @@ class Prepared:
 class LocalEngine:
     """
     One pipeline's supersteps in this process; used by one thread at a time.
+
+    Attributes:
+        on_stuck: told of user code that takes longer than it may and cannot be interrupted.
 
     Args:
         store: the open store.
@@ -105,6 +113,7 @@ class LocalEngine:
         )
         self._intervals: dict[Interval, LocalInterval] = {}
         self._produced: dict[str, pa.Table] = {}
+        self.on_stuck: OnStuck = _tell
         self._version: TableVersion | None = None
 
     def prepare(self, outside: Sequence[OutsideRows] = (), *, is_bounded: bool = False) -> Prepared:
@@ -181,13 +190,16 @@ class LocalEngine:
                 interval.fall_behind()
             self._version = version
 
-    def close(self) -> None:
+    def close(self, *, wait_for_code: bool = True) -> None:
         """
-        Let the writing threads go.
+        Let the threads go.
+
+        Args:
+            wait_for_code: whether to wait for user code that is still at work.
         """
         self._writer.shutdown()
         if self._helper is not None:
-            self._helper.shutdown()
+            self._helper.shutdown(wait=wait_for_code)
 
     def settle_sinks(self) -> None:
         """
@@ -306,7 +318,7 @@ class LocalEngine:
     def _interval(self, interval: Interval, anew: bool = False) -> LocalInterval:
         if anew or interval not in self._intervals:
             node = self._coordinator.topology.computations[interval.computation]
-            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes)
+            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes, self.on_stuck)
             self._intervals[interval] = made
         return self._intervals[interval]
 
@@ -323,3 +335,7 @@ def _by_file(
     """
     produced = {m.file.path: made for m, made in bundles if m.file is not None and made is not None}
     return [manifest for manifest, _ in bundles], produced
+
+
+def _tell(error: InvalidError) -> None:
+    _LOG.error("%s", error)

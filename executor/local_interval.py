@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.bundle import Bundle, BundleResult, Deliveries, Manifest
+from millpond.executor.code_limit import OnStuck
 from millpond.executor.delivery import flatten_productions
 from millpond.executor.interval_processor import IntervalProcessor
 from millpond.executor.soft_state import SoftState, StoreRowReader
@@ -40,12 +41,20 @@ class LocalInterval:
         interval: whose keys.
         objects: where row files are.
         cache_bytes: soft-state budget.
+        on_stuck: told if user code takes longer than it may and cannot be interrupted.
     """
 
-    def __init__(self, node: ComputationNode, interval: Interval, objects: Objects, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        node: ComputationNode,
+        interval: Interval,
+        objects: Objects,
+        cache_bytes: int,
+        on_stuck: OnStuck | None = None,
+    ) -> None:
         self._objects = objects
         self._soft_state = SoftState(interval, StoreRowReader(objects), cache_bytes)
-        self._processor = IntervalProcessor(node, interval, self._soft_state)
+        self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._is_behind = True
         self._has_followed = False
 

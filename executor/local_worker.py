@@ -86,6 +86,9 @@ class LocalWorker:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._taken = Taken()
+        self._is_stranded = False
+        engine.on_stuck = self._strand
         self.standing = self._stand()
 
     # -- steps -----------------------------------------------------------------------------
@@ -94,7 +97,9 @@ class LocalWorker:
         """
         One superstep with what has come in; ``None`` when nothing was to be done.
         """
-        taken = self.intake.take(BUNDLE_RECORDS_MAX)
+        if self._is_stranded:
+            self.raise_failure()
+        taken = self._taken = self.intake.take(BUNDLE_RECORDS_MAX)
         try:
             with self._failing():
                 report = self._handle(taken)
@@ -137,6 +142,9 @@ class LocalWorker:
         is_bounded: bool = False,
     ) -> SuperstepReport:
         prepared = self._prepare(outside, is_bounded=is_bounded)
+        if self._is_stranded:
+            # Its code came back after everybody was told that it would not.
+            self.raise_failure()
         report = self.engine.commit(prepared, position)
         self.standing = self._stand()
         self.intake.hold_back(self.coordinator.time.streams_ahead())
@@ -165,6 +173,17 @@ class LocalWorker:
                 if self._stopping or self._clock.monotonic_us() > deadline_us:
                     raise
                 self._clock.sleep_ms(_RETRY_MS)
+
+    def _strand(self, error: InvalidError) -> None:
+        """
+        User code hangs where it cannot be interrupted: end the run for everybody else.
+
+        Its thread is left where it is. Should the code ever return, nothing of it is committed.
+        """
+        self._failure = error
+        self._is_stranded = True
+        self.intake.end(error)
+        self._taken.settle(error)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -238,7 +257,7 @@ class LocalWorker:
         self.intake.end(
             self._failure or UnavailableError("the run was stopped; inject this again in the next")
         )
-        if self._thread is not None:
+        if self._thread is not None and not self._is_stranded:
             self._thread.join()
 
     def close(self) -> None:
@@ -249,7 +268,7 @@ class LocalWorker:
             MillpondError: what a sink raised while it took the last superstep.
         """
         try:
-            self.engine.close()
+            self.engine.close(wait_for_code=not self._is_stranded)
             self.coordinator.close()
         finally:
             self._progress.close()

@@ -327,6 +327,9 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         raise InvalidError(
             "productions are strong or weak", computation=name, productions=options["productions"]
         )
+    timeout_ms = options.get("user_code_timeout_ms")
+    if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
+        raise InvalidError("user_code_timeout_ms is longer than nothing", computation=name, value=timeout_ms)
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

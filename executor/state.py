@@ -56,7 +56,12 @@ class State:
 
     def set(self, value: Any) -> None:
         """
-        Replace the state. The object must not be changed any more without setting it again.
+        Replace the state.
+
+        Until the key's turn in the bundle ends, `get` gives this very object: it costs nothing, and
+        asks two things. The object must not be changed any more without setting it again. And a
+        container must hold what the codec gives back, a list rather than a tuple (a tuple that is the
+        state itself is taken care of), or what `get` gives depends on how records fell into bundles.
 
         A value that the codec refuses fails the record or timer at hand, when its hook or
         the key's turn ends.

@@ -33,6 +33,7 @@ class ComputationOptions(TypedDict, total=False):
     intervals: int | None
     on_late: OnLate | Mapping[str, OnLate]
     productions: ProductionMode
+    user_code_timeout_ms: float | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

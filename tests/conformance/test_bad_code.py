@@ -1,0 +1,190 @@
+"""
+Code that raises, hangs or never does the same twice harms its own record only, on both runners.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from millpond.executor.computation import Computation
+from millpond.executor.context import Context
+from millpond.executor.pipeline import Pipeline
+from millpond.executor.record import Record
+from millpond.executor.topology import OnError
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.system import SystemClock
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Open = Callable[..., Play]
+CALLS = itertools.count()
+RETRIES = 2
+
+
+class Bad(Computation):
+    """
+    Keeps and passes on what it gets; on the way it may do what the record says.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Half of the effects come before the mischief, half after it.
+        """
+        n, does, call = record.value["n"], record.value["does"], next(CALLS)
+        context.produce("out", {"n": n, "call": call})
+        context.state.set([*context.state.get([]), n])
+        if does == "raises":
+            raise ValueError("on purpose")
+        if does == "raises now and then" and call % 3:
+            raise ValueError("not always")
+        while does == "spins":
+            pass
+        if does == "sleeps":
+            SystemClock().sleep_ms(600_000)
+        context.produce("out", {"n": n, "call": call})
+
+
+class Pairs(Computation):
+    """
+    Keeps what it gets: both halves of a record must come from one call.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append.
+        """
+        context.state.set([*context.state.get([]), [record.value["n"], record.value["call"]]])
+
+
+def bad(on_error: OnError = "dead_letter") -> Callable[[], Pipeline]:
+    """
+    ``in`` → ``bad`` → ``pairs``.
+    """
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("bad")
+        stream = pipeline.inject("in", key="k", at="n", id="n").apply(
+            Bad(), name="bad", produces="out", retries=RETRIES, on_error=on_error, user_code_timeout_ms=200
+        )
+        stream.apply(Pairs(), name="pairs")
+        return pipeline
+
+    return make
+
+
+def rows(*does: str) -> list[dict[str, Any]]:
+    """
+    Two keys, a good one and a bad one, whose records take turns.
+    """
+    found = []
+    for number, one in enumerate(does):
+        found.append({"k": "bad", "n": 2 * number, "does": one})
+        found.append({"k": "good", "n": 2 * number + 1, "does": "nothing"})
+    return found
+
+
+@pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """
+    Opens a pipeline on the runner at hand.
+    """
+    opened: list[Play] = []
+
+    def open_play(make: Callable[[], Pipeline]) -> Play:
+        made: Play = request.param(make, tmp_path, ManualClock())
+        if isinstance(made, SparkPlay):
+            spark: SparkSession = request.getfixturevalue("spark")
+            made.spark = spark
+        made.start()
+        opened.append(made)
+        return made
+
+    yield open_play
+    for each in opened:
+        each.stop()
+
+
+def letters(pond: Play) -> list[dict[str, Any]]:
+    """
+    The dead letters, by time.
+    """
+    found = [orjson.loads(state) for state in pond.states("dead_letters").values()]
+    return sorted(found, key=lambda letter: str(letter["at"]))
+
+
+def kept(pond: Play) -> tuple[list[int], list[int]]:
+    """
+    What the bad key and the good one have kept; and each record's two halves come from one call.
+    """
+    states = {key: orjson.loads(state) for key, state in pond.states("bad").items()}
+    pairs = [pair for state in pond.states("pairs").values() for pair in orjson.loads(state)]
+    assert sorted(pairs) == sorted(2 * [[n, call] for n, call in {(n, call) for n, call in pairs}])
+    assert sorted(n for n, _ in pairs) == sorted(2 * [*states.get("bad", []), *states.get("good", [])])
+    return states.get("bad", []), states.get("good", [])
+
+
+def test_code_that_raises_or_hangs(play: Open) -> None:
+    """
+    Its records become dead letters that say why; what came before and after them counts once.
+    """
+    pond = play(bad())
+    pond.inject("in", rows("nothing", "raises", "nothing", "spins", "nothing"))
+    pond.settle()
+
+    assert kept(pond) == ([0, 4, 8], [1, 3, 5, 7, 9])
+    first, second = letters(pond)
+    assert "on purpose" in first["error"]
+    assert "takes longer than it may" in second["error"]
+    assert (second["computation"], second["key"]) == ("bad", "bad")
+
+
+def test_code_that_never_does_the_same_twice(play: Open) -> None:
+    """
+    However often it ran, the effects of one call count, and of no other.
+    """
+    pond = play(bad())
+    pond.inject("in", rows(*["raises now and then"] * 6))
+    pond.restart()
+    pond.inject("in", rows(*["raises now and then"] * 6))
+    pond.settle()
+    survivors, good = kept(pond)
+
+    assert survivors == sorted(set(survivors) & {0, 2, 4, 6, 8, 10})
+    assert good == [1, 3, 5, 7, 9, 11]
+    assert len(letters(pond)) == 6 - len(survivors)
+
+
+def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
+    """
+    The error names computation and key, and nothing of the superstep is there.
+    """
+    pond = play(bad(on_error="stop"))
+    with pytest.raises(InvalidError, match=r"user code failed.*`bad`.*`bad`.*takes longer than it may"):
+        pond.inject("in", rows("nothing", "spins"))
+
+    assert pond.states("bad") == {}
+
+
+@pytest.mark.spark
+def test_a_call_that_blocks_in_a_task(tmp_path: Path, spark: SparkSession) -> None:
+    """
+    On Spark, code that sleeps for ever is interrupted as well.
+    """
+    pond = SparkPlay(bad(), tmp_path, ManualClock())
+    pond.spark = spark
+    pond.start()
+    pond.inject("in", rows("nothing", "sleeps"))
+    pond.settle()
+
+    assert kept(pond) == ([0], [1, 3])
+    assert [letter["key"] for letter in letters(pond)] == ["bad"]
+    pond.stop()
