@@ -16,6 +16,7 @@ from millpond.executor.delivery import ProductionSource, read_productions, summa
 from millpond.executor.position import claimed_by
 from millpond.executor.recovery import undelivered_sources
 from millpond.executor.topology import Topology
+from millpond.executor.weak import addressed
 from millpond.statestore.rowfile import RowFile
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
@@ -39,9 +40,10 @@ class PendingProductions:
     @property
     def count(self) -> int:
         """
-        How many productions wait.
+        How many productions wait; those that are kept for sinks only have been delivered.
         """
-        return sum(summary.count for summary in self.summaries.values())
+        delivered = addressed("")
+        return sum(one.count for stream, one in self.summaries.items() if not stream.endswith(delivered))
 
 
 def pending_of(

@@ -107,6 +107,13 @@ class RowCache:
         if not len(cold):
             self._cold = None
 
+    def replace_cold(self, keys: Sequence[str]) -> None:
+        """
+        Forget these keys' rows as they were read: all of each is about to be put.
+        """
+        if self._cold is not None:
+            self.used_bytes -= self._cold.drop(self._cold.among(keys))
+
     def absent(self, keys: Sequence[str]) -> list[str]:
         """
         The keys that are not here, even after `warm`, and may have a row.

@@ -205,6 +205,8 @@ class SoftState:
 
     def _apply_changes(self, changes: RowChanges) -> None:
         keys, states, timers = changes.keys, changes.states, changes.timers
+        if self._cache.is_complete:
+            self._cache.replace_cold([key for key in keys if key in timers and key not in changes.same_state])
         self._cache.warm(keys)
         if changes.same_state:
             old = self._cache.states_of(keys)
