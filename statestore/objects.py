@@ -52,7 +52,7 @@ _CLIENT_OPTIONS: Final = frozenset(
 
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 _CLIENT_RETRIES: Final = {
-    "max_retries": 2,
+    "max_retries": 4,
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
 }

@@ -118,5 +118,5 @@ class TestCloud:
         }.items():
             monkeypatch.setenv(name, value)
 
-        with pytest.raises(UnavailableError, match="after 2 retries"):
+        with pytest.raises(UnavailableError, match="after 4 retries"):
             open_objects("s3://bucket/pond").get("a")
