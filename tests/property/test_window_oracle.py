@@ -37,6 +37,9 @@ _SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
 _EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
+# Thousands of examples take as long as they take.
+pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
+
 generated = settings(
     deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or settings().max_examples
 )
