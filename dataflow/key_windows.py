@@ -202,9 +202,10 @@ class KeyWindows:
         A trigger's timer has fired: tell its owner, and ask the window's trigger.
         """
         state = self.windows.get(window)
-        if state is None or state.timers.pop(timer.to_text(), None) is None:
+        at = None if state is None else state.timers.pop(timer.to_text(), None)
+        if state is None or at is None:
             return
-        self._strategy.trigger.on_child_timer(self._context(state), timer)
+        self._strategy.trigger.on_child_timer(self._context(state), replace(timer, at=at))
         self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
 
     def expire(self, window: Window) -> None:

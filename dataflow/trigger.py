@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from millpond.dataflow.element import Element
-from millpond.dataflow.trigger_context import TriggerContext, TriggerEvent, TriggerTimer
+from millpond.dataflow.trigger_context import Contents, TriggerContext, TriggerEvent, TriggerTimer
 
 __all__ = ["Trigger"]
 
@@ -118,8 +118,13 @@ class Trigger:
         """
         Call `on_fire` and note it; what compositions call on their children.
         """
+        firing = context.firing
+        before, firing.contents = firing.contents, Contents.DEFAULT
         finished = self.on_fire(context)
-        context.firing.events.append(TriggerEvent(context.path, self.label, finished))
+        asked = firing.contents
+        if asked is Contents.DEFAULT:
+            firing.contents = before
+        firing.events.append(TriggerEvent(context.path, self.label, finished, asked))
         return finished
 
     def reset(self, context: TriggerContext) -> None:

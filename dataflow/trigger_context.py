@@ -41,11 +41,13 @@ class TriggerEvent:
         path: its place in the tree; the root's is empty.
         label: what it is.
         is_finished: whether it has fired for the last time.
+        asked: what it, or one below it, asked to do with the contents.
     """
 
     path: str
     label: str
     is_finished: bool
+    asked: Contents = Contents.DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,14 @@ class TriggerTimer:
         tag: the timer's name within it.
         domain: which clock it waits for.
         percentile: in event time, which watermark: 100 is the low watermark.
+        at: once it has fired, the time that it had been set to.
     """
 
     path: str
     tag: str
     domain: TimeDomain
     percentile: float = EXACT
+    at: int | None = field(default=None, compare=False)
 
     def to_text(self) -> str:
         """

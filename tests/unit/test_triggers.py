@@ -8,13 +8,24 @@ import pickle
 
 import pytest
 
+from millpond.dataflow.combiners import ToList
 from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
 from millpond.dataflow.count_triggers import AfterBytes, AfterCount
 from millpond.dataflow.element import Element
+from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.key_windows import KeyWindows
 from millpond.dataflow.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
+from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, next_stroke
 from millpond.dataflow.trigger import Trigger
-from millpond.dataflow.trigger_context import Firing, TriggerContext, TriggerEvent, TriggerTimer, parse_timer
+from millpond.dataflow.trigger_context import (
+    Contents,
+    Firing,
+    TriggerContext,
+    TriggerEvent,
+    TriggerTimer,
+    parse_timer,
+)
 from millpond.dataflow.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
 from millpond.dataflow.window import Window
 from millpond.dataflow.window_state import WindowState
@@ -239,3 +250,60 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     assert (context.timer(), context.timer(percentile=90)) == (30, 40)
     context.delete_timer(percentile=90)
     assert (context.timer(), context.timer(percentile=90)) == (30, None)
+
+
+def test_a_composition_sees_which_child_asked_for_what() -> None:
+    """
+    The history of direct children says who fired and whether it asked to clear or to keep; the last to ask is heard.
+    """
+
+    class Asks(AfterCount):
+        def on_fire(self, context: TriggerContext) -> bool:
+            context.ask(Contents.CLEAR if self.count == 1 else Contents.KEEP)
+            return True
+
+    class Both(AfterAll):
+        def on_fire(self, context: TriggerContext) -> bool:
+            finished = AfterAll.on_fire(self, context)
+            seen.extend((event.path, event.asked, event.is_finished) for event in context.history)
+            return finished
+
+    seen: list[tuple[str, Contents, bool]] = []
+    both, state = Both(AfterAll(Asks(1)), Asks(2), AfterCount(1)), _state()
+    context = TriggerContext(state, 0, 0)
+    both.on_elements(context, [_one(), _one()])
+
+    assert both.should_fire(context)
+    assert both.fire(context)
+    assert seen == [("0/", Contents.CLEAR, True), ("1/", Contents.KEEP, True), ("2/", Contents.DEFAULT, True)]
+    assert context.firing.contents is Contents.KEEP
+
+
+def test_a_timer_that_fired_tells_when_it_was_due() -> None:
+    """
+    However late it is by the clock.
+    """
+
+    class Due(Trigger):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set_timer(7, TimeDomain.WALL)
+
+        def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
+            context.set("due", timer.at)
+
+        def should_fire(self, context: TriggerContext) -> bool:
+            return False
+
+    windows = KeyWindows(
+        WindowingStrategy(window_fn=FixedWindows(10), trigger=Due()),
+        ToList(),
+        None,
+        None,
+        watermark=0,
+        wall_time=99,
+    )
+    windows.add([_one()])
+    windows.on_timer(Window(0, 10), parse_timer("||wall"))
+
+    assert windows.to_json() is not None
+    assert windows.windows.at(Window(0, 10)).trigger == {"": {"due": 7}}
