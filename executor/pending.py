@@ -98,7 +98,7 @@ def _pending(
     for summary in summaries:
         known = merged.get(summary.stream)
         merged[summary.stream] = summary if known is None else _sum(known, summary)
-    wanted = tuple(source for source in sources if source.concerns(topology.wanted_streams))
+    wanted = tuple(source for source in sources if source.concerns(topology.wanted_addresses))
     return PendingProductions(sources=wanted, summaries=merged)
 
 

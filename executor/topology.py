@@ -21,7 +21,14 @@ from millpond.executor.injector import WatermarkPolicy
 from millpond.executor.key_extractor import KeyExtractor
 from millpond.executor.late_data_horizon import horizon_us
 from millpond.executor.position import stream_number
-from millpond.executor.weak import ProductionMode, WeakStreams, addressed, fused_order, fused_streams
+from millpond.executor.weak import (
+    ProductionMode,
+    WeakStreams,
+    addressed,
+    fused_order,
+    fused_streams,
+    is_addressed,
+)
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -356,6 +363,13 @@ class Topology:
     def wanted_streams(self) -> frozenset[str]:
         """
         The streams that somebody consumes or that flow into a sink; productions to others end nowhere.
+        """
+        return frozenset(stream for stream in self.wanted_addresses if not is_addressed(stream))
+
+    @cached_property
+    def wanted_addresses(self) -> frozenset[str]:
+        """
+        The same, with what rows keep for one consumer or for sinks only (`millpond.executor.weak`).
         """
         return frozenset(self._consumers) | frozenset(self._sinks)
 
