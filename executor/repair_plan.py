@@ -19,6 +19,7 @@ from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.flipped_bit import turn_back_a_bit
 from millpond.statestore.high_water import Mark
 from millpond.statestore.log import LOG_FOLDER, Log, LogInventory, commit_path
+from millpond.statestore.log_boundary import log_boundary
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.row_format import parquet_seal_holds
 from millpond.statestore.rowfile import read_row_files
@@ -218,7 +219,8 @@ def _set_aside(
             broken.update(checkpoint.paths)
     if not is_readable:
         return tuple(path for path in log.objects.list(LOG_FOLDER) if _is_of_log(path))
-    before = [version for version in inventory.versions if version < history.start]
+    boundary = log_boundary(log.objects)
+    before = [version for version in inventory.versions if boundary <= version < history.start]
     if not history.is_start_chained and history.start in inventory.versions:
         before.append(history.start)
     whole = range(before[0], history.start) if before else range(0)

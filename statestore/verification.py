@@ -24,6 +24,7 @@ from millpond.statestore.high_water import Mark, check_high_water
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.log import Log, commit_path
+from millpond.statestore.log_boundary import log_boundary
 from millpond.statestore.row import Fence, unpack_fence
 from millpond.statestore.rowfile import read_row_files
 from millpond.statestore.snapshot import Snapshot, load
@@ -84,7 +85,10 @@ def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
     """
     log = Log(objects)
     inventory = log.inventory()
-    findings = list(_check_commits(log, inventory.versions, inventory.latest))
+    # What lies below the boundary is garbage: left by a cleanup that was killed, or put there in vain.
+    boundary = log_boundary(objects)
+    versions = tuple(version for version in inventory.versions if version >= boundary)
+    findings = list(_check_commits(log, versions, inventory.latest))
     findings += _check_checkpoints(log, inventory.checkpoints)
     files, rows = 0, 0
     try:
@@ -100,7 +104,7 @@ def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
             rows += file.num_records or 0
             findings += _check_file(objects, snapshot, file)
     return Verified(
-        commits=len(inventory.versions),
+        commits=len(versions),
         checkpoints=len(inventory.checkpoints),
         files=files,
         rows=rows,

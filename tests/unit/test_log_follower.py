@@ -15,9 +15,11 @@ from millpond.statestore.errors import ConflictError, DataError, FencedError, Ou
 from millpond.statestore.high_water import MemoryHighWater
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log, commit_path
+from millpond.statestore.log_boundary import log_boundary
 from millpond.statestore.objects import open_objects
 from millpond.statestore.snapshot import load
 from millpond.statestore.table import create_rows_table
+from millpond.statestore.verification import verify_store
 from millpond.testing.commit_requests import Bench, fence_request, superstep_request
 from millpond.testing.determinism import ManualClock, SeededRng
 from millpond.testing.faulty_objects import Fault, FaultyObjects
@@ -120,6 +122,12 @@ class TestSleepers:
             cabin.sleeper.commit(request)
 
         assert cabin.clock.monotonic_us() == 0
+        # What was put in vain stays until the next cleanup, and is no damage.
+        limit = log_boundary(cabin.objects)
+        in_vain = [version for version in Log(cabin.objects).inventory().versions if version < limit]
+        assert in_vain
+        assert verify_store(cabin.objects).commits < len(Log(cabin.objects).inventory().versions)
+        assert not [each for each in verify_store(cabin.objects).findings if "_delta_log" in each.path]
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
