@@ -150,6 +150,7 @@ def draw_panel(axes: Axes, story: Story, panes: Sequence[Shown], view: View, *, 
     axes.set_ylim(view.seen[0], view.seen[1] + 0.08 * MINUTE_US)
     _time_axis(axes.xaxis, view.event)
     _time_axis(axes.yaxis, view.seen)
+    axes.tick_params(axis="x", pad=6)
     axes.set_xlabel("event time")
     axes.set_ylabel("processing time")
     _draw_marks(axes, story, view)
