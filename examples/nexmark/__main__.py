@@ -48,7 +48,7 @@ millpond status OUTPUT/pond.
 @click.option("--runner", type=click.Choice(["local", "spark"]), default="local", show_default=True)
 @click.option(
     "--check",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False),
     default=DATA,
     metavar="DIR",
     help="Take events and expected answers from here: person.jsonl, auction.jsonl, bid.jsonl, expected.json.",
@@ -88,7 +88,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     _forget(queries, output)
     if generate is None:
-        summary = _run(console, runner, queries, load_events(check), output, master)
+        summary = _run(console, runner, queries, _events(check), output, master)
     else:
         pieces = _generated(console, Generator(seed=seed, rate=rate), generate)
         summary = _stream(console, runner, queries, pieces, output, master)
@@ -104,6 +104,13 @@ def _query(name: str) -> Query:
     if name not in QUERIES:
         raise click.BadParameter(f"there is no {name}; there are {', '.join(QUERIES)}", param_hint="--query")
     return QUERIES[name]
+
+
+def _events(folder: Path) -> Events:
+    try:
+        return load_events(folder)
+    except FileNotFoundError as error:
+        raise click.BadParameter(f"{error}; or say --generate N", param_hint="--check") from error
 
 
 def _forget(queries: Sequence[Query], output: Path) -> None:

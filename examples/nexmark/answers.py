@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from examples.nexmark.events import text_of
 from examples.nexmark.query import Query
+from examples.shared_data import need
 
 __all__ = ["Bag", "differences", "expected_answers", "read_answer", "shown"]
 
@@ -69,7 +70,7 @@ def expected_answers(folder: Path) -> dict[str, Bag]:
     """
     The answers in ``expected.json``, by query; and that of q13, which follows from that of q0.
     """
-    found = json.loads((folder / "expected.json").read_text(encoding="utf-8"))["queries"]
+    found = json.loads(need(folder / "expected.json").read_text(encoding="utf-8"))["queries"]
     answers = {name: _bag(query["rows"]) for name, query in found.items()}
     with_side = ([*row, str(row[0] % 10_000)] for row in found["q0"]["rows"])
     by_event_time = answers.pop("extra_bids_per_bidder_per_10s")

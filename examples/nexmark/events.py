@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from examples.shared_data import need, shared_data
+
 __all__ = ["DATA", "KEYS", "KINDS", "Events", "day_of", "load_events", "minute_of", "text_of", "with_keys"]
 
 Events: TypeAlias = Mapping[str, pa.Table]
@@ -31,8 +33,8 @@ KEYS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The text columns of each kind, and the ids that they are made of; the first is the stream's own key."""
 
-DATA: Final = Path(__file__).parent / "data"
-"""110 events, and the answers to most queries on them; see the README there."""
+DATA: Final = shared_data("nexmark")
+"""110 events, and the answers to most queries on them."""
 
 _TIMES: Final = ("date_time", "expires")
 _FILES: Final = {"persons": "person.jsonl", "auctions": "auction.jsonl", "bids": "bid.jsonl"}
@@ -42,8 +44,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def load_events(folder: Path) -> Events:
     """
     Read ``person.jsonl``, ``auction.jsonl`` and ``bid.jsonl``.
+
+    Raises:
+        FileNotFoundError: one of them is not there; the message says where data is looked for.
     """
-    return {kind: with_keys(kind, _with_micros(pj.read_json(folder / _FILES[kind]))) for kind in KINDS}
+    return {kind: with_keys(kind, _with_micros(pj.read_json(need(folder / _FILES[kind])))) for kind in KINDS}
 
 
 def with_keys(kind: str, table: pa.Table) -> pa.Table:

@@ -8,14 +8,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
+from examples.shared_data import need, shared_data
 from examples.streaming102.story import MINUTE_US, NOON_US, Score, Story, shifted
 
 __all__ = ["DATA", "ExpectedPane", "article", "expected_panes", "stories", "table_1"]
 
-DATA: Final = Path(__file__).parent / "data"
+DATA: Final = shared_data("streaming102")
+"""Where the files of the article and of the book lie."""
+
 _END_MS: Final = 600_000
 
 
@@ -43,7 +45,7 @@ def article() -> Mapping[str, Any]:
     """
     All of the file.
     """
-    found: Mapping[str, Any] = json.loads((DATA / "article_10_events.json").read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = json.loads(need(DATA / "article_10_events.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import millpond as mp
+from examples.shared_data import need
 from examples.streaming102.article import DATA
 from examples.streaming102.play import Shown, Step, play
 from examples.streaming102.story import MINUTE_US, NOON_US, SECOND_US, Score, Story
@@ -30,7 +31,7 @@ def book() -> Mapping[str, Any]:
     """
     All of the file.
     """
-    found: Mapping[str, Any] = json.loads((DATA / "book_9_events.json").read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = json.loads(need(DATA / "book_9_events.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -27,6 +27,8 @@ from examples.nexmark.window_queries import Highest
 
 _COUNT = 20_000
 
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="events and answers lie beside the checkout")
+
 
 @pytest.fixture(scope="module")
 def events() -> Events:
@@ -226,6 +228,7 @@ class TestArithmetic:
         assert combine.extract(rest) == [{"auction": "a", "bid_count": 5}]
         assert combine.extract(combine.create()) == []
 
+    @needs_data
     @pytest.mark.parametrize("combine", [BidStatistics(), PriceStatistics(), Highest("price")])
     def test_statistics_merge(self, combine: Any) -> None:
         """
@@ -254,6 +257,16 @@ class TestCommand:
         assert shown.exit_code == 0
         assert all(query.title in shown.output for query in QUERIES.values())
 
+    def test_missing_events_are_told(self, tmp_path: Path) -> None:
+        """
+        The refusal names the file, and says where data is looked for.
+        """
+        shown = CliRunner().invoke(main, ["--query", "q0", "--check", str(tmp_path)], env={"COLUMNS": "400"})
+
+        assert shown.exit_code == 2
+        assert "person.jsonl" in shown.output
+        assert "MILLPOND_DATA" in shown.output
+
     def test_an_unknown_query_is_refused(self) -> None:
         """
         The refusal names what there is.
@@ -263,6 +276,7 @@ class TestCommand:
         assert shown.exit_code == 2
         assert "q106" in shown.output
 
+    @needs_data
     def test_a_wrong_answer_ends_with_an_error(self, tmp_path: Path) -> None:
         """
         Where the expected rows are others, the differences are shown and the exit code is 1.
@@ -288,6 +302,7 @@ class TestCommand:
         assert "460 events" in shown.output
 
 
+@needs_data
 def test_differences_go_both_ways() -> None:
     """
     A row that is missing and one that is too much are two differences.
