@@ -150,7 +150,7 @@ def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[s
         return finals(store)
 
 
-@pytest.mark.parametrize("runner", [local, spark])
+@pytest.mark.parametrize("runner", [local, pytest.param(spark, marks=pytest.mark.spark_all)])
 def test_bounded_input_gives_the_final_panes(
     runner: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
