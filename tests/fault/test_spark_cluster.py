@@ -1,0 +1,185 @@
+"""
+A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: nothing lost, nothing twice.
+
+The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records with a
+kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from deltalake import DeltaTable
+
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.testing.cluster_copy import COPY
+from millpond.testing.fault_report import FaultReport
+from millpond.testing.zookeeper import wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
+
+CLOCK: Final = SystemClock()
+ROOT: Final = Path(__file__).resolve().parents[2]
+FULL: Final = os.environ.get("MILLPOND_CLUSTER") == "full"
+RECORDS: Final = 100_000 if FULL else 10_000
+EXECUTORS: Final = 3 if FULL else 1
+PATIENCE_MS: Final = 400_000
+EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+WORKER: Final = "pyspark.daemon"
+
+
+class Driver:
+    """
+    The copy as a process, and the processes that it has started.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log = folder / "driver.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "millpond.testing.cluster_copy", str(folder), str(RECORDS)]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(ROOT)}
+            )
+
+    def wait_for_copies(self, commits: int) -> None:
+        """
+        Wait until the copy has so many commits.
+        """
+        log = self.folder / COPY / "_delta_log"
+        has_come = wait_until(
+            lambda: len(list(log.glob("*.json"))) > commits or self.process.poll() is not None,
+            CLOCK,
+            PATIENCE_MS,
+        )
+        assert has_come, self.tail()
+        assert self.process.poll() is None, self.tail()
+
+    def kill_one(self, what: str) -> None:
+        """
+        ``kill -9`` of one of its processes with this in its command.
+        """
+        found: list[int] = []
+
+        def find() -> bool:
+            found[:] = self.processes(what)
+            return bool(found) or self.process.poll() is not None
+
+        assert wait_until(find, CLOCK, PATIENCE_MS)
+        assert found, self.tail()
+        os.kill(found[-1], signal.SIGKILL)
+
+    def kill(self) -> None:
+        """
+        ``kill -9`` of the driver; then of whatever it leaves, so that nothing of it goes on.
+        """
+        left = [*self.processes(""), self.process.pid]
+        self.process.kill()
+        self.process.wait()
+        for process in left:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def finish(self) -> None:
+        """
+        Wait for the end, which must be a good one.
+        """
+        assert self.process.wait(PATIENCE_MS / 1_000) == 0, self.tail()
+
+    def tail(self) -> str:
+        """
+        The end of what it said.
+        """
+        return self._log.read_text(encoding="utf-8", errors="replace")[-4_000:]
+
+    def processes(self, what: str) -> list[int]:
+        """
+        Its descendants with this in their command, the oldest first.
+        """
+        parents = dict(_parents())
+        return sorted(
+            process
+            for process in parents
+            if self.process.pid in _ancestors(parents[process], parents) and what in _command(process)
+        )
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            try:
+                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            yield int(path.name), int(status.rpartition(")")[2].split()[1])
+
+
+def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+    while process in parents:
+        yield process
+        process = parents[process]
+
+
+def _command(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
+    """
+    The drivers of the test; none is left.
+    """
+    started: list[Driver] = []
+    yield started
+    for driver in started:
+        driver.kill()
+
+
+def copied(folder: Path) -> list[int]:
+    return sorted(DeltaTable(folder / COPY).to_pyarrow_table().column("n").to_pylist())
+
+
+@pytest.mark.timeout(1_800)
+def test_a_copy_on_a_cluster_that_is_killed_is_complete_and_single(
+    tmp_path: Path, drivers: list[Driver], fault_report: FaultReport
+) -> None:
+    """
+    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy is the input.
+    """
+    drivers.append(Driver(tmp_path))
+    commits = 1
+    for _ in range(EXECUTORS):
+        drivers[-1].wait_for_copies(commits)
+        drivers[-1].kill_one(EXECUTOR)
+        fault_report.fault("R19", kills=1)
+        commits += 2
+    drivers[-1].wait_for_copies(commits)
+    drivers[-1].kill_one(WORKER)
+    fault_report.fault("R19", kills=1)
+    drivers[-1].wait_for_copies(commits + 1)
+    drivers[-1].kill()
+    fault_report.fault("R19", kills=1)
+    drivers.append(Driver(tmp_path))
+    drivers[-1].finish()
+
+    assert copied(tmp_path) == list(range(RECORDS))
+    assert sorted(path.name for path in tmp_path.glob("failed-*")) == ["failed-0", "failed-1", "failed-2"]
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        for stage in range(3):
+            counts = store.sql().sql(f'select sum((state::json)::bigint) from "stage-{stage}"').fetchall()
+            assert counts == [(RECORDS,)]
+    fault_report.count(records_checked=RECORDS)
