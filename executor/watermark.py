@@ -216,19 +216,20 @@ class WatermarkAuthority:
         self._changed = False
 
     def _base(self, node: ComputationNode) -> EventTimeMicros:
-        addressed = [self._undelivered[each] for each in node.inbox if each in self._undelivered]
-        return min(
-            [*addressed, *(self._bound_of(subscription.stream) for subscription in node.subscriptions)]
-        )
+        undelivered = (self._undelivered[stream] for stream in node.inbox if stream in self._undelivered)
+        outside = (self._outside_bound(subscription.stream) for subscription in node.subscriptions)
+        return min([*undelivered, *outside])
 
-    def _bound_of(self, stream: str) -> EventTimeMicros:
+    def _outside_bound(self, stream: str) -> EventTimeMicros:
+        """
+        What outside records may still bring onto a stream; nothing onto one that computations produce.
+        """
         if stream in self._injected:
             return self._injector_bound(stream)
-        undelivered = self._undelivered.get(stream, TIME_MAX_US)
         if stream == DEAD_LETTERS:
             # An unreadable outside record becomes a dead letter before any computation sees it.
-            return min([undelivered, *map(self._injector_bound, self._injected)])
-        return undelivered
+            return min(map(self._injector_bound, self._injected), default=TIME_MAX_US)
+        return TIME_MAX_US
 
     def _injector_bound(self, stream: str) -> EventTimeMicros:
         """
