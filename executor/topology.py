@@ -126,7 +126,7 @@ class ComputationNode:
         on_late: what becomes of records behind the input low watermark; they are counted either way.
             One word for all, or a word for each stream, ``process`` if it has none.
         productions: ``strong`` delivers a production once it is durable; ``weak`` delivers it within
-            the superstep that made it (MillWheel §6.1.3, docs/design/005-weak-productions.md).
+            the superstep that made it (MillWheel §6.1.3, docs/design/004-weak-productions.md).
         user_code_timeout_ms: how long its code may take for all that a bundle has for one key; code
             that hangs is interrupted and treated as if it had raised. ``None``: as long as it likes.
     """
