@@ -14,6 +14,7 @@ What a commit contains and when it is refused is the business of its `Plan`:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -177,7 +178,9 @@ class LogWriter:
         with self._lock:
             if self._in_flight is not None:
                 self._unknown = self._in_flight
-                self._land(self._in_flight)
+                # In a part of the log that was cleaned up it is no commit, which is an answer.
+                with contextlib.suppress(ConflictError):
+                    self._land(self._in_flight)
             return None if self._unknown is None else self._unknown.committed
 
     def _settle_earlier(self, plan: Plan) -> None:
@@ -259,11 +262,12 @@ class LogWriter:
         if self._was_passed(attempt.version):
             # The log was cleaned up past this writer while it slept: what it put lies in a part
             # that nobody reads any more, and is no commit.
-            attempt.outcome, self._in_flight = _Outcome.NOT_DONE, None
             self._follower.reload()
+            attempt.outcome, self._in_flight = _Outcome.NOT_DONE, None
             raise ConflictError("the log was cleaned up past this writer; nothing was committed")
         self._failpoint("commit.before_apply")
-        self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
+        if self.snapshot.version < attempt.version:
+            self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
         attempt.outcome = _Outcome.DONE
         self._failpoint("commit.done")
 
@@ -275,9 +279,15 @@ class LogWriter:
     def _recognise(self, version: TableVersion, data: bytes) -> None:
         # A commit of unknown outcome may show up, or be beaten, while the log is followed.
         attempt = self._in_flight
-        if attempt is not None and attempt.version == version:
-            attempt.outcome = _Outcome.DONE if data == attempt.data else _Outcome.NOT_DONE
-            self._unknown, self._in_flight = attempt, None
+        if attempt is None or attempt.version != version:
+            return
+        is_done = data == attempt.data
+        if is_done and version < self._follower.retrying(partial(log_boundary, self._log.objects)):
+            # It landed where the log was cleaned up, and the follower went there after it.
+            self._follower.reload()
+            is_done = False
+        attempt.outcome = _Outcome.DONE if is_done else _Outcome.NOT_DONE
+        self._unknown, self._in_flight = attempt, None
 
     def _recognise_after_reload(self) -> None:
         attempt = self._in_flight

@@ -11,11 +11,17 @@ from deltalake import DeltaTable
 
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.commit import Committer
-from millpond.statestore.errors import ConflictError, DataError, FencedError, OutcomeUnknownError
+from millpond.statestore.errors import (
+    ConflictError,
+    DataError,
+    FencedError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from millpond.statestore.high_water import MemoryHighWater
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log, commit_path
-from millpond.statestore.log_boundary import log_boundary
+from millpond.statestore.log_boundary import log_boundary, publish_log_boundary
 from millpond.statestore.objects import open_objects
 from millpond.statestore.snapshot import load
 from millpond.statestore.table import create_rows_table
@@ -51,14 +57,21 @@ class Cabin:
 
     def sleep_and_clean_up(self) -> None:
         """
+        The same, and a minute passes.
+        """
+        self.clean_up()
+        self.clock.advance_ms(60_000)
+
+    def clean_up(self) -> None:
+        """
         The other writer goes on, a checkpoint is made, and the older commits are deleted.
         """
         for number in range(1, 4):
             self.awake.commit(superstep_request(1, number, HIGH))
         DeltaTable(str(self.folder)).create_checkpoint()
+        publish_log_boundary(open_objects(str(self.folder)), self.awake.snapshot.version)
         for version in range(self.awake.snapshot.version):
             (self.folder / commit_path(version)).unlink()
-        self.clock.advance_ms(60_000)
 
 
 @pytest.fixture
@@ -130,6 +143,57 @@ class TestSleepers:
         assert not [each for each in verify_store(cabin.objects).findings if "_delta_log" in each.path]
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_an_unknown_outcome_in_a_cleaned_up_part_is_not_done(self, cabin: Cabin) -> None:
+        """A commit that landed unseen where nobody reads is not taken for done by following that part."""
+        cabin.objects.plan(Fault.LOST, "put_if_absent")
+        cabin.objects.plan(Fault.REFUSED, "put_if_absent", times=99)
+        cabin.objects.interrupt("put_if_absent", cabin.clean_up)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            cabin.sleeper.commit(request)
+        cabin.objects.heal()
+
+        assert cabin.sleeper.refresh().version == cabin.awake.refresh().version
+        assert cabin.sleeper.settle() is None
+        assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_a_store_that_is_away_when_a_cleanup_is_seen_leaves_the_outcome_unknown(
+        self, cabin: Cabin
+    ) -> None:
+        """Nothing is said of a put into a cleaned up part before the table was opened anew; then it settles."""
+
+        def clean_up_and_go_away() -> None:
+            cabin.clean_up()
+            cabin.objects.plan(Fault.REFUSED, "list", within="_delta_log", times=99)
+
+        cabin.objects.interrupt("put_if_absent", clean_up_and_go_away)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            cabin.sleeper.commit(request)
+        cabin.objects.heal()
+
+        assert cabin.sleeper.settle() is None
+        assert cabin.sleeper.snapshot.version == cabin.awake.refresh().version
+        assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_a_boundary_that_cannot_be_read_leaves_the_outcome_unknown(self, cabin: Cabin) -> None:
+        """A commit that landed unseen is found by following; whether it counts is settled once the store is back."""
+        cabin.objects.plan(Fault.LOST, "put_if_absent")
+        cabin.objects.plan(Fault.REFUSED, "put_if_absent", times=99)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            cabin.sleeper.commit(request)
+        cabin.objects.heal()
+        cabin.objects.plan(Fault.REFUSED, "list", times=99)
+        with pytest.raises(UnavailableError):
+            cabin.sleeper.refresh()
+        cabin.objects.heal()
+
+        settled = cabin.sleeper.settle()
+
+        assert settled is not None
+        assert settled.version == cabin.sleeper.snapshot.version == cabin.awake.refresh().version
 
     def test_an_unknown_outcome_that_was_cleaned_up_counts_as_not_done(self, cabin: Cabin) -> None:
         """A commit that landed unseen and was then summed up is stopped by its fence when tried again."""
