@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
 from millpond.executor.clocks import EXACT, Clocks
-from millpond.executor.counters import Counters
+from millpond.executor.counters import AMOUNT_MAX, Counters
 from millpond.executor.event_time import Moment, to_micros
 from millpond.executor.holds import Holds
 from millpond.executor.key_timers import KeyTimers
@@ -211,10 +211,10 @@ class Context:
 
         Args:
             counter: one of the computation's ``counters``.
-            amount: how much; negative amounts take away.
+            amount: how much, up to 2**40. Counters only rise; what falls again is counted by another one.
 
         Raises:
-            InvalidError: the computation does not declare it, or the amount is no whole number.
+            InvalidError: the computation does not declare it, or the amount is none that can be counted.
         """
         if counter not in self._declared_counters:
             raise InvalidError(
@@ -222,8 +222,14 @@ class Context:
                 computation=self._name,
                 counter=counter,
             )
-        if type(amount) is not int:
-            raise InvalidError("a counter counts whole numbers", computation=self._name, amount=amount)
+        if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
+            raise InvalidError(
+                "a counter counts whole numbers, and only rises",
+                computation=self._name,
+                counter=counter,
+                amount=amount,
+                amount_max=AMOUNT_MAX,
+            )
         self._counters.add(counter, amount)
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:

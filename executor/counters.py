@@ -13,7 +13,10 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["COUNTERS_MAX", "Counters", "declared_counters"]
+__all__ = ["AMOUNT_MAX", "COUNTERS_MAX", "Counters", "declared_counters"]
+
+AMOUNT_MAX: Final = 2**40
+"""So much may be added at once: sums are positions of the table, which never fall and have 64 bits."""
 
 COUNTERS_MAX: Final = 32
 """So many counters may a computation declare."""

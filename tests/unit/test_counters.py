@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.executor.counters import COUNTERS_MAX, Counters, declared_counters
+from millpond.executor.counters import AMOUNT_MAX, COUNTERS_MAX, Counters, declared_counters
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.memory_lease import MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
@@ -77,6 +77,22 @@ def test_a_counter_that_is_not_declared_is_refused() -> None:
         counters = ("seen",)
 
     assert counted([2], computation=Careless()).dead_letters == 1
+
+
+@pytest.mark.parametrize("amount", [-1, AMOUNT_MAX + 1, 2**70, 1.5, True])
+def test_what_no_sum_of_the_store_can_take_is_one_records_failure(amount: Any) -> None:
+    """
+    Sums are positions of the table: one that fell, or was too long, would end every run at its commit.
+    """
+
+    class Greedy(Picky):
+        def process_record(self, context: Any, record: Any) -> None:
+            context.count("sum", amount if record.value["n"] == 4 else record.value["n"])
+
+    totals = counted([2], [4], [6], computation=Greedy())
+
+    assert totals.dead_letters == 1
+    assert totals.by_computation == {"picky": {"sum": 8}}
 
 
 @pytest.mark.parametrize("declared", ["seen", [1], [""], [str(n) for n in range(COUNTERS_MAX + 1)]])
