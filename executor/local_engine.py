@@ -27,6 +27,7 @@ from millpond.executor.delivery import (
     read_productions,
     within,
 )
+from millpond.executor.helper_thread import HelperThread
 from millpond.executor.inline import INLINE
 from millpond.executor.local_input import Entered, OutsideRows, enter
 from millpond.executor.local_interval import LocalInterval
@@ -102,7 +103,7 @@ class LocalEngine:
         self._cache_bytes = cache_bytes
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         has_helper = bool(writers and coordinator.topology.fused)
-        self._helper = ThreadPoolExecutor(1, "millpond-weak") if has_helper else None
+        self._helper = HelperThread("millpond-weak") if has_helper else None
         self._weak = WeakRounds(
             coordinator,
             self._interval,
@@ -318,9 +319,14 @@ class LocalEngine:
     def _interval(self, interval: Interval, anew: bool = False) -> LocalInterval:
         if anew or interval not in self._intervals:
             node = self._coordinator.topology.computations[interval.computation]
-            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes, self.on_stuck)
+            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes, self._strand)
             self._intervals[interval] = made
         return self._intervals[interval]
+
+    def _strand(self, error: InvalidError) -> None:
+        # First whoever ends the run: the thread that is let go then is to find it ended.
+        self.on_stuck(error)
+        self._weak.strand(error)
 
 
 def _letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:

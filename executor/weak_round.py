@@ -10,7 +10,7 @@ it gets the record from the checkpoint in the next superstep (MillWheel §6.1.3,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,6 +30,7 @@ from millpond.executor.superstep import Coordinator
 from millpond.executor.superstep_plan import IntervalPlan, SuperstepPlan
 from millpond.executor.topology import ComputationNode
 from millpond.executor.weak_productions import Straggler, WeakProductions
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.snapshot import Snapshot
@@ -113,6 +114,7 @@ class WeakRounds:
         self._checkpoint_after_us = int(checkpoint_after_ms * 1_000)
         self._helper = helper
         self._running: dict[Interval, _Running] = {}
+        self._stranded: Future[BundleResult] = Future()
 
     def run(
         self, plan: SuperstepPlan, own_of: Callable[[IntervalPlan], Sequence[Deliveries]]
@@ -141,6 +143,15 @@ class WeakRounds:
                 if own or weak or part.due or part.interval in self._running:
                     self._run_part(round_, node, part, own, weak)
         return round_.done, round_.letters
+
+    def strand(self, error: InvalidError) -> None:
+        """
+        Code cannot be interrupted: whoever waits for a bundle that was left behind gets the error instead.
+
+        Any thread may say so.
+        """
+        if not self._stranded.done():
+            self._stranded.set_exception(error)
 
     # -- what goes in ----------------------------------------------------------------------
 
@@ -242,8 +253,13 @@ class WeakRounds:
         The bundle that was left behind, as part of this superstep; ``None`` if there is more to do now.
 
         What it was given then is among ``own`` now, from its checkpoint.
+
+        Raises:
+            InvalidError: its code cannot be interrupted.
         """
-        wait([running.future])
+        wait([running.future, self._stranded], return_when=FIRST_COMPLETED)
+        if not running.future.done():
+            self._stranded.result()
         if sum(len(each.at) for each in own) != running.records or running.future.exception() is not None:
             self._interval_of(part.interval, True)
             return None

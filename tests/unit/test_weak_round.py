@@ -17,7 +17,7 @@ from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.sink import DeltaSink
-from millpond.statestore.errors import OutcomeUnknownError
+from millpond.statestore.errors import InvalidError, OutcomeUnknownError
 from millpond.statestore.memory_lease import MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.store import Store
@@ -95,6 +95,7 @@ def chain(
     *,
     b_takes_ms: float = 0,
     c_waits: bool = False,
+    c_timeout_ms: float | None = None,
     sink: str | None = None,
     modes: tuple[str, str] = ("weak", "weak"),
 ) -> Callable[[], Pipeline]:
@@ -110,7 +111,7 @@ def chain(
         stream = stream.apply(Pass("m", b_takes_ms), name="b", produces="m", productions=modes[1])
         if sink is not None:
             stream.sink("out", DeltaSink(sink))
-        stream.apply(Pass(waits=c_waits), name="c")
+        stream.apply(Pass(waits=c_waits), name="c", user_code_timeout_ms=c_timeout_ms)
         return pipeline
 
     return make
@@ -232,6 +233,25 @@ def test_a_slow_consumer_does_not_keep_the_sender_waiting():
     assert pond.counts("c") == {"k5": 5}
     # What it was busy with became part of the next superstep: its code did not run again.
     assert RAN["Pass"] == 1
+
+
+def test_a_consumer_that_blocks_for_ever_ends_the_run():
+    """
+    It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it.
+    """
+    pond = Pond(chain(c_waits=True, c_timeout_ms=100))
+    with Store.in_memory(
+        objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
+    ) as store:
+        runner = LocalRunner(store, progress=False, upkeep=None, checkpoint_weak_after_ms=50)
+        with pytest.raises(InvalidError, match=r"takes longer than it may.*`c`.*`k5`"):
+            runner.run(pond.pipeline(), {"in": rows(5)})
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("millpond-weak")]
+    assert [thread.daemon for thread in left] == [True]
+    GATE.set()
+    left[0].join(60)
+
+    assert pond.counts("c") == {}
 
 
 def test_sinks_get_weak_productions_once(tmp_path):
