@@ -70,8 +70,10 @@ class LocalInterval:
         Run the user's code for a bundle; nothing is written yet.
         """
         if self._is_behind:
+            # Before it looks: whoever makes it fall behind from here on may have come too late to be seen.
+            self._has_followed = True
             self._soft_state.synchronise(snapshot.files_of(part.interval))
-        self._is_behind = self._has_followed = True
+        self._is_behind = True
         return self._processor.process(
             Bundle(
                 interval=part.interval,
