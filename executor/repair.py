@@ -36,7 +36,8 @@ from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import Leases
 from millpond.statestore.live_file import LiveFile, row_file_to_add
-from millpond.statestore.log import LOG_FOLDER, Log
+from millpond.statestore.log import LOG_FOLDER, commit_path
+from millpond.statestore.objects import put_new
 from millpond.statestore.plan import Committed
 from millpond.statestore.row import Fence, pack_fence, unpack_fence
 from millpond.statestore.rowfile import read_row_files, write_row_file
@@ -59,7 +60,7 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 _SUPERSTEP_PREFIX: Final = superstep_app_id("")
 _SAVEPOINT_PREFIX: Final = savepoint_app_id("")
 _LOST_TOLD_MAX: Final = 100
-_COUNTED_ANEW: Final = {"millpond/total/": 0, "millpond/watermark/": int(TIME_MIN_US)}
+_COUNTED_ANEW: Final = {"millpond/total/": 0, "millpond/count/": 0, "millpond/watermark/": int(TIME_MIN_US)}
 
 
 def repair_store(objects: Objects, plan: RepairPlan, leases: Leases, clock: Clock, rng: Rng) -> Committed:
@@ -131,7 +132,7 @@ def _commit(
         },
     )
     data = encode([info, *changes])
-    Log(objects).put(version, data)
+    put_new(objects, commit_path(version), data)
     if not plan.is_readable:
         actions = tuple(changes)
         path = checkpoint_path(version)

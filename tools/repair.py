@@ -64,6 +64,8 @@ def repair(
     The exit code is 0 if the store is whole, 1 if it is not (with --dry-run: if there is something to repair).
     """
     place, clock, rng = place_of(store), SystemClock(), SystemRng()
+    if "://" not in place and not Path(place, "rows").is_dir():
+        raise InvalidError("there is no store at this path", path=store)
     objects = open_objects(f"{place}/rows", read_options(storage_options))
     with _leases(place, objects, zookeeper) as leases:
         plan = plan_repair(objects, leases.high_water.read())

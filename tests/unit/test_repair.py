@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from millpond.executor.computation import Computation
 from millpond.executor.local_rows import pieces, rows_from
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
-from millpond.executor.position import LOCAL_SOURCE
+from millpond.executor.position import LOCAL_SOURCE, counts_by_computation
 from millpond.executor.repair import SET_ASIDE_FOLDER, repair_store
 from millpond.executor.repair_plan import RepairPlan, plan_repair
 from millpond.executor.sink import DeltaSink
@@ -33,15 +34,20 @@ from millpond.statestore.snapshot import load
 from millpond.statestore.store import Store
 from millpond.statestore.verification import verify_store
 from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.tools.command_line import main
 
 ROUNDS, ROWS, BUNDLE = 8, 12, 4
 FOLDS = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=10**9)
 
 
 class First(Computation):
+    counters = ("young",)
+
     def process_record(self, context, record):
         context.state.set((context.state.get() or 0) + 1)
         context.produce("seen", {"key": record.key})
+        if record.value["at"] >= ROUNDS * ROWS:
+            context.count("young")
 
 
 class Second(Computation):
@@ -147,6 +153,13 @@ class Pond:
 def expected(rounds: int) -> Counter[str]:
     keys = Counter(str(row["k"]) for row in rows(rounds))
     return Counter({f"{name}/{key}": count for name in ("first", "second") for key, count in keys.items()})
+
+
+def totals(pond: Pond) -> dict[str, dict[str, int]]:
+    """
+    The counters of user code.
+    """
+    return counts_by_computation(load(Log(pond.disk)).txns, "p")
 
 
 def check_sound(pond: Pond) -> None:
@@ -392,6 +405,50 @@ def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
     delivered = Counter(DeltaTable(str(tmp_path / "out")).to_pyarrow_table().column("key").to_pylist())
     for key, count in Counter(str(row["k"]) for row in rows(ROUNDS + 3)[ROUNDS * ROWS :]).items():
         assert delivered[key] >= count
+
+
+def test_a_counter_that_is_younger_than_the_restored_version_counts_anew(pond):
+    """
+    What is read again is counted again, so a counter that there was not at that version begins at nothing.
+    """
+    old = set(pond.disk.list(""))
+    pond.consume(ROUNDS + 1)
+    assert totals(pond) == {"first": {"young": ROWS}}
+    pond.disk.delete([path for path in pond.disk.list("computation=first") if path not in old])
+    plan = pond.repair()
+    assert plan.is_rollback
+    pond.consume(ROUNDS + 2)
+    assert totals(pond) == {"first": {"young": 2 * ROWS}}
+
+
+def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
+    """
+    A put that is repeated below, and then finds itself, is no other writer: the repair goes on to its end.
+    """
+    newest = load(Log(pond.disk)).version
+    cut(pond.disk, commit_path(newest - 3))
+
+    class Forgetful:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pond.disk, name)
+
+        def put_if_absent(self, path: str, data: bytes) -> None:
+            pond.disk.put_if_absent(path, data)
+            pond.disk.put_if_absent(path, data)
+
+    repair_store(Forgetful(), pond.plan(), pond.leases(), pond.clock, SeededRng("repair"))
+    check_sound(pond)
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], ["--yes"]])
+def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
+    """
+    A mistyped path is not made, and nobody is told to restore a store that never was.
+    """
+    result = CliRunner().invoke(main, ["repair", str(tmp_path / "nowhere"), *arguments])
+    assert result.exit_code != 0
+    assert "no store at this path" in result.output
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("stop_after", range(1, 12))
