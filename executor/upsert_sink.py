@@ -32,7 +32,7 @@ from millpond.executor.sink_changes import (
 from millpond.executor.sink_columns import ROW_SCHEMA_BY_WINDOW, retractions, sink_table
 from millpond.executor.sink_place import open_table
 from millpond.statestore.action import Add
-from millpond.statestore.errors import ConflictError
+from millpond.statestore.errors import ConflictError, DataError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.objects import put_new
@@ -119,6 +119,7 @@ class UpsertSinkWriter:
         Raises:
             InvalidError: a value does not fit its column; the error names sink, column and key.
             ConflictError: other writers of the table kept coming first; nothing was written.
+            DataError: a file of the table that has to be rewritten is missing or damaged; nothing was written.
             OutcomeUnknownError: the commit may have landed; the same call again decides.
             UnavailableError: the table is away; nothing was written.
         """
@@ -244,8 +245,16 @@ class UpsertSinkWriter:
 
     def _read(self, leaf: _Leaf) -> pa.Table:
         data = self._objects.get(leaf.file.path)
-        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-        return table.select(self._schema.names).cast(self._schema)
+        try:
+            table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+            return table.select(self._schema.names).cast(self._schema)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise DataError(
+                "a file of the sink's table cannot be read",
+                sink=self._name,
+                path=leaf.file.path,
+                reason=error,
+            ) from error
 
     def _put(self, superstep: Superstep, table: pa.Table) -> Add:
         buffer = pa.BufferOutputStream()

@@ -21,7 +21,7 @@ from millpond.dataflow.window import GLOBAL_WINDOW, Window
 from millpond.executor.delivery import PRODUCTION_SCHEMA
 from millpond.executor.sink import DeltaSink, sink_app_id
 from millpond.executor.upsert_sink import UpsertSinkWriter
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.memory_lease import MemoryRegistry
 from millpond.statestore.objects import MemoryObjects, open_objects
@@ -291,6 +291,27 @@ def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
 
     assert table_of(tmp_path) == {**{f"{number}": number for number in (0, 1, 2, 3, 6, 7, 8)}, "4": 44}
     assert len(DeltaTable(str(tmp_path)).file_uris()) == 3
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_leaf_is_named_and_not_written_anew(tmp_path: Path, damage: str) -> None:
+    """
+    What cannot be read is an error of the tree with the file's name; the table stays as it is.
+    """
+    writer = a_writer(tmp_path)
+    writer.write(1, productions(by_user("a", 1), by_user("b", 2)))
+    (leaf,) = writer._writer.snapshot.files
+    path = tmp_path / leaf.path
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data if damage == "flipped" else data[:-9])
+
+    with pytest.raises(DataError, match=leaf.path):
+        writer.write(2, productions(by_user("a", 3)))
+    assert writer.delivered == 1
 
 
 @pytest.mark.parametrize(
