@@ -8,8 +8,10 @@ its boundary before it deletes, and every writer looks at it after its put: what
 is no commit. No clock is asked.
 
 A boundary is an object whose name is its version; objects are only added until a higher one is
-there, so of two cleanups at once the higher boundary stays. The folder's name begins with an
-underscore: Delta readers and their vacuum leave such folders alone.
+there, so of two cleanups at once the higher boundary stays. The one before the newest stays as well: a
+local folder is listed by its names first and a look at each then, and who lists it while a boundary
+takes the place of another would find neither. The folder's name begins with an underscore: Delta
+readers and their vacuum leave such folders alone.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
     Raises:
         UnavailableError: the store is away; it may or may not have been published.
     """
-    if version <= log_boundary(objects):
+    last = log_boundary(objects)
+    if version <= last:
         return
     path = f"{BOUNDARY_FOLDER}/{version:020d}"
     try:
@@ -55,4 +58,5 @@ def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
     except ObjectExistsError:
         # Another cleanup says the same.
         return
-    objects.delete([other for other in objects.list(BOUNDARY_FOLDER) if other < path])
+    oldest = f"{BOUNDARY_FOLDER}/{last:020d}"
+    objects.delete([other for other in objects.list(BOUNDARY_FOLDER) if other < oldest])

@@ -267,7 +267,14 @@ def put_new(objects: Objects, path: str, data: bytes) -> None:
     try:
         objects.put_if_absent(path, data)
     except ObjectExistsError:
-        if objects.get(path) != data:
+        try:
+            found = objects.get(path)
+        except ObjectMissingError as error:
+            # S3 answers so while another call on the same name is under way.
+            raise UnavailableError(
+                "a name is taken and has no object", path=path, store=objects.url
+            ) from error
+        if found != data:
             raise
 
 

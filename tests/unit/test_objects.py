@@ -90,6 +90,16 @@ class TestPutNew:
             put_new(objects, "a", b"mine")
         assert objects.get("a") == b"theirs"
 
+    def test_a_name_that_is_taken_by_nothing_is_no_answer(self) -> None:
+        """A store that refuses a put as a conflict and has no object is away for the moment, and not damaged."""
+
+        class Busy(MemoryObjects):
+            def put_if_absent(self, path: str, data: bytes) -> None:
+                raise ObjectExistsError("a conflicting operation is in progress", path=path)
+
+        with pytest.raises(UnavailableError):
+            put_new(Busy(), "a", b"mine")
+
 
 class TestCloud:
     def test_options_go_by_the_names_that_other_readers_know(self) -> None:
