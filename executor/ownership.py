@@ -41,7 +41,7 @@ from millpond.statestore.types import Clock, CommitNumber, Sequencer
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
 
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits for as long as the owner lives: ten years, say."""
+"""A standby waits for as long as the owner lives: ten years, say. An owner waits for nobody who has overtaken it."""
 
 _CUT_CHARACTERS_MAX: Final = 256
 """A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
@@ -223,7 +223,7 @@ class Ownership:
         owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
         timeout_ms = TIMEOUT_MS
-        if self._on_held == "wait":
+        if self._on_held == "wait" and owned_before is None:
             # Arrow imports pandas when it first meets numpy: half a second that a standby has now.
             pa.array(np.empty(0))
             timeout_ms = _STANDBY_MS

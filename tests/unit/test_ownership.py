@@ -21,6 +21,7 @@ from millpond.statestore.lease import LeaseState, OnHeld
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.store import Store
+from millpond.statestore.types import Sequencer
 from millpond.testing.determinism import ManualClock, SeededRng
 from millpond.testing.faulty_objects import Fault, FaultyObjects
 from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered
@@ -248,6 +249,19 @@ class TestTakingOver:
 
         assert owner.all() == []
         assert pond.registry.owners == {}
+
+    @pytest.mark.timeout(30)
+    def test_only_a_standby_waits_for_years(self, pond: Pond) -> None:
+        """
+        Who owns the pipeline and finds keys held that only an owner may cut was overtaken: it ends soon.
+        """
+        owner = pond.owner(on_held="wait")
+        owner.open()
+        other = pond.store()
+        other.leases.take_all({Interval(LEDGER): Sequencer(0)})
+
+        with pytest.raises(ConflictError, match="another writer holds the lease"):
+            owner.create(ledger_pipeline().check().computations[LEDGER], pa.array([], pa.string()))
 
 
 ACTIONS = st.lists(st.tuples(st.sampled_from(["open", "write", "write"]), st.booleans()), max_size=14)
