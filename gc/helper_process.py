@@ -44,7 +44,7 @@ _LOOK_S: Final = 1.0
 _NICENESS: Final = 5
 """It yields to the supersteps, yet is not starved by them: files must not come faster than they are folded."""
 
-_START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from millpond.gc.helper_process import serve; serve()"
+_START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from millpond.gc.helper_process import serve; serve(int(sys.argv[2]))"
 
 
 class HelperProcess(Executor):
@@ -93,7 +93,7 @@ class HelperProcess(Executor):
         question = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         try:
             child = self._running()
-            _write(_stream(child.stdin), question)
+            _write(_stream(child.stdin), question, _ANSWER_S_MAX)
             answer = _read(_stream(child.stdout), _ANSWER_S_MAX)
         except (OSError, EOFError) as error:
             self._end()
@@ -108,10 +108,18 @@ class HelperProcess(Executor):
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
-        command = [sys.executable, "-c", _START, json.dumps([path or str(Path.cwd()) for path in sys.path])]
-        self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        paths = json.dumps([path or str(Path.cwd()) for path in sys.path])
+        command = [sys.executable, "-c", _START, paths, str(os.getpid())]
+        # The parent decides when it ends; an interrupt typed at a terminal goes to both. What this
+        # thread holds back, the process holds back from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.set_blocking(_stream(self._child.stdin).fileno(), False)
         return self._child
 
     def _end(self) -> None:
@@ -129,34 +137,37 @@ class HelperProcess(Executor):
         _stream(child.stdout).close()
 
 
-def serve() -> None:
+def serve(parent: int) -> None:
     """
-    What the helper process does: one piece of work after the other, until its input ends.
+    What the helper process does: one piece of work after the other, until its input or its parent ends.
+
+    Args:
+        parent: number of the process that started it.
     """
-    # The parent decides when it ends; an interrupt typed at a terminal goes to both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICENESS)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     # What a library prints must not get between the answers.
     os.dup2(2, 1)
     questions: Queue[bytes] = Queue(maxsize=1)
-    listener = threading.Thread(target=_listen, args=(questions,), name="millpond-listener", daemon=True)
+    listener = threading.Thread(
+        target=_listen, args=(questions, parent), name="millpond-listener", daemon=True
+    )
     listener.start()
     with contextlib.suppress(BrokenPipeError):
         while True:
-            _write(answers, pickle.dumps(_done(questions.get()), protocol=pickle.HIGHEST_PROTOCOL))
+            _write(answers, pickle.dumps(_done(questions.get()), protocol=pickle.HIGHEST_PROTOCOL), None)
 
 
-def _listen(questions: Queue[bytes]) -> None:
+def _listen(questions: Queue[bytes], parent: int) -> None:
     """
     Take questions in; end the process, whatever it is doing, as soon as nobody waits for answers.
     """
-    stream, parent = os.fdopen(os.dup(0), "rb", buffering=0), os.getppid()
+    stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:
         # Its input ends with the parent, unless a fork of the parent keeps the pipe open.
         while os.getppid() == parent:
-            if select.select([stream], [], [], _LOOK_S)[0]:
+            if _is_ready(stream, select.POLLIN, _LOOK_S):
                 questions.put(_read(stream, None))
     except (OSError, EOFError):
         pass
@@ -173,10 +184,13 @@ def _done(question: bytes) -> tuple[bool, Any]:
         return False, UnavailableError("the helper process failed", cause=f"{type(error).__name__}: {error}")
 
 
-def _write(stream: IO[bytes], data: bytes) -> None:
+def _write(stream: IO[bytes], data: bytes, timeout_s: float | None) -> None:
     rest = memoryview(_LENGTH.pack(len(data)) + data)
     while rest:
-        rest = rest[stream.write(rest) :]
+        if timeout_s is not None and not _is_ready(stream, select.POLLOUT, timeout_s):
+            raise EOFError("it does not listen")
+        # Nothing is written where there is no room after all.
+        rest = rest[stream.write(rest) or 0 :]
 
 
 def _read(stream: IO[bytes], timeout_s: float | None) -> bytes:
@@ -186,7 +200,7 @@ def _read(stream: IO[bytes], timeout_s: float | None) -> bytes:
 def _read_exactly(stream: IO[bytes], length: int, timeout_s: float | None) -> bytes:
     parts, missing = [], length
     while missing:
-        if timeout_s is not None and not select.select([stream], [], [], timeout_s)[0]:
+        if timeout_s is not None and not _is_ready(stream, select.POLLIN, timeout_s):
             raise EOFError("it does not answer")
         part = stream.read(missing)
         if not part:
@@ -194,6 +208,13 @@ def _read_exactly(stream: IO[bytes], length: int, timeout_s: float | None) -> by
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
+
+
+def _is_ready(stream: IO[bytes], event: int, timeout_s: float) -> bool:
+    # Unlike `select`, a poll takes files of any number.
+    waiting = select.poll()
+    waiting.register(stream, event)
+    return bool(waiting.poll(timeout_s * 1_000))
 
 
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:

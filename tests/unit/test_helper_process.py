@@ -4,7 +4,9 @@ The helper process: work elsewhere, and nothing left of it when its parent is go
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -90,6 +92,55 @@ def test_a_killed_process_is_replaced(helper):
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(os.kill, killed, signal.SIGKILL).result()
     assert helper.submit(os.getpid).result() != killed
+
+
+def test_an_interrupt_is_not_for_it(helper):
+    """
+    What a terminal sends to everybody does not end it, not even while it starts.
+    """
+    first = helper.submit(os.getpid)
+    assert wait_until(lambda: helper.process_id is not None, SystemClock())
+    os.kill(helper.process_id, signal.SIGINT)
+    assert first.result() == helper.process_id
+    os.kill(helper.process_id, signal.SIGINT)
+    assert helper.submit(os.getpid).result() == first.result()
+
+
+def test_a_stopped_process_is_replaced(helper, monkeypatch):
+    """
+    One that takes no question, and one that gives no answer, are given up after a bounded time.
+    """
+    stopped = helper.submit(os.getpid).result()
+    os.kill(stopped, signal.SIGSTOP)
+    monkeypatch.setattr("millpond.gc.helper_process._ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr("millpond.gc.helper_process._END_S_MAX", 0.2)
+    with pytest.raises(UnavailableError, match="helper process has ended"):
+        helper.submit(len, b"x" * (1 << 22)).result(20)
+    assert not is_alive(stopped)
+    monkeypatch.undo()
+    assert helper.submit(len, b"x" * (1 << 22)).result() == 1 << 22
+
+
+def test_it_works_for_a_program_with_many_files(helper):
+    """
+    The numbers of its pipes may be above a thousand.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1_100):
+            held.enter_context(Path(os.devnull).open("rb"))
+        assert helper.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_it_ends_if_its_parent_is_gone_before_it_looks(helper, monkeypatch):
+    """
+    It is told whose it is, so that a fork that keeps its pipes open does not keep it.
+    """
+    monkeypatch.setattr("millpond.gc.helper_process.os.getpid", lambda: 1)
+    with pytest.raises(UnavailableError, match="helper process has ended"):
+        helper.submit(divmod, 7, 2).result()
 
 
 def test_it_ends_with_its_parent():
