@@ -113,14 +113,16 @@ def co_group(
         make of them, its ``flat_map`` says.
 
     Raises:
-        InvalidError: no streams, streams of several pipelines, a stream under two tags, or an ``of`` that
-            is no extractor.
+        InvalidError: no streams, streams of several pipelines, a stream under two tags, a tag in ``keys`` or
+            ``of`` that no stream has, or an ``of`` that is no extractor.
     """
     pipelines = {id(stream.pipeline): stream.pipeline for stream in streams.values()}
     if len(pipelines) != 1 or len({stream.name for stream in streams.values()}) < len(streams):
         raise InvalidError("co_group takes different streams of one pipeline", step=name)
     (pipeline,) = pipelines.values()
     extractors, wanted = keys or {}, of or {}
+    if unknown := sorted({*extractors, *wanted} - streams.keys()):
+        raise InvalidError("keys and of go by the tags of the streams", step=name, unknown=unknown)
     for extractor in wanted.values():
         check_extractor(extractor)
     made = pipeline.add(

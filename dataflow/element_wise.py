@@ -99,5 +99,5 @@ class TimestampShift(Computation):
             return
         moved = instant_us(self.function(value["value"], value["at"]))
         # A pane may travel later than its own time says; it may not travel earlier for that.
-        at = moved if moved >= value["at"] else record.at - (value["at"] - moved)
+        at = record.at - max(0, value["at"] - moved)
         context.produce(self.stream, {**value, "at": moved}, at=max(at, moved))

@@ -22,7 +22,8 @@ from millpond.dataflow.repeat_triggers import Never, Repeatedly
 from millpond.dataflow.sessions import Sessions
 from millpond.dataflow.strategy import WindowingStrategy
 from millpond.dataflow.stream import DataflowStream, WindowedStream
-from millpond.dataflow.watermark_triggers import WatermarkPercentile
+from millpond.dataflow.time_triggers import AfterProcessingTime
+from millpond.dataflow.watermark_triggers import AfterWatermark, WatermarkPercentile
 from millpond.dataflow.window import Window
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
@@ -268,6 +269,16 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
             co_group(streams, WindowingStrategy(), name="both")
 
 
+@pytest.mark.parametrize("argument", ["keys", "of"])
+def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
+    """
+    A slip in a tag would otherwise join by another key, or keep what was to be left out.
+    """
+    streams = {"scores": _injected(Pipeline("p"))}
+    with pytest.raises(InvalidError, match="tags of the streams"):
+        co_group(streams, WindowingStrategy(), name="both", **{argument: {"score": "team"}})  # type: ignore[arg-type]
+
+
 def test_a_pane_that_is_owed_holds_the_watermark() -> None:
     """
     Until a pane with the time of its earliest element is shown, nobody downstream is told that time has passed it.
@@ -395,3 +406,30 @@ def test_a_window_need_not_wait_for_stragglers() -> None:
     assert first == [(10, 90), (11, 100)]
     early = [one["window"][0] // second for one in shown if one["pane"]["timing"] == "early"]
     assert early == list(range(0, 130, 10))
+
+
+@pytest.mark.parametrize(("by", "expected"), [(0, 9), (5, 14), (-5, 4)])
+def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
+    """
+    A late pane that a timer shows travels later than its own time; moving that time loses nothing.
+    """
+    pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
+    late = AfterWatermark(late=AfterProcessingTime("1s"))
+    windowed = _injected(pipeline).window(FixedWindows(10), trigger=late, allowed_lateness=1_000)
+    counts = windowed.combine(Count(), name="counts")
+    counts.with_timestamps(lambda _, at: at + by, name="moved", late_data_horizon=5).sink("out", shelf)
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    for watermark in (20, 30):
+        run.inject("scores", _rows(("a", "x", 1, 3)))
+        run.advance_watermark("scores", watermark)
+        run.run_until_quiet()
+        clock.advance_ms(1_000)
+        run.run_until_quiet()
+    run.stop()
+    shown = [orjson.loads(row["value"]) for row in shelf.rows]
+
+    assert [(one["value"], one["at"], one["pane"]["timing"]) for one in shown] == [
+        (1, expected, "on_time"),
+        (1, expected, "late"),
+    ]
