@@ -130,7 +130,8 @@ class ShouldEmit(Trigger):
     Args:
         function: given the element's value and the state so far (``None`` at first), returns
             whether to emit, and the new state, which JSON must be able to carry.
-        merge: the state of a merged window from those of its sources; windows that merge need it.
+        merge: the state of a merged window from those of its sources, each ``None`` where the
+            function has seen nothing yet or the trigger has started over; windows that merge need it.
     """
 
     function: Callable[[Any, Any], tuple[bool, Any]]

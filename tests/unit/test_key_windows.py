@@ -104,6 +104,20 @@ def test_elements_that_a_closed_session_swallows_are_counted() -> None:
     assert key.counts["after_last"] == 2
 
 
+def test_what_merged_sessions_had_not_shown_adds_up() -> None:
+    """
+    A session that was made of others and is swallowed by a finished one counts with all their elements.
+    """
+    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(4)))
+    key.add(20)
+    key.add(26)
+    key.add(23)
+    key.add(10, 11, 12, 13)
+    key.add(16, 19)
+
+    assert key.counts["after_last"] == 5
+
+
 @pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
 def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
     """
