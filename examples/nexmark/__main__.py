@@ -26,8 +26,8 @@ from examples.quiet_spark import quiet_spark
 _HELP = """
 Ask Nexmark's questions of people, auctions and bids.
 
-Without a query: the list of them. The answers to the 110 events that come with the example are known, and each is
-held against what was expected.
+Without a query: the list of them. The answers to 110 published events are known, and each is held against what was
+expected; both are read from ../shared/data/nexmark beside the checkout, or from the folder that MILLPOND_DATA names.
 
 \b
   python -m examples.nexmark --query q5                      the hottest auctions of each ten seconds

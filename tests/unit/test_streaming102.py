@@ -145,6 +145,22 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "figure_17.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_command_says_where_its_data_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Without the article's data there is a message of one line, not a stack trace.
+    """
+    monkeypatch.setattr("examples.streaming102.article.DATA", tmp_path)
+    article.cache_clear()
+    stories.cache_clear()
+    result = CliRunner().invoke(main, ["--figure", "17", "--out", str(tmp_path)])
+
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert "MILLPOND_DATA" in result.output
+
+
 def test_the_pipelines_are_of_the_public_library() -> None:
     """
     What a figure asks is a windowed stream of the public API.
