@@ -106,6 +106,8 @@ class CodeLimit:
         """
         Look after the turns of a bundle, which must run in this thread.
         """
+        # An exception that came right at a turn's end may have kept `end` from being heard.
+        self._is_running = False
         if _may_use_signals():
             with self._by_signal():
                 yield

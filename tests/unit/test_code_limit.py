@@ -124,6 +124,22 @@ def test_time_between_turns_does_not_count():
     assert (idle(), in_thread(idle)) == ("done", "done")
 
 
+def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
+    """
+    An exception may arrive at the very moment at which a turn ends; the next bundle's reading is not its code.
+    """
+
+    def two_bundles() -> str:
+        limit = CodeLimit("c", 20)
+        with limit.watching():
+            limit.begin("k")
+        with limit.watching():
+            SystemClock().sleep_ms(200)
+        return "done"
+
+    assert (two_bundles(), in_thread(two_bundles)) == ("done", "done")
+
+
 class Slow(Computation):
     """
     Hangs on the number thirteen, in the way that is asked for.
