@@ -33,7 +33,8 @@ class Trigger:
         An inherited short cut for bundles must not pass over a subclass's own ``on_element``.
         """
         super().__init_subclass__(**arguments)
-        if "on_element" in vars(cls) and "on_elements" not in vars(cls):
+        by_name = {name: base for base in reversed(cls.__mro__) for name in vars(base)}
+        if cls.__mro__.index(by_name["on_element"]) < cls.__mro__.index(by_name["on_elements"]):
             cls.on_elements = Trigger.on_elements  # type: ignore[method-assign]
 
     @property

@@ -111,6 +111,24 @@ def test_a_subclass_is_told_of_each_element() -> None:
     assert state.trigger == {"": {"told": 2}}
 
 
+def test_the_short_cut_passes_over_no_class_that_was_mixed_in() -> None:
+    """
+    Also a mixin's ``on_element`` is called for each element of a bundle.
+    """
+
+    class Doubling:
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set("seen", context.get("seen", 0) + 2)
+
+    class Doubled(Doubling, AfterCount):
+        pass
+
+    state = _state()
+    Doubled(10).on_elements(TriggerContext(state, 0, 0), [_one(), _one()])
+
+    assert TriggerContext(state, 0, 0).get("seen") == 4
+
+
 def test_children_have_namespaces_of_their_own() -> None:
     """
     Two equal triggers in one composition count apart.
