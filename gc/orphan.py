@@ -9,6 +9,10 @@ a former owner's fold is fenced. And an owner may be a former one without knowin
 were listed before the log was read, so where the log still names him, nobody else's fold was
 among them, and where it does not, nothing goes. Files with other names are other engines', and
 stay.
+
+The log may have forgotten a file that it named: checkpoints of other engines leave out what was removed
+a week ago. So before anything goes, the versions that are kept for longer are looked at: the
+horizon's, and those of open savepoints.
 """
 
 from __future__ import annotations
@@ -20,12 +24,15 @@ from typing import Final
 from urllib.parse import unquote
 
 from millpond.gc.collector import Collection
+from millpond.gc.log_sum import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
-from millpond.statestore.errors import DataError
+from millpond.statestore.catalog_facts import savepoints_of
+from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log import Log
 from millpond.statestore.rowfile import read_row_files
-from millpond.statestore.types import Sequencer, Superstep
+from millpond.statestore.types import Sequencer, Superstep, TableVersion
 
 __all__ = ["OrphanCollector", "Owned"]
 
@@ -73,14 +80,32 @@ class OrphanCollector:
         Delete them, or name them.
 
         Raises:
+            DataError: a version that is kept cannot be read; nothing was taken away.
             UnavailableError: the store is away; some may be gone.
         """
-        paths = tuple(self._garbage())
+        unnamed = tuple(self._unnamed())
+        needed = self._needed() if unnamed else frozenset()
+        paths = tuple(path for path in unnamed if path not in needed)
         if not dry_run:
             delete_files(self._survey.objects, paths)
         return Collection(kind=self.kind, paths=paths)
 
-    def _garbage(self) -> Iterator[str]:
+    def _needed(self) -> frozenset[str]:
+        seen, log = self._survey, Log(self._survey.objects)
+        kept = {seen.horizon.version}
+        kept |= {
+            TableVersion(at) for _, at in savepoints_of(seen.newest.snapshot.txns) if at < seen.newest.version
+        }
+        needed: set[str] = set()
+        for version in sorted(kept):
+            try:
+                needed.update(sum_log(log, version).adds)
+            except ObjectMissingError:
+                # The log does not reach back that far: nobody can read that version.
+                continue
+        return frozenset(needed)
+
+    def _unnamed(self) -> Iterator[str]:
         newest, reads = self._survey.newest, 0
         for path in sorted(self._survey.data_files):
             match = _OWN_NAME.match(path)

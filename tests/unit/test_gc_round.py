@@ -245,6 +245,32 @@ def test_orphans_of_past_supersteps_go(pond):
     assert coming in pond.data_files()
 
 
+def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
+    """
+    Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans.
+    """
+    folder = tmp_path / "rows"
+    pond = Pond(ObstoreObjects(str(folder)))
+    pond.steps(30)
+    version = TableVersion(12)
+    before = pond.counts(version)
+    pond.catalog.add_savepoint("mine", version)
+    pond.collect()
+    pond.steps(5)
+    # By the pond's clock all of it was removed in 1970.
+    DeltaTable(str(folder)).create_checkpoint()
+
+    pond.collect()
+    assert pond.counts(version) == before
+    assert {file.path for file in pond.store.snapshot(version).files} <= pond.data_files()
+    pond.catalog.release_savepoint("mine")
+    pond.steps(1)
+    pond.collect()
+    assert set(pond.objects.list(f"computation={NAME}")) == {
+        file.path for file in pond.store.committer.snapshot.files
+    }
+
+
 def test_other_pipelines_dead_letters_are_not_ours(pond):
     """
     Where pipelines share a computation, only files of one's own keys are orphans.
