@@ -17,6 +17,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -30,7 +31,7 @@ from millpond.executor.record import Record
 from millpond.executor.upkeep import UpkeepPolicy
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.statestore import commit
-from millpond.statestore.errors import FencedError, MillpondError
+from millpond.statestore.errors import FencedError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.store import Store
@@ -57,6 +58,8 @@ _OUTSTANDING_MAX: Final = 4
 _FAILPOINT_EXIT: Final = 9
 _CLOCK: Final = SystemClock()
 _PRELOADED: Final = ["millpond.testing.worker", "pandas", "pyarrow.pandas_compat", "alembic.command"]
+_OPENINGS_MAX: Final = 10
+
 _armed = threading.Event()
 
 
@@ -129,11 +132,8 @@ def work(options: WorkerOptions) -> None:
         _take_the_fence_away()
     signal.signal(signal.SIGUSR1, lambda *_: _armed.set())
     try:
-        with listening(_at_failpoint(options)), _open(options) as store:
-            runner = LocalRunner(store, on_held=options.on_held, upkeep=UPKEEP, progress=False)
-            ledger = ShortLedger(options.kept) if options.kept else Ledger()
-            run = runner.start(ledger_pipeline(computation=ledger))
-            told.tell("open", writer=store.committer.writer_id)
+        with listening(_at_failpoint(options)), ExitStack() as closing:
+            run = _open_patiently(options, told, closing)
             _publish(run, options, told)
             run.stop()
     except FencedError as error:
@@ -141,6 +141,28 @@ def work(options: WorkerOptions) -> None:
     except MillpondError as error:
         told.tell("error", kind=type(error).__name__, text=str(error))
     told.tell("end")
+
+
+def _open_patiently(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> LocalRun:
+    """
+    Start the run; where a service is away meanwhile, start again, as whoever supervises a process would.
+    """
+    for _ in range(_OPENINGS_MAX - 1):
+        try:
+            return _start(options, told, closing)
+        except UnavailableError as error:
+            told.tell("away", text=str(error))
+            closing.close()
+    return _start(options, told, closing)
+
+
+def _start(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> LocalRun:
+    store = closing.enter_context(_open(options))
+    runner = LocalRunner(store, on_held=options.on_held, upkeep=UPKEEP, progress=False)
+    ledger = ShortLedger(options.kept) if options.kept else Ledger()
+    run = runner.start(ledger_pipeline(computation=ledger))
+    told.tell("open", writer=store.committer.writer_id)
+    return run
 
 
 def _open(options: WorkerOptions) -> Store:
