@@ -161,7 +161,8 @@ class Ensemble:
         folder = self._folder / str(index)
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(str(index + 1))
-        settings = {"tickTime": str(self._tick_time_ms)}
+        # No power fails here, and a busy disk must not make a session wait for longer than it lasts.
+        settings = {"tickTime": str(self._tick_time_ms), "forceSync": "no"}
         settings |= {f"server.{number}": peer for number, peer in enumerate(self._peers, start=1)}
         self._members[index] = launch(
             folder, self._ports[index], java=find_java(), jars=find_jars(), settings=settings
