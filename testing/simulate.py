@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -38,6 +39,7 @@ from millpond.testing.simulation.workload import Workload
 
 __all__ = ["Tally", "main", "run_all"]
 
+_NOWHERE: Final = logging.NullHandler()
 _BANK: Final = "millpond.testing.simulation.bank:Bank"
 _TAIL: Final = 40
 _ROOT: Final = Path(__file__).resolve().parent.parent
@@ -146,9 +148,25 @@ def quieten() -> None:
     """
     Expect faults: what the engine logs about them is of no interest, and one thread is enough.
     """
-    logging.getLogger("millpond").addHandler(logging.NullHandler())
+    logging.getLogger("millpond").addHandler(_NOWHERE)
     logging.getLogger("millpond").propagate = False
     pa.set_cpu_count(1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """
+    `quieten`, and afterwards as it was.
+    """
+    logger, threads = logging.getLogger("millpond"), pa.cpu_count()
+    propagated = logger.propagate
+    quieten()
+    try:
+        yield
+    finally:
+        logger.removeHandler(_NOWHERE)
+        logger.propagate = propagated
+        pa.set_cpu_count(threads)
 
 
 # ------------------------------------------------------------------------------ the command
@@ -202,7 +220,7 @@ def main(
 
     Ends with exit code 1 if a promise was broken.
     """  # noqa: D301 - click's mark for text that keeps its lines
-    quieten()
+    click.get_current_context().with_resource(_quiet())
     if faults == "list" or failpoints == "list":
         _show_list(FAULTS if faults == "list" else FAILPOINTS)
         return
