@@ -38,7 +38,8 @@ def clock_name(domain: TimeDomain, percentile: float) -> str:
         >>> clock_name(TimeDomain.EVENT, 99.5), clock_name(TimeDomain.WALL, 100.0)
         ('event@99.5', 'wall')
     """
-    return domain.value if percentile == EXACT else f"{_PERCENTILE}{percentile!r}"
+    # 90 and 90.0 are one clock, so they have one name, whichever was asked for first.
+    return domain.value if percentile == EXACT else f"{_PERCENTILE}{float(percentile)!r}"
 
 
 @lru_cache(maxsize=1_024)

@@ -18,6 +18,7 @@ from millpond.statestore.types import TIME_MIN_US
         ((TimeDomain.EVENT, EXACT), "event"),
         ((TimeDomain.WALL, EXACT), "wall"),
         ((TimeDomain.HOLD, EXACT), "hold"),
+        ((TimeDomain.EVENT, 80), "event@80.0"),
         ((TimeDomain.EVENT, 90.0), "event@90.0"),
         ((TimeDomain.EVENT, 99.99), "event@99.99"),
     ],
