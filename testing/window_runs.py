@@ -26,6 +26,7 @@ from millpond.testing.transcript_runs import (
     LocalTranscriptRun,
     Shelf,
     SparkTranscriptRun,
+    TranscriptRun,
     dropped_in,
 )
 from millpond.testing.transcript_setting import value_of
@@ -107,7 +108,35 @@ class _Steps:
         return [sorted(pane_of(key, shown) for key, shown in shelf.take()) for shelf in self.shelves]
 
 
-class LocalWindowRun(LocalTranscriptRun):
+class _WindowRun(TranscriptRun):
+    """
+    What a run of many steps shows, on either runner.
+    """
+
+    _steps: _Steps
+
+    def pipeline(self) -> Pipeline:
+        """
+        One injected stream, and every step on it.
+        """
+        return self._steps.pipeline()
+
+    def shown(self) -> list[list[OraclePane]]:
+        """
+        The panes of each step since the last call, sorted.
+        """
+        self.settle()
+        return self._steps.take()
+
+    def drops(self) -> list[int]:
+        """
+        How many elements were too late, by step.
+        """
+        self.settle()
+        return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
+
+
+class LocalWindowRun(_WindowRun, LocalTranscriptRun):
     """
     Many steps on the local runner.
 
@@ -119,28 +148,8 @@ class LocalWindowRun(LocalTranscriptRun):
         self._steps = _Steps(specs)
         super().__init__(self._steps.strategies[0])
 
-    def pipeline(self) -> Pipeline:
-        """
-        One injected stream, and every step on it.
-        """
-        return self._steps.pipeline()
 
-    def shown(self) -> list[list[OraclePane]]:
-        """
-        The panes of each step since the last call, sorted.
-        """
-        self.settle()
-        return self._steps.take()
-
-    def drops(self) -> list[int]:
-        """
-        How many elements were too late, by step.
-        """
-        self.settle()
-        return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
-
-
-class SparkWindowRun(SparkTranscriptRun):
+class SparkWindowRun(_WindowRun, SparkTranscriptRun):
     """
     Many steps on the Spark runner.
 
@@ -152,23 +161,3 @@ class SparkWindowRun(SparkTranscriptRun):
     def __init__(self, specs: Sequence[WindowSpec], spark: SparkSession) -> None:
         self._steps = _Steps(specs)
         super().__init__(self._steps.strategies[0], spark=spark)
-
-    def pipeline(self) -> Pipeline:
-        """
-        One injected stream, and every step on it.
-        """
-        return self._steps.pipeline()
-
-    def shown(self) -> list[list[OraclePane]]:
-        """
-        The panes of each step since the last call, sorted.
-        """
-        self.settle()
-        return self._steps.take()
-
-    def drops(self) -> list[int]:
-        """
-        How many elements were too late, by step.
-        """
-        self.settle()
-        return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
