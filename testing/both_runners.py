@@ -7,7 +7,8 @@ store stays the same through a restart, and so does the injected clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +28,7 @@ from millpond.statestore.types import Clock, EventTimeMicros
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LocalPlay", "Play", "SparkPlay"]
+__all__ = ["LocalPlay", "Play", "SparkPlay", "plays"]
 
 
 class _Run(Protocol):
@@ -230,3 +231,35 @@ class SparkPlay(Play):
         self._run.declare(stream, standing, member=member)
         self._run.advance()
         self.settle()
+
+
+@contextmanager
+def plays(
+    folder: Path, clock_of: Callable[[], Clock], spark: SparkSession | None = None
+) -> Iterator[Callable[[Callable[[], Pipeline]], Play]]:
+    """
+    Starts pipelines, and stops them at the end.
+
+    Args:
+        folder: where the store is.
+        clock_of: makes the clock of each.
+        spark: where they run; ``None`` is the local runner.
+    """
+    opened: list[Play] = []
+
+    def start(make: Callable[[], Pipeline]) -> Play:
+        play: Play
+        if spark is None:
+            play = LocalPlay(make, folder, clock_of())
+        else:
+            play = SparkPlay(make, folder, clock_of())
+            play.spark = spark
+        play.start()
+        opened.append(play)
+        return play
+
+    try:
+        yield start
+    finally:
+        for each in opened:
+            each.stop()

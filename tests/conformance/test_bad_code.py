@@ -19,7 +19,7 @@ from millpond.executor.record import Record
 from millpond.executor.topology import OnError
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.determinism import ManualClock
 
 if TYPE_CHECKING:
@@ -97,20 +97,9 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """
     Opens a pipeline on the runner at hand.
     """
-    opened: list[Play] = []
-
-    def open_play(make: Callable[[], Pipeline]) -> Play:
-        made: Play = request.param(make, tmp_path, ManualClock())
-        if isinstance(made, SparkPlay):
-            spark: SparkSession = request.getfixturevalue("spark")
-            made.spark = spark
-        made.start()
-        opened.append(made)
-        return made
-
-    yield open_play
-    for each in opened:
-        each.stop()
+    spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
 
 
 def letters(pond: Play) -> list[dict[str, Any]]:

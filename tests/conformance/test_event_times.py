@@ -20,7 +20,7 @@ from millpond.executor.context import Context
 from millpond.executor.ingress_time import IngressTime
 from millpond.executor.injector import ManualWatermark
 from millpond.executor.record import Record
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.both_runners import Play, plays
 from millpond.testing.determinism import ManualClock
 
 if TYPE_CHECKING:
@@ -167,17 +167,8 @@ class TestLocalRunner(Facts):
         """
         Plays a pipeline; it is stopped when the test ends.
         """
-        opened: list[Play] = []
-
-        def start(make: Callable[[], Pipeline]) -> Play:
-            run = LocalPlay(make, tmp_path, ManualClock(START_US))
-            run.start()
-            opened.append(run)
-            return run
-
-        yield start
-        for run in opened:
-            run.stop()
+        with plays(tmp_path, lambda: ManualClock(START_US)) as start:
+            yield start
 
     def test_time_of_arrival_stands_while_a_clock_that_was_set_back_catches_up(self, play: Open) -> None:
         """
@@ -234,15 +225,5 @@ class TestSpark(Facts):
         """
         Plays a pipeline; it is stopped when the test ends.
         """
-        opened: list[Play] = []
-
-        def start(make: Callable[[], Pipeline]) -> Play:
-            run = SparkPlay(make, tmp_path, ManualClock(START_US))
-            run.spark = spark
-            run.start()
-            opened.append(run)
-            return run
-
-        yield start
-        for run in opened:
-            run.stop()
+        with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
+            yield start

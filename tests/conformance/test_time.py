@@ -21,7 +21,7 @@ from millpond.executor.pipeline import Pipeline
 from millpond.executor.record import Record
 from millpond.executor.timer import Timer
 from millpond.statestore.types import TIME_MIN_US
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.both_runners import plays
 from millpond.testing.determinism import ManualClock
 
 if TYPE_CHECKING:
@@ -373,17 +373,8 @@ class TestLocalRunner(Facts):
         """
         Plays a pipeline; it is stopped when the test ends.
         """
-        opened: list[Play] = []
-
-        def start(make: Callable[[], Pipeline]) -> Play:
-            run = LocalPlay(make, tmp_path, ManualClock(START_US))
-            run.start()
-            opened.append(run)
-            return run
-
-        yield start
-        for run in opened:
-            run.stop()
+        with plays(tmp_path, lambda: ManualClock(START_US)) as start:
+            yield start
 
 
 class TestSpark(Facts):
@@ -396,15 +387,5 @@ class TestSpark(Facts):
         """
         Plays a pipeline; it is stopped when the test ends.
         """
-        opened: list[Play] = []
-
-        def start(make: Callable[[], Pipeline]) -> Play:
-            run = SparkPlay(make, tmp_path, ManualClock(START_US))
-            run.spark = spark
-            run.start()
-            opened.append(run)
-            return run
-
-        yield start
-        for run in opened:
-            run.stop()
+        with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
+            yield start

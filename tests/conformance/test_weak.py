@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
@@ -18,11 +17,8 @@ from millpond.executor.record import Record
 from millpond.executor.sink import DeltaSink
 from millpond.executor.timer import Timer
 from millpond.executor.weak import ProductionMode
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay
+from millpond.testing.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.determinism import ManualClock
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Open = Callable[[Callable[[], Pipeline]], Play]
 
@@ -71,21 +67,9 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """
     Opens a pipeline on the runner at hand.
     """
-    opened: list[Play] = []
-
-    def open_play(make: Callable[[], Pipeline]) -> Play:
-        kind = request.param
-        made: Play = kind(make, tmp_path, ManualClock())
-        if isinstance(made, SparkPlay):
-            spark: SparkSession = request.getfixturevalue("spark")
-            made.spark = spark
-        made.start()
-        opened.append(made)
-        return made
-
-    yield open_play
-    for each in opened:
-        each.stop()
+    spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
 
 
 def mixed(
