@@ -87,6 +87,14 @@ class TestSleepers:
         assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
         assert cabin.sleeper.snapshot.files == load(Log(open_objects(str(cabin.folder)))).files
 
+    @pytest.mark.parametrize("jump_ms", [-3_600_000, -60_000])
+    def test_a_wall_clock_that_is_set_back_hides_no_sleep(self, cabin: Cabin, jump_ms: int) -> None:
+        """A sleeper has slept as long as time has passed, whatever its wall clock says."""
+        cabin.sleep_and_clean_up()
+        cabin.clock.jump_ms(jump_ms)
+
+        assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
+
     def test_a_sleeper_that_still_owns_its_interval_commits(self, cabin: Cabin) -> None:
         """After finding its way back the sleeper's commit lands at the table's end."""
         cabin.sleep_and_clean_up()

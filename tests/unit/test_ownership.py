@@ -136,6 +136,24 @@ class TestPatience:
         assert owner.commit(next_request(owner)).version == version + 1
         assert seen == [version]
 
+    @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+    def test_a_wall_clock_that_jumps_neither_prolongs_nor_shortens_it(self, pond: Pond, jump_ms: int) -> None:
+        """
+        A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set.
+        """
+        store = pond.store()
+        owner = pond.owner(store)
+        owner.open()
+        leases = store.leases
+        assert isinstance(leases, MemoryLeases)
+        leases.suspend()
+        began_us = pond.clock.monotonic_us()
+        pond.clock.at_next_sleep = lambda: pond.clock.jump_ms(jump_ms)
+
+        with pytest.raises(UnavailableError):
+            owner.commit(next_request(owner))
+        assert PAUSE_MS <= (pond.clock.monotonic_us() - began_us) / 1_000 <= PAUSE_MS + 100
+
     def test_patience_ends(self, pond: Pond) -> None:
         """
         After the pause timeout the error is raised, and nothing was written.
