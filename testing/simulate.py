@@ -26,12 +26,11 @@ from typing import Any, Final
 import click
 import orjson
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import FAILPOINTS
 from millpond.statestore.system import SystemClock
+from millpond.testing.count_progress import CountProgress
 from millpond.testing.simulation.fault import FAULTS
 from millpond.testing.simulation.scenario import Scenario, deaths_at, pairs_of_deaths, play
 from millpond.testing.simulation.simulation import STEPS, Outcome
@@ -225,7 +224,7 @@ def main(
         _show_list(FAULTS if faults == "list" else FAILPOINTS)
         return
     if plant is not None:
-        _find_planted(plant)
+        _find_planted(plant, workers or os.cpu_count() or 1)
         return
     kinds = None if faults is None else tuple(kind for kind in faults.split(",") if kind not in {"", "none"})
     try:
@@ -261,11 +260,12 @@ def _show_list(names: Any) -> None:
         click.echo(f"{name:32} {meaning}")
 
 
-def _find_planted(name: str) -> None:
+def _find_planted(name: str, workers: int) -> None:
     script = _ROOT / "tests" / "planted" / "find.py"
     if not script.is_file():
         raise click.ClickException("planted bugs are part of the source tree, not of the installed package")
-    sys.exit(subprocess.run([sys.executable, str(script), name], check=False).returncode)  # noqa: S603
+    words = [sys.executable, str(script), "--workers", str(workers), name]
+    sys.exit(subprocess.run(words, check=False).returncode)  # noqa: S603
 
 
 def _replay(scenario: Scenario, workload: str) -> int:
@@ -310,12 +310,10 @@ def _run(
     clock = SystemClock()
     started_us = clock.monotonic_us()
     tally = Tally()
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(scenarios))
+    with CountProgress("simulating", "seeds", len(scenarios), clock) as progress:
         for scenario, outcome in zip(scenarios, outcomes, strict=False):
             tally.add(outcome)
-            bar.advance(task)
+            progress.count(passed=not (outcome.violation or outcome.deaths_left))
             if outcome.violation:
                 click.echo(_line(outcome, scenario, workload))
                 if save is not None:

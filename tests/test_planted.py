@@ -60,3 +60,24 @@ def test_a_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: p
     finding = planted.find(plant)
     assert not finding.found
     assert "1 passed, 0 failed" in finding.output
+
+
+def test_several_are_looked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However many are looked for at once, each is told of, and one that is not found is a failure."""
+
+    def find(plant: planted.Plant) -> planted.Finding:
+        return planted.Finding(plant=plant, found="" if plant is missed else "seed 1: I0", output="silence")
+
+    missed, known = PLANTS[1], [plant.name for plant in PLANTS[:3]]
+    monkeypatch.setattr(planted, "plants", lambda: PLANTS)
+    monkeypatch.setattr(planted, "find", find)
+
+    assert planted.main(known, workers=2) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert sorted(told[:-1]) == [
+        f"{name}: {'NOT FOUND' if name == missed.name else 'seed 1: I0'}" for name in known
+    ]
+    assert told[-1] == "2 of 3 planted bugs found"
+    assert planted.main(known[:1], workers=2) == 0

@@ -5,6 +5,7 @@ Plants each bug of this folder in a copy of the tree and runs what is there to f
     python tests/planted/find.py quick          # those that `make test` looks for
     python tests/planted/find.py blind_retry    # one
     python tests/planted/find.py list
+    python tests/planted/find.py --workers 1 all   # one after the other; else as many at once as there are processors
 
 A patch begins with lines that say what it breaks and what finds it::
 
@@ -18,6 +19,7 @@ assertion. Whatever else goes wrong (the patch does not apply, the code does not
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -25,7 +27,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -192,9 +195,18 @@ def _git_apply(plant: Plant, tree: Path, *options: str) -> str:
     return ended.stderr if ended.returncode else ""
 
 
-def main(names: Iterable[str]) -> int:
+def find_all(wanted: Iterable[Plant], workers: int = 1) -> Iterator[Finding]:
     """
-    Look for the named ones; the exit code is 0 if all were found.
+    Look for several, so many at once; each is a process of its own, and comes when it is over.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        for search in as_completed([pool.submit(find, plant) for plant in wanted]):
+            yield search.result()
+
+
+def main(names: Iterable[str], workers: int = 1) -> int:
+    """
+    Look for the named ones, so many at once; the exit code is 0 if all were found.
     """
     known = {plant.name: plant for plant in plants()}
     wanted: list[Plant] = []
@@ -209,16 +221,19 @@ def main(names: Iterable[str]) -> int:
         else:
             print(f"there is no planted bug {name!r}; there are: {', '.join(known)}", file=sys.stderr)
             return 2
-    missed = 0
-    for plant in wanted:
-        finding = find(plant)
+    found = 0
+    for finding in find_all(wanted, workers):
         print(finding, flush=True)
+        found += bool(finding.found)
         if not finding.found:
-            missed += 1
             print(finding.output[-2_000:], file=sys.stderr)
-    print(f"{len(wanted) - missed} of {len(wanted)} planted bugs found")
-    return 1 if missed or not wanted else 0
+    print(f"{found} of {len(wanted)} planted bugs found")
+    return 0 if found == len(wanted) > 0 else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["all"]))
+    parser = argparse.ArgumentParser(description="Plant bugs and look for them.")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument("names", nargs="*", default=["all"], help="planted bugs, 'all', 'quick' or 'list'")
+    given = parser.parse_args()
+    sys.exit(main(given.names, given.workers))
