@@ -19,7 +19,8 @@ import pyarrow as pa
 from millpond.executor.bundle import DeadLetter, ProductionSummary
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.row_format import RowFormat
+from millpond.statestore.rowfile import PARQUET, RowFile, write_row_file
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
 __all__ = [
@@ -105,6 +106,7 @@ def write_dead_letters(
     at: EventTimeMicros,
     produce: bool,
     token: str,
+    row_format: RowFormat = PARQUET,
 ) -> WrittenLetters:
     """
     Write a superstep's dead letters to a row file, still uncommitted; nothing when there are none.
@@ -113,7 +115,13 @@ def write_dead_letters(
         return WrittenLetters()
     updates = dead_letter_updates(pipeline, letters, superstep=superstep, fence=fence, at=at, produce=produce)
     file = write_row_file(
-        objects, control_interval(pipeline), updates, superstep=superstep, fence=fence, token=token
+        objects,
+        control_interval(pipeline),
+        updates,
+        superstep=superstep,
+        fence=fence,
+        token=token,
+        row_format=row_format,
     )
     times = [at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
     summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))

@@ -202,7 +202,9 @@ def _fold(store: Store, rng: Rng, owned: _Owned, fold: Fold, policy: UpkeepPolic
         pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, fold.interval, policy)
     )
     names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
-    folded = fold_files(store.objects, fold, rules, fence=last, token=names.token())
+    folded = fold_files(
+        store.objects, fold, rules, fence=last, token=names.token(), row_format=store.row_format
+    )
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
     request = CommitRequest(kind="fold", writes=(folded.write(fence),), metadata={"pipeline": owned.pipeline})
     store.committer.commit(request)

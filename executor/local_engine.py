@@ -319,7 +319,10 @@ class LocalEngine:
     def _interval(self, interval: Interval, anew: bool = False) -> LocalInterval:
         if anew or interval not in self._intervals:
             node = self._coordinator.topology.computations[interval.computation]
-            made = LocalInterval(node, interval, self._store.objects, self._cache_bytes, self._strand)
+            store = self._store
+            made = LocalInterval(
+                node, interval, store.objects, store.row_format, self._cache_bytes, self._strand
+            )
             self._intervals[interval] = made
         return self._intervals[interval]
 

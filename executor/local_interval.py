@@ -21,6 +21,7 @@ from millpond.executor.weak import STRONG, WeakStreams
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import ROW_SCHEMA
+from millpond.statestore.row_format import RowFormat
 from millpond.statestore.rowfile import RowFile, write_row_file
 from millpond.statestore.snapshot import Snapshot
 from millpond.statestore.types import Objects
@@ -40,6 +41,7 @@ class LocalInterval:
         node: the computation.
         interval: whose keys.
         objects: where row files are.
+        row_format: how they are encoded.
         cache_bytes: soft-state budget.
         on_stuck: told if user code takes longer than it may and cannot be interrupted.
     """
@@ -49,10 +51,12 @@ class LocalInterval:
         node: ComputationNode,
         interval: Interval,
         objects: Objects,
+        row_format: RowFormat,
         cache_bytes: int,
         on_stuck: OnStuck | None = None,
     ) -> None:
         self._objects = objects
+        self._row_format = row_format
         self._soft_state = SoftState(interval, StoreRowReader(objects), cache_bytes)
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._is_behind = True
@@ -123,7 +127,13 @@ class LocalInterval:
         if updates is None:
             return None
         file = write_row_file(
-            self._objects, part.interval, updates, superstep=plan.superstep, fence=part.fence, token=token
+            self._objects,
+            part.interval,
+            updates,
+            superstep=plan.superstep,
+            fence=part.fence,
+            token=token,
+            row_format=self._row_format,
         )
         reach("superstep.file_written")
         return file

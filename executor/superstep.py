@@ -461,6 +461,7 @@ class Coordinator:
             at=EventTimeMicros(int(plan.wall_time)),
             produce=DEAD_LETTERS in self.topology.wanted_streams,
             token=self.names.token(),
+            row_format=self._store.row_format,
         )
 
     def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:

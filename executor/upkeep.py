@@ -294,6 +294,7 @@ class Upkeep:
             FoldRules(pending_from=superstep, ids_from=self._ids_from(mark)),
             fence=self._ownership.get(interval).fence,
             token=self._rng.token(),
+            row_format=self._store.row_format,
         )
 
     def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:

@@ -163,7 +163,8 @@ class IpcRowFormat:
         if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name or ""))):
             raise DataError("row file is damaged: its seal is broken")
         table = pa.ipc.open_stream(view[len(_IPC) : -_SEAL_BYTES]).read_all()
-        return table.select([name for name in columns if name in table.column_names])
+        known = frozenset(table.column_names)
+        return table.select([name for name in columns if name in known])
 
 
 def _seal(checksum: int, magic: bytes = _SEAL) -> bytes:

@@ -32,6 +32,8 @@ from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects, open_objects
 from millpond.statestore.reading import Reading
+from millpond.statestore.row_format import RowFormat
+from millpond.statestore.rowfile import PARQUET
 from millpond.statestore.snapshot import Snapshot, load
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.table import check_format, create_rows_table, store_id_of
@@ -69,6 +71,7 @@ class Store:
             ``None`` for a store that is only read.
         catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
         resources: closed with the store.
+        row_format: how row files are encoded; Parquet unless a simulation says otherwise.
     """
 
     def __init__(
@@ -82,9 +85,11 @@ class Store:
         leases: LeaseFactory | None,
         catalog_url: str | None,
         resources: ExitStack,
+        row_format: RowFormat = PARQUET,
     ) -> None:
         self.path = path
         self.objects = objects
+        self.row_format = row_format
         self.storage_options = dict(storage_options)
         self.log = Log(objects)
         self._clock = clock

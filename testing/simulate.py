@@ -8,6 +8,7 @@ run, event by event, so a failing one is replayed with ``--seed``.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -41,6 +42,7 @@ __all__ = ["Tally", "main", "run_all"]
 _NOWHERE: Final = logging.NullHandler()
 _BANK: Final = "millpond.testing.simulation.bank:Bank"
 _TAIL: Final = 40
+_OBJECTS_BEFORE_COLLECTION: Final = 200_000
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -110,7 +112,7 @@ def run_all(
         yield from _until_failure(map(one, scenarios), fail_fast=fail_fast)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=quieten) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         yield from _until_failure(pool.map(one, scenarios, chunksize=2), fail_fast=fail_fast)
         pool.shutdown(cancel_futures=True)
 
@@ -150,6 +152,13 @@ def quieten() -> None:
     logging.getLogger("millpond").addHandler(_NOWHERE)
     logging.getLogger("millpond").propagate = False
     pa.set_cpu_count(1)
+
+
+def _begin_worker() -> None:
+    quieten()
+    # A world is much garbage in few cycles: looking for them less often saves a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
 
 
 @contextmanager

@@ -10,17 +10,17 @@ fall (I7, I2), folds that change nothing that a reader sees (I10). Workloads che
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import orjson
-import pyarrow.parquet as pq
 
 from millpond.executor.topology import Topology
 from millpond.statestore.interval import Interval
+from millpond.statestore.row import ROW_SCHEMA
+from millpond.statestore.row_format import decode_rows
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World
@@ -221,7 +221,8 @@ class Auditor:
 
     def _read(self, path: str, computation: str, version: int) -> Iterator[tuple[str, _Update]]:
         node = self._topology.computations.get(computation)
-        table = pq.ParquetFile(io.BytesIO(self._world.disk(ROWS).get(path))).read(use_threads=False)
+        data = self._world.disk(ROWS).get(path)
+        table = decode_rows(data, ROW_SCHEMA.names, None, name=path.rpartition("/")[2])
         for row in table.to_pylist():
             encoded = row["state"] if row["state"] is not None else row["state_bytes"]
             has_state = encoded is not None or bool(row["deleted"])

@@ -21,6 +21,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
 from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryLeases
+from millpond.statestore.row_format import RowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
@@ -65,12 +66,14 @@ class Settings:
         upkeep: folds and garbage collection.
         cache_mib: row cache.
         pause_timeout_ms: how long a process waits for a service.
+        row_format: how row files are encoded.
     """
 
     intervals: int
     upkeep: UpkeepPolicy
     cache_mib: int
     pause_timeout_ms: float
+    row_format: RowFormat
 
 
 class SimulatedProcess:
@@ -301,6 +304,7 @@ class SimulatedProcess:
             leases=lambda _store_id, _writer_id: self.leases,
             catalog_url=None,
             resources=ExitStack(),
+            row_format=self._settings.row_format,
         )
 
     def _pipeline(self) -> Pipeline:

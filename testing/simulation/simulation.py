@@ -23,6 +23,8 @@ from millpond.statestore.errors import (
     UnavailableError,
 )
 from millpond.statestore.failpoint import listening
+from millpond.statestore.row_format import IpcRowFormat
+from millpond.statestore.rowfile import PARQUET
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.simulation.auditor import Auditor
 from millpond.testing.simulation.chance import Draw
@@ -41,6 +43,7 @@ STEPS: Final = 300
 _DRAIN_ROUNDS_MAX: Final = 400
 _RETENTION_MS: Final = 20_000
 _PROCESSES_MAX: Final = 3
+_PARQUET: Final = 0.1
 _WEIGHTS: Final = {"turn": 2.0, "publish": 3.0, "promise": 1.5, "time": 4.0, "nemesis": 3.0, "read": 0.08}
 
 
@@ -160,6 +163,8 @@ class Simulation:
             upkeep=upkeep,
             cache_mib=0 if knows("no_cache") else 1,
             pause_timeout_ms=draw.choice((300, 60_000)),
+            # Parquet costs as much as all else together, and what it adds is tested on files, not on schedules.
+            row_format=PARQUET if Draw(f"{world.seed}/format").chance(_PARQUET) else IpcRowFormat(),
         )
 
     # -- the safety phase ------------------------------------------------------------------

@@ -24,6 +24,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.memory_lease import MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.row import Fence
+from millpond.statestore.rowfile import PARQUET
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
@@ -288,7 +289,7 @@ def test_an_interval_that_was_overtaken_while_it_looked_looks_again():
         superstep=Superstep(1), wall_time=WallTimeMicros(0), started_us=0, intervals=(part,), sources=()
     )
     table = Meanwhile()
-    interval = LocalInterval(pipeline.check().computations["c"], of, MemoryObjects(), 1 << 20)
+    interval = LocalInterval(pipeline.check().computations["c"], of, MemoryObjects(), PARQUET, 1 << 20)
 
     def bundle() -> None:
         interval.process(plan, part, (), table)
