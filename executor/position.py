@@ -202,9 +202,10 @@ def admit_batch(
     Raises:
         InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
     """
-    way_out = (
-        "go on with the checkpoint that belongs to this store, start with a new store, "
-        "or pass accept_checkpoint=True to take this one from where it stands"
+    belongs = "go on with the checkpoint that belongs to this store, start with a new store"
+    way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
+    if_repaired = (
+        "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "
     )
     last = known.get(source)
     if last is None:
@@ -216,13 +217,13 @@ def admit_batch(
                 input=stream, checkpoint=source, known=dict(known),
             )  # fmt: skip
         raise InvalidError(
-            f"the checkpoint has handed out batches that this store never saw; {way_out}",
+            f"the checkpoint has handed out batches that this store never saw; {if_repaired}{way_out}",
             input=stream, checkpoint=source, batch=batch,
         )  # fmt: skip
     if batch in (last, last + 1):
         return batch == last + 1
-    direction = "was rewound" if batch < last else "is ahead of the store"
+    fault = "was rewound; " if batch < last else f"is ahead of the store; {if_repaired}"
     raise InvalidError(
-        f"the checkpoint {direction}; {way_out}",
+        f"the checkpoint {fault}{belongs}",
         input=stream, checkpoint=source, batch=batch, store_has_consumed=last,
     )  # fmt: skip

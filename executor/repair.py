@@ -10,12 +10,15 @@ are undelivered at *g* are written anew under the new number.
 
 The log stays what it is where it can be read to its end: older versions stay readable. Where it cannot,
 the repair's commit says everything, a checkpoint repeats it, and the files of the old log are
-set aside. Killed at any moment, a repair leaves a store that can be repaired again.
+set aside. Killed at any moment, a repair leaves a store that can be repaired again. What is to follow
+the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
+pipeline starts in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -52,7 +55,7 @@ from millpond.statestore.types import (
     TableVersion,
 )
 
-__all__ = ["SET_ASIDE_FOLDER", "repair_store"]
+__all__ = ["SET_ASIDE_FOLDER", "hold_store", "repair_store"]
 
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 """Where copies of what was taken out of the log lie, a folder a repair."""
@@ -63,7 +66,15 @@ _LOST_TOLD_MAX: Final = 100
 _COUNTED_ANEW: Final = {"millpond/total/": 0, "millpond/count/": 0, "millpond/watermark/": int(TIME_MIN_US)}
 
 
-def repair_store(objects: Objects, plan: RepairPlan, leases: Leases, clock: Clock, rng: Rng) -> Committed:
+def repair_store(
+    objects: Objects,
+    plan: RepairPlan,
+    leases: Leases,
+    clock: Clock,
+    rng: Rng,
+    *,
+    then: Callable[[], None] | None = None,
+) -> Committed:
     """
     Do what a plan says.
 
@@ -73,6 +84,7 @@ def repair_store(objects: Objects, plan: RepairPlan, leases: Leases, clock: Cloc
         leases: of the store; those of every interval are taken and given back.
         clock: the source of time.
         rng: the source of file names.
+        then: what to do after the commit, before the leases are given back.
 
     Returns:
         The repair's commit: the newest version of the table.
@@ -82,6 +94,24 @@ def repair_store(objects: Objects, plan: RepairPlan, leases: Leases, clock: Cloc
         ObjectExistsError: somebody has committed since the plan was made. Nothing was changed.
         UnavailableError: a service is away; repair again.
     """
+    with hold_store(plan, leases) as owners:
+        committed = _commit(objects, plan, owners, clock, rng)
+        leases.high_water.advance(committed.version, committed.digest)
+        leases.high_water.flush()
+        if then is not None:
+            then()
+    return committed
+
+
+@contextmanager
+def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[dict[Interval, Fence]]:
+    """
+    Hold the leases of every interval, so that no pipeline of the store runs meanwhile.
+
+    Raises:
+        ConflictError: one is running.
+        UnavailableError: the lease service is away.
+    """
     fences = {
         interval: _fence_of(plan, app_id)
         for app_id in plan.txns
@@ -89,14 +119,10 @@ def repair_store(objects: Objects, plan: RepairPlan, leases: Leases, clock: Cloc
     }
     taken = leases.take_all(fences, on_held="refuse") if fences else ()
     try:
-        owners = {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
-        committed = _commit(objects, plan, owners, clock, rng)
-        leases.high_water.advance(committed.version, committed.digest)
-        leases.high_water.flush()
+        yield {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
     finally:
         for lease in taken:
             leases.release(lease)
-    return committed
 
 
 def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:

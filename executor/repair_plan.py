@@ -10,6 +10,7 @@ positions of all inputs, so that what was consumed since is read again. Nothing 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from millpond.executor.position import superstep_app_id
 from millpond.statestore.action import Add, Txn
@@ -93,6 +94,24 @@ class RepairPlan:
         By application id of an input, how far it stays consumed and how far it was; -1 for not at all.
         """
         return self._moved(INPUT_PREFIX)
+
+    def consumed(self) -> dict[str, int]:
+        """
+        By source of an input, how far the store will have consumed it; -1 for not at all.
+        """
+        found: dict[str, int] = {}
+        for app_id in self.txns:
+            if app_id.startswith(INPUT_PREFIX):
+                source = unquote(app_id.rpartition("/")[2])
+                found[source] = max(self.state.txns.get(app_id, -1), found.get(source, -1))
+        return found
+
+    @property
+    def is_after_repair(self) -> bool:
+        """
+        Whether the newest commit is that of an earlier repair, which may have been cut short after it.
+        """
+        return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
 
     def _moved(self, prefix: str) -> dict[str, tuple[int, int]]:
         return {

@@ -9,14 +9,61 @@ the query begins with the next one and reads its offsets from the source again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-__all__ = ["rewind_checkpoints"]
+__all__ = ["Reached", "reached_batches", "rewind_checkpoints"]
 
 _PARTS: Final = ("commits", "offsets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """
+    How far a query has come, by its checkpoint.
+
+    Attributes:
+        done: the last batch that is done; -1 before the first.
+        planned: the last batch that was begun; -1 before the first.
+    """
+
+    done: int
+    planned: int
+
+    def is_ahead_of(self, consumed: int) -> bool:
+        """
+        Whether Spark would go on with a batch that is not the next one for a store.
+
+        Args:
+            consumed: the last batch that the store has; -1 for none.
+
+        Example:
+            >>> [Reached(done=4, planned=5).is_ahead_of(consumed) for consumed in (3, 4, 5)]
+            [True, False, False]
+        """
+        return self.done > consumed or self.planned > consumed + 1
+
+
+def reached_batches(folder: Path) -> dict[str, Reached]:
+    """
+    How far the checkpoints of a folder have come, by query id.
+
+    Args:
+        folder: where checkpoints are, at any depth; one that does not exist has none.
+    """
+    found = {}
+    for metadata in sorted(folder.rglob("metadata")):
+        query = _id_of(metadata)
+        if query is not None:
+            done, planned = (
+                max((int(path.name) for path in _batches(metadata.parent, part)), default=-1)
+                for part in _PARTS
+            )
+            found[query] = Reached(done=done, planned=planned)
+    return found
 
 
 def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: bool = False) -> tuple[str, ...]:
@@ -47,9 +94,14 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
 
 
 def _later(checkpoint: Path, batch: int) -> Iterator[Path]:
+    # From the newest on: killed in between, what is left has no gap.
     for part in _PARTS:
-        numbered = [path for path in (checkpoint / part).glob("*") if path.name.isdecimal()]
-        yield from sorted((path for path in numbered if int(path.name) > batch), reverse=True)
+        later = [path for path in _batches(checkpoint, part) if int(path.name) > batch]
+        yield from sorted(later, key=lambda path: int(path.name), reverse=True)
+
+
+def _batches(checkpoint: Path, part: str) -> Iterator[Path]:
+    return (path for path in (checkpoint / part).glob("*") if path.name.isdecimal())
 
 
 def _id_of(metadata: Path) -> str | None:

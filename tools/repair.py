@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote
 
 import click
 
-from millpond.executor.repair import SET_ASIDE_FOLDER, repair_store
+from millpond.executor.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.repair_plan import RepairPlan, plan_repair
-from millpond.executor.spark_checkpoint import rewind_checkpoints
+from millpond.executor.spark_checkpoint import reached_batches, rewind_checkpoints
 from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog_rebuild import logged_commits
-from millpond.statestore.errors import DataError, InvalidError, MillpondError
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
 from millpond.statestore.log import Log
 from millpond.statestore.objects import open_objects
 from millpond.statestore.snapshot import load
@@ -32,6 +34,8 @@ from millpond.tools.output import note, print_table
 from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["repair"]
+
+_WHOLE: Final = "the store is whole: there is nothing to repair"
 
 
 @click.command(
@@ -59,7 +63,8 @@ def repair(
     stay in the log is copied aside first. It says what it does, and what is lost, and asks.
 
     Stop the pipelines of the store before. Afterwards `millpond verify` finds nothing, and they go on by being
-    started again. What sinks were given by the supersteps that are undone stays there, and comes again.
+    started again. What sinks were given by the supersteps that are undone stays there, and comes again. A
+    repair that was killed is finished by running it again.
 
     The exit code is 0 if the store is whole, 1 if it is not (with --dry-run: if there is something to repair).
     """
@@ -68,18 +73,35 @@ def repair(
         raise InvalidError("there is no store at this path", path=store)
     objects = open_objects(f"{place}/rows", read_options(storage_options))
     with _leases(place, objects, zookeeper) as leases:
+        # Looked at before the table: a query that runs meanwhile is not taken to be ahead of it.
+        reached = {} if "://" in place else reached_batches(Path(place) / "checkpoints")
         plan = plan_repair(objects, leases.high_water.read())
-        if not plan.is_needed:
-            click.echo("the store is whole: there is nothing to repair")
-            return
-        _describe(plan, place)
-        if dry_run:
+        ahead = {
+            query: at
+            for query, at in plan.consumed().items()
+            if query in reached and reached[query].is_ahead_of(at)
+        }
+        _describe(plan, place, ahead)
+        if dry_run and (plan.is_needed or ahead):
             raise SystemExit(1)
-        if not yes:
+        if (plan.is_needed or ahead) and not yes:
             click.confirm("Repair it?", abort=True)
-        committed = repair_store(objects, plan, leases, clock, rng)
-    _bring_along(plan, place, objects)
-    click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
+        finish = partial(_bring_along, plan, place, objects, ahead)
+        if plan.is_needed:
+            committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+            click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
+        elif ahead or (plan.is_after_repair and not dry_run):
+            with hold_store(plan, leases):
+                _check_unchanged(plan, objects)
+                finish()
+    if not plan.is_needed:
+        click.echo("the earlier repair is finished" if ahead else _WHOLE)
+
+
+def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
+    newest = load(Log(objects)).version
+    if newest != plan.newest:
+        raise ConflictError("somebody has committed meanwhile; repair again", newest=newest)
 
 
 @contextmanager
@@ -114,7 +136,11 @@ def _store_id(objects: Objects) -> str:
     raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
 
 
-def _describe(plan: RepairPlan, place: str) -> None:
+def _describe(plan: RepairPlan, place: str, ahead: Mapping[str, int]) -> None:
+    if not plan.is_needed:
+        for query, at in sorted(ahead.items()):
+            click.echo(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
+        return
     found = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
     found += [
         (each.path, f"taken again from the {len(each.sources)} files that it was folded from", "nothing")
@@ -139,11 +165,12 @@ def _describe(plan: RepairPlan, place: str) -> None:
         note(f"older versions cannot be read any more; the old log goes to rows/{SET_ASIDE_FOLDER}")
 
 
-def _bring_along(plan: RepairPlan, place: str, objects: Objects) -> None:
+def _bring_along(plan: RepairPlan, place: str, objects: Objects, ahead: Mapping[str, int]) -> None:
     """
-    Take Spark's checkpoints back with the store, and write the catalog anew.
+    Take Spark's checkpoints back with the store, and write the catalog anew; again is the same as once.
     """
     batches = {unquote(app_id.rpartition("/")[2]): kept for app_id, (kept, _) in plan.inputs().items()}
+    batches |= ahead
     if "://" in place:
         return
     for query in rewind_checkpoints(Path(place) / "checkpoints", batches):

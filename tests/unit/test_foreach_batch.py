@@ -147,7 +147,9 @@ def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
     shutil.rmtree(job.checkpoint)
     shutil.copytree(job.checkpoint.with_name("older"), job.checkpoint)
 
-    with pytest.raises(Exception, match=r"(?s)InvalidError: the checkpoint was rewound.*accept_checkpoint"):
+    with pytest.raises(
+        Exception, match=r"(?s)InvalidError: the checkpoint was rewound.*belongs to this store"
+    ):
         job.run()
     job.assert_written(0, 5, 10)
 

@@ -26,23 +26,25 @@ def test_next_batch_is_news_and_the_last_one_is_a_replay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "source", "batch", "words"),
+    ("known", "source", "batch", "words", "ways_out"),
     [
-        ({"q": 4}, "q", 3, "was rewound"),
-        ({"q": 4}, "q", 6, "is ahead of the store"),
-        ({"q": 4}, "other", 0, "another checkpoint"),
-        ({}, "q", 7, "never saw"),
+        ({"q": 4}, "q", 3, "was rewound", set()),
+        ({"q": 4}, "q", 6, "is ahead of the store", {"millpond repair"}),
+        ({"q": 4}, "other", 0, "another checkpoint", {"accept_checkpoint"}),
+        ({}, "q", 7, "never saw", {"millpond repair", "accept_checkpoint"}),
     ],
 )
 def test_foreign_and_rewound_checkpoints_are_refused(
-    known: dict[str, int], source: str, batch: int, words: str
+    known: dict[str, int], source: str, batch: int, words: str, ways_out: set[str]
 ) -> None:
     """
-    Whatever would lose or repeat input is refused, and the message names the way out.
+    Whatever would lose or repeat input is refused, and the message names the ways out that there are.
     """
     with pytest.raises(InvalidError, match=words) as caught:
         admit_batch(known, "s", source, batch)
-    assert "accept_checkpoint" in str(caught.value)
+    said = str(caught.value)
+    assert {way for way in ("millpond repair", "accept_checkpoint") if way in said} == ways_out
+    assert "the checkpoint that belongs to this store" in said
 
 
 def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
