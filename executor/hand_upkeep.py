@@ -3,13 +3,14 @@ Upkeep by hand: what `Upkeep` does beside a pipeline, for a store on which none 
 
 It takes the leases of each pipeline that nobody holds, commits the fence, folds everything that
 may be folded, and gives the leases back. A pipeline that runs folds by itself and is left alone;
-the log and removed files are collected either way, behind the same horizons.
+the log and removed files are collected either way, behind the same horizons. It and a repair keep each
+other away, for repair may bring back what is garbage now.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,6 +25,7 @@ from millpond.gc.fold import FoldRules, fold_files
 from millpond.gc.fold_plan import Fold, plan_fold
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Round, collect_garbage
+from millpond.statestore.by_hand import alone_by_hand
 from millpond.statestore.catalog import Catalog
 from millpond.statestore.commit import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
@@ -74,9 +76,26 @@ def collect_by_hand(
         dry_run: change nothing.
 
     Raises:
+        ConflictError: another process repairs the store, or collects its garbage by hand.
         DataError: something that had to be read is damaged.
+        FencedError: this process slept for longer than its session; again does no harm.
         UnavailableError: the store, ZooKeeper or the catalog is away.
     """
+    if dry_run:
+        return _collect(store, clock, rng, policy, check=None, dry_run=True)
+    with alone_by_hand(store.leases) as hold:
+        return _collect(store, clock, rng, policy, check=hold.check, dry_run=False)
+
+
+def _collect(
+    store: Store,
+    clock: Clock,
+    rng: Rng,
+    policy: UpkeepPolicy,
+    *,
+    check: Callable[[], None] | None,
+    dry_run: bool,
+) -> Round:
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
     prefix = _SUPERSTEP_PREFIX
     pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
@@ -90,7 +109,13 @@ def collect_by_hand(
             }
         catalog = _catalog_to_look_at(store) if dry_run else store.catalog
         found = collect_garbage(
-            store.objects, catalog, clock, retention=policy.kept, owned=owned, dry_run=dry_run
+            store.objects,
+            catalog,
+            clock,
+            retention=policy.kept,
+            owned=owned,
+            check=check,
+            dry_run=dry_run,
         )
     left = tuple(f"pipeline {name} is running and folds by itself" for name in running)
     folds = Collection(

@@ -32,12 +32,13 @@ from millpond.executor.owned_names import OwnedNames
 from millpond.executor.position import claimed_by, superstep_app_id
 from millpond.executor.repair_plan import RepairPlan
 from millpond.statestore.action import Action, Add, CommitInfo, Remove, Txn
+from millpond.statestore.by_hand import alone_by_hand
 from millpond.statestore.catalog_facts import INPUT_PREFIX, SAVEPOINT_RELEASED, savepoint_app_id
 from millpond.statestore.checkpoint import checkpoint_path, write_part
 from millpond.statestore.commit_file import digest_of, encode
-from millpond.statestore.errors import ObjectMissingError
+from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import Leases
+from millpond.statestore.lease import Lease, Leases
 from millpond.statestore.live_file import LiveFile, row_file_to_add
 from millpond.statestore.log import LOG_FOLDER, commit_path
 from millpond.statestore.objects import put_new
@@ -90,12 +91,14 @@ def repair_store(
         The repair's commit: the newest version of the table.
 
     Raises:
-        ConflictError: a pipeline of the store is running; stop it first. Nothing was changed.
+        ConflictError: a pipeline of the store is running; stop it first. Or another repair or a collection by
+            hand is, or took files that the plan needs. Nothing was changed.
+        FencedError: this process slept for longer than its session; repair again.
         ObjectExistsError: somebody has committed since the plan was made. Nothing was changed.
         UnavailableError: a service is away; repair again.
     """
-    with hold_store(plan, leases) as owners:
-        committed = _commit(objects, plan, owners, clock, rng)
+    with hold_store(plan, leases) as (hold, owners):
+        committed = _commit(objects, plan, owners, clock, rng, hold)
         leases.high_water.advance(committed.version, committed.digest)
         leases.high_water.flush()
         if then is not None:
@@ -104,12 +107,15 @@ def repair_store(
 
 
 @contextmanager
-def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[dict[Interval, Fence]]:
+def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
     """
-    Hold the leases of every interval, so that no pipeline of the store runs meanwhile.
+    Hold the store alone: no pipeline of it runs meanwhile, no other repair, and no collection by hand.
+
+    Yields:
+        The hold on work by hand, and the fences of the leases of every interval.
 
     Raises:
-        ConflictError: one is running.
+        ConflictError: one of them is running.
         UnavailableError: the lease service is away.
     """
     fences = {
@@ -117,12 +123,13 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[dict[Interval, Fenc
         for app_id in plan.txns
         if (interval := Interval.from_app_id(app_id)) is not None
     }
-    taken = leases.take_all(fences, on_held="refuse") if fences else ()
-    try:
-        yield {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
-    finally:
-        for lease in taken:
-            leases.release(lease)
+    with alone_by_hand(leases) as hold:
+        taken = leases.take_all(fences, on_held="refuse") if fences else ()
+        try:
+            yield hold, {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
+        finally:
+            for lease in taken:
+                leases.release(lease)
 
 
 def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
@@ -130,9 +137,15 @@ def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
 
 
 def _commit(
-    objects: Objects, plan: RepairPlan, owners: Mapping[Interval, Fence], clock: Clock, rng: Rng
+    objects: Objects,
+    plan: RepairPlan,
+    owners: Mapping[Interval, Fence],
+    clock: Clock,
+    rng: Rng,
+    hold: Lease,
 ) -> Committed:
     version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
+    _check_files(objects, plan)
     for path, data in sorted(plan.healed.items()):
         objects.put(path, data)
     supersteps = _next_supersteps(objects, plan)
@@ -158,6 +171,7 @@ def _commit(
         },
     )
     data = encode([info, *changes])
+    hold.check()
     put_new(objects, commit_path(version), data)
     if not plan.is_readable:
         actions = tuple(changes)
@@ -168,6 +182,19 @@ def _commit(
         )
     _set_aside(objects, plan, version)
     return Committed(version=version, digest=digest_of(data))
+
+
+def _check_files(objects: Objects, plan: RepairPlan) -> None:
+    """
+    Refuse a plan whose files have gone since: a collection ran in between, which changes no version.
+    """
+    gone = plan.state.live.keys() - set(objects.list(""))
+    if gone:
+        raise ConflictError(
+            "garbage was collected meanwhile, and files went that the repair needs; repair again",
+            path=min(gone),
+            files=len(gone),
+        )
 
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:

@@ -7,7 +7,7 @@ which takes the memory of removed files away (a checkpoint keeps it as long as t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from millpond.gc.collector import Collection, Collector
@@ -74,6 +74,7 @@ def collect_garbage(
     retention: Retention,
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
+    check: Callable[[], None] | None = None,
     dry_run: bool = False,
 ) -> Round:
     """
@@ -86,6 +87,7 @@ def collect_garbage(
         retention: what stays.
         owned: the intervals whose leases the caller holds, as far as he knows.
         seen: the newest version of a while ago, as the caller saw it; see `LogCollector`.
+        check: raises if the caller may not delete any more; asked before each collector.
         dry_run: change nothing.
 
     Raises:
@@ -102,7 +104,11 @@ def collect_garbage(
         OrphanCollector(found, owned),
         LogCollector(found, clock, seen),
     )
-    collections = [each.collect(dry_run=dry_run) for each in collectors]
+    collections: list[Collection] = []
+    for each in collectors:
+        if check is not None:
+            check()
+        collections.append(each.collect(dry_run=dry_run))
     if made is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
     return Round(horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections))

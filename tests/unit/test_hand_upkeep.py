@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from millpond.executor.computation import Computation
@@ -14,9 +15,14 @@ from millpond.executor.hand_upkeep import collect_by_hand
 from millpond.executor.local_run import LocalRun
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
+from millpond.executor.repair import repair_store
+from millpond.executor.repair_plan import plan_repair
 from millpond.executor.upkeep import UpkeepPolicy
+from millpond.gc import round as gc_round
 from millpond.gc.round import Round
-from millpond.statestore.memory_lease import MemoryRegistry
+from millpond.statestore.by_hand import alone_by_hand
+from millpond.statestore.errors import ConflictError, FencedError
+from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.determinism import ManualClock, SeededRng
@@ -112,6 +118,47 @@ def test_a_running_pipeline_keeps_its_leases():
     assert found.collections[0].paths == ()
     assert "pipeline p is running" in found.collections[0].skipped[0]
     assert pond.counts() == ["21", "20", "20", "20"]
+
+
+def test_a_repair_and_a_collection_by_hand_keep_each_other_away():
+    """
+    Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks nobody.
+    """
+    pond = Pond()
+    pond.run.stop()
+    working = MemoryLeases(pond.registry, pond.clock, writer_id="worker")
+    with alone_by_hand(working) as hold:
+        with pytest.raises(ConflictError, match="is repairing the store or collecting its garbage"):
+            pond.collect()
+        leases = MemoryLeases(pond.registry, pond.clock, writer_id="repair")
+        plan = plan_repair(pond.disk, leases.high_water.read())
+        with pytest.raises(ConflictError, match="is repairing the store or collecting its garbage"):
+            repair_store(pond.disk, plan, leases, pond.clock, SeededRng("repair"))
+        assert pond.collect(dry_run=True).collections[0].paths
+        hold.check()
+        working.expire_session()
+        assert pond.collect().collections[0].paths
+
+
+def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """
+    It slept past its session after the survey, and a repair may have brought back what it found.
+    """
+    pond = Pond()
+    pond.run.stop()
+    before = {path for path in pond.disk.list("") if path.startswith("computation=")}
+    store = pond.open()
+    found = gc_round.survey
+
+    def slept(*given: object, **named: object) -> object:
+        surveyed = found(*given, **named)
+        store.leases.expire_session()
+        return surveyed
+
+    monkeypatch.setattr(gc_round, "survey", slept)
+    with pytest.raises(FencedError):
+        collect_by_hand(store, pond.clock, SeededRng("late"), NOW)
+    assert before <= set(pond.disk.list(""))
 
 
 def test_a_dry_run_takes_no_lease_and_writes_nothing():

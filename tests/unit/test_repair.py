@@ -440,6 +440,21 @@ def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
     check_sound(pond)
 
 
+def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
+    """
+    A collection between plan and repair changes no version; nothing is committed that lacks a file.
+    """
+    cut(pond.disk, pond.of_kind(is_fold=True).path)
+    plan = pond.plan()
+    pond.disk.delete(plan.restored[0].sources[:1])
+    before = set(pond.disk.list(""))
+    with pytest.raises(ConflictError, match="repair again"):
+        repair_store(pond.disk, plan, pond.leases(), pond.clock, SeededRng("repair"))
+    assert set(pond.disk.list("")) == before
+    pond.repair()
+    check_sound(pond)
+
+
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--yes"]])
 def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
     """
