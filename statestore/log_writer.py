@@ -21,7 +21,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from millpond.statestore.action import Action, Add, CommitInfo, Remove
+from millpond.statestore.action import Action, Add, CommitInfo, Remove, Txn
 from millpond.statestore.commit_file import digest_of, encode
 from millpond.statestore.errors import (
     ConflictError,
@@ -32,6 +32,7 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
 from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log, commit_path
 from millpond.statestore.log_boundary import log_boundary
 from millpond.statestore.log_follower import LogFollower
@@ -160,9 +161,11 @@ class LogWriter:
         with self._lock:
             if self._in_flight is not None:
                 self._settle_earlier(plan)
-            if self._unknown is not None and self._unknown.plan == plan and self._unknown.committed:
-                return self._unknown.committed
             self.refresh()
+            if self._unknown is not None and self._unknown.plan == plan:
+                if self._unknown.committed:
+                    return self._unknown.committed
+                self._refuse_to_repeat(self._unknown)
             return self._write(plan)
 
     def settle(self) -> Committed | None:
@@ -173,7 +176,7 @@ class LogWriter:
             The commit if it is part of the table now; ``None`` if it never will be, or if there was none.
 
         Raises:
-            OutcomeUnknownError: the store still does not say.
+            OutcomeUnknownError: the store still does not say, or never will: the log was cleaned up since.
         """
         with self._lock:
             if self._in_flight is not None:
@@ -181,7 +184,17 @@ class LogWriter:
                 # In a part of the log that was cleaned up it is no commit, which is an answer.
                 with contextlib.suppress(ConflictError):
                     self._land(self._in_flight)
+            if self._unknown is not None and self._unknown.outcome is _Outcome.UNKNOWN:
+                raise _lost_in_cleanup(self._unknown)
             return None if self._unknown is None else self._unknown.committed
+
+    def _refuse_to_repeat(self, attempt: _Attempt) -> None:
+        """
+        A commit whose outcome nobody can tell any more is repeated only where its transactions guard it.
+        """
+        is_guarded = any(isinstance(action, Txn) for action in attempt.actions)
+        if attempt.outcome is _Outcome.UNKNOWN and not is_guarded:
+            raise _lost_in_cleanup(attempt)
 
     def _settle_earlier(self, plan: Plan) -> None:
         try:
@@ -260,11 +273,17 @@ class LogWriter:
 
     def _take(self, attempt: _Attempt, started_us: int) -> None:
         if self._was_passed(attempt.version):
-            # The log was cleaned up past this writer while it slept: what it put lies in a part
-            # that nobody reads any more, and is no commit.
+            # The log was cleaned up past this writer while it slept. Either it slept before its put, which
+            # went where nobody reads any more, or after it, and its commit was cleaned up with the others.
             self._follower.reload()
-            attempt.outcome, self._in_flight = _Outcome.NOT_DONE, None
-            raise ConflictError("the log was cleaned up past this writer; nothing was committed")
+            attempt.outcome, self._in_flight = self._told_by_transactions(attempt), None
+            if attempt.outcome is _Outcome.NOT_DONE:
+                raise ConflictError("the log was cleaned up past this writer; nothing was committed")
+            self._unknown = attempt
+            if attempt.outcome is _Outcome.UNKNOWN:
+                raise _lost_in_cleanup(attempt)
+            self._failpoint("commit.done")
+            return
         self._failpoint("commit.before_apply")
         if self.snapshot.version < attempt.version:
             self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
@@ -276,25 +295,52 @@ class LogWriter:
             return True
         return self._follower.lost_sight() and self._follower.was_passed(version)
 
-    def _recognise(self, version: TableVersion, data: bytes) -> None:
+    def _told_by_transactions(self, attempt: _Attempt) -> _Outcome:
+        """
+        What a table that was opened anew tells of a commit whose file is gone, or counts no more.
+
+        Transactions never fall, and a fence belongs to one commit of one owner.
+        """
+        txns = self.snapshot.txns
+        own = [(each, txns.get(each.app_id)) for each in attempt.actions if isinstance(each, Txn)]
+        if any(now is None or now < txn.version for txn, now in own):
+            return _Outcome.NOT_DONE
+        fences = [pair for pair in own if Interval.from_app_id(pair[0].app_id) is not None]
+        if any(now == txn.version for txn, now in fences) or (
+            own and not fences and all(now == txn.version for txn, now in own)
+        ):
+            return _Outcome.DONE
+        return _Outcome.UNKNOWN
+
+    def _recognise(self, version: TableVersion, data: bytes | None) -> None:
         # A commit of unknown outcome may show up, or be beaten, while the log is followed.
         attempt = self._in_flight
         if attempt is None or attempt.version != version:
             return
-        is_done = data == attempt.data
-        if is_done and version < self._follower.retrying(partial(log_boundary, self._log.objects)):
-            # It landed where the log was cleaned up, and the follower went there after it.
+        if data is None:
+            attempt.outcome = self._told_by_transactions(attempt)
+        elif data != attempt.data:
+            attempt.outcome = _Outcome.NOT_DONE
+        elif version < self._follower.retrying(partial(log_boundary, self._log.objects)):
+            # It is where the log was cleaned up, and the follower went there after it.
             self._follower.reload()
-            is_done = False
-        attempt.outcome = _Outcome.DONE if is_done else _Outcome.NOT_DONE
+            attempt.outcome = self._told_by_transactions(attempt)
+        else:
+            attempt.outcome = _Outcome.DONE
         self._unknown, self._in_flight = attempt, None
 
     def _recognise_after_reload(self) -> None:
         attempt = self._in_flight
         if attempt is not None and attempt.version <= self.snapshot.version:
-            # If its file was cleaned up as well, "not done" is safe to say: whoever tries the same
-            # commit again is stopped by the transactions in the table.
-            self._recognise(attempt.version, self._log.read(attempt.version) or b"")
+            self._recognise(attempt.version, self._log.read(attempt.version))
+
+
+def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        "the log was cleaned up past this writer: whether its commit had landed before cannot be told any more; "
+        "start again",
+        path=commit_path(attempt.version),
+    )
 
 
 def _check_writable(snapshot: Snapshot) -> None:

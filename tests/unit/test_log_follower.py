@@ -10,6 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.gc.round import Retention, collect_garbage
+from millpond.statestore.action import Add
+from millpond.statestore.append import append
 from millpond.statestore.commit import Committer
 from millpond.statestore.errors import (
     ConflictError,
@@ -22,6 +24,7 @@ from millpond.statestore.high_water import MemoryHighWater
 from millpond.statestore.interval import Interval
 from millpond.statestore.log import Log, commit_path
 from millpond.statestore.log_boundary import log_boundary, publish_log_boundary
+from millpond.statestore.log_writer import LogWriter
 from millpond.statestore.objects import open_objects
 from millpond.statestore.snapshot import load
 from millpond.statestore.table import create_rows_table
@@ -203,8 +206,8 @@ class TestSleepers:
         assert settled is not None
         assert settled.version == cabin.sleeper.snapshot.version == cabin.awake.refresh().version
 
-    def test_an_unknown_outcome_that_was_cleaned_up_counts_as_not_done(self, cabin: Cabin) -> None:
-        """A commit that landed unseen and was then summed up is stopped by its fence when tried again."""
+    def test_an_unknown_outcome_that_was_cleaned_up_is_told_by_its_fence(self, cabin: Cabin) -> None:
+        """A commit that landed unseen and was then summed up is known to be done, and is not made again."""
         cabin.objects.plan(Fault.LATE, "put_if_absent", times=99)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(OutcomeUnknownError):
@@ -215,10 +218,53 @@ class TestSleepers:
 
         cabin.sleeper.refresh()
 
-        assert cabin.sleeper.settle() is None
+        settled = cabin.sleeper.settle()
+        assert settled is not None
+        assert cabin.sleeper.commit(request) == settled
+        assert settled.version < cabin.sleeper.snapshot.version
+        assert cabin.sleeper.snapshot.file(request.writes[0].added[0].path) is not None
+
+    def test_a_commit_that_landed_before_its_writer_fell_asleep_is_done(self, cabin: Cabin) -> None:
+        """Its file was cleaned up before the writer looked at the boundary; its fence is in the table."""
+        cabin.objects.interrupt("list", cabin.clean_up)
+        request = superstep_request(1, 2, LOW)
+        committed = cabin.sleeper.commit(request)
+
+        newest = cabin.awake.refresh()
+        assert committed.version < log_boundary(cabin.objects)
+        assert newest.file(request.writes[0].added[0].path) is not None
+        assert cabin.sleeper.snapshot.version == newest.version
+        assert cabin.sleeper.commit(superstep_request(1, 3, LOW)).version == newest.version + 1
+
+    def test_a_commit_that_may_have_landed_before_a_takeover_is_unknown(self, cabin: Cabin) -> None:
+        """The next owner's fence covers its own, and nothing tells any more which came first; it is not made again."""
+
+        def take_over_and_clean_up() -> None:
+            cabin.awake.commit(fence_request(2, LOW))
+            cabin.clean_up()
+
+        cabin.objects.interrupt("list", take_over_and_clean_up)
+        request = superstep_request(1, 2, LOW)
+        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+            cabin.sleeper.commit(request)
+        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+            cabin.sleeper.settle()
         with pytest.raises(FencedError):
             cabin.sleeper.commit(request)
-        assert cabin.sleeper.snapshot.file(request.writes[0].added[0].path) is not None
+        assert cabin.awake.refresh().file(request.writes[0].added[0].path) is not None
+
+    def test_what_no_transaction_guards_is_not_repeated_when_its_outcome_is_lost(self, cabin: Cabin) -> None:
+        """Files appended without a transaction would be there twice."""
+        log = Log(cabin.objects)
+        writer = LogWriter(log, load(log), cabin.clock, SeededRng("appender"))
+        add = Add(
+            path="a.parquet", size_bytes=1, partition_values={"computation": "c"}, modification_time_ms=0
+        )
+        cabin.objects.interrupt("list", cabin.clean_up)
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+                append(writer, (add,))
+        assert cabin.awake.refresh().file("a.parquet") is not None
 
     def test_falling_asleep_while_nothing_happens_does_no_harm(self) -> None:
         """Who falls asleep between looking and putting commits, if the log is as it was."""
