@@ -10,7 +10,8 @@ The store: one place for a pipeline's durable state (architecture §2).
 
 Opening for writing connects to ZooKeeper and compares the log with the high-water mark
 there, so a log that was cut or rolled back is refused instead of read as older data (F5).
-Opening ``read_only`` does neither, starts nothing, and takes part in nothing.
+Opening ``read_only`` starts nothing and takes part in nothing; it compares as well where a ZooKeeper is
+named, or runs beside the store, and cannot where there is none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from millpond.statestore.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog_rebuild import logged_commits
 from millpond.statestore.commit import Committer
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.high_water import check_high_water
 from millpond.statestore.lease import Leases
 from millpond.statestore.log import Log
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
@@ -40,6 +42,7 @@ from millpond.statestore.table import check_format, create_rows_table, store_id_
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
 from millpond.statestore.zookeeper_lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
+from millpond.statestore.zookeeper_mark import ask_for_mark, server_beside
 from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ class Store:
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         create: bool = True,
         read_only: bool = False,
+        check_mark: bool = True,
         leases: LeaseFactory | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
@@ -139,7 +143,9 @@ class Store:
                 has for them; what is missing comes from the environment (``AWS_…`` and so on).
             session_timeout_ms: how long ZooKeeper waits for this process when it falls silent.
             create: whether to make a store where there is none.
-            read_only: only read; needs no ZooKeeper and no lease.
+            read_only: only read; needs no ZooKeeper and no lease. One that is named, or runs beside the
+                store, is asked whether newer commits were acknowledged than there are.
+            check_mark: with ``read_only``, whether to ask; a store that was rolled back opens without.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
@@ -184,9 +190,27 @@ class Store:
                 catalog_url=catalog or _catalog_url(local),
                 resources=resources,
             )
+            if read_only and check_mark:
+                store._refuse_rollback(zookeeper)
             store._resources = resources.pop_all()
             store._server = server
             return store
+
+    def _refuse_rollback(self, zookeeper: str | None) -> None:
+        """
+        Hold what a reader finds against the high-water mark, if there is somebody to ask.
+        """
+        hosts = zookeeper or server_beside(self.path)
+        if hosts is None:
+            return
+        try:
+            mark = ask_for_mark(hosts, self.store_id, self._clock)
+        except UnavailableError as error:
+            if zookeeper is not None:
+                raise
+            _LOG.info("the high-water mark is not looked at: %s", error)
+            return
+        check_high_water(mark, self.snapshot(), self.log)
 
     @classmethod
     def in_memory(

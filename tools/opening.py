@@ -1,5 +1,5 @@
 """
-Opening a store to look at it: no lease, no ZooKeeper, nothing written but a reader's horizon in the catalog.
+Opening a store to look at it: no lease, no ZooKeeper started, nothing written but a reader's horizon in the catalog.
 
 Reading commands take the same arguments for that; `store_argument` adds them.
 """
@@ -49,15 +49,35 @@ def version_option(command: _Command) -> _Command:
     )(command)
 
 
-def open_to_read(store: str, storage_options: tuple[str, ...], catalog: str | None = None) -> Store:
+def open_to_read(
+    store: str,
+    storage_options: tuple[str, ...],
+    catalog: str | None = None,
+    *,
+    check_mark: bool = True,
+) -> Store:
     """
     The store, opened to be read only.
 
+    Args:
+        store: its path or URL.
+        storage_options: as on the command line.
+        catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
+        check_mark: refuse a store that was rolled back, where a ZooKeeper runs beside it.
+
     Raises:
+        DataError: it is damaged, or was rolled back.
         InvalidError: there is no store, or an option has no ``=``.
     """
     options = read_options(storage_options)
-    return Store.open(store, catalog=catalog, storage_options=options, create=False, read_only=True)
+    return Store.open(
+        store,
+        catalog=catalog,
+        storage_options=options,
+        create=False,
+        read_only=True,
+        check_mark=check_mark,
+    )
 
 
 @contextmanager

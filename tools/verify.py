@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -14,15 +13,12 @@ from millpond.statestore.high_water import Mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.verification import Verified, verify_store
-from millpond.statestore.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.zookeeper_process import noted
+from millpond.statestore.zookeeper_mark import ask_for_mark, server_beside
 from millpond.tools.opening import open_to_read, store_argument
 from millpond.tools.output import note, number_text, print_json, print_table
 from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["verify"]
-
-_TIMEOUT_MS = 4_000
 
 
 @click.command(
@@ -55,7 +51,7 @@ def verify(
 
     The exit code is 0 for a sound store, 1 for a damaged one. Nothing is changed.
     """
-    with open_to_read(store, storage_options) as opened:
+    with open_to_read(store, storage_options, check_mark=False) as opened:
         mark = _read_mark(opened, zookeeper)
         found = verify_store(opened.objects, mark)
     if as_json:
@@ -78,23 +74,12 @@ def _print(found: Verified) -> None:
 
 
 def _read_mark(store: Store, zookeeper: str | None) -> Mark | None:
-    hosts = zookeeper or _server_beside(store)
+    hosts = zookeeper or server_beside(store.path)
     if hosts is None:
         note("the high-water mark is not looked at: no ZooKeeper runs beside the store")
         return None
     try:
-        leases = ZooKeeperLeases(
-            hosts, store.store_id, "verify", SystemClock(), session_timeout_ms=_TIMEOUT_MS
-        )
+        return ask_for_mark(hosts, store.store_id, SystemClock())
     except UnavailableError as error:
         note(f"the high-water mark is not looked at: {error.message}")
         return None
-    try:
-        return leases.high_water.read()
-    finally:
-        leases.close()
-
-
-def _server_beside(store: Store) -> str | None:
-    server = noted(Path(store.path) / "zookeeper") if "://" not in store.path else None
-    return None if server is None else f"127.0.0.1:{server.port}"

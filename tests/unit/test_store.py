@@ -11,25 +11,29 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.record import Record
+from millpond.statestore import store as store_module
 from millpond.statestore.catalog import Catalog
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log
+from millpond.statestore.log import Log, commit_path
 from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects import MemoryObjects, ObstoreObjects
 from millpond.statestore.row import Fence
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
-from millpond.statestore.types import CommitNumber, Sequencer
+from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
+from millpond.statestore.zookeeper_lease import ZooKeeperLeases
 from millpond.testing.commit_requests import fence_request, superstep_request
 from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.tools.command_line import main
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,6 +247,53 @@ def test_reading_needs_nobody(tmp_path: Path, opened: Callable[..., Store]) -> N
             with pytest.raises(InvalidError, match="opened to be read only"):
                 getattr(store, part)
     assert "zookeeper" not in entries(tmp_path / "pond")
+
+
+def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
+    """
+    Where a ZooKeeper is named it is asked; where there is none to ask, and where nobody wants to, it opens.
+    """
+    with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
+        for number in range(3):
+            store.committer.commit(fence_request(number + 1, INTERVAL))
+        store.leases.high_water.flush()
+    asked = {"zookeeper": zookeeper_hosts, "read_only": True}
+    with Store.open(tmp_path / "pond", **asked) as whole:
+        assert whole.snapshot().version == 3
+    newest = tmp_path / "pond" / "rows" / commit_path(TableVersion(3))
+    newest.unlink()
+
+    with pytest.raises(DataError, match="its log was cut or rolled back"):
+        Store.open(tmp_path / "pond", **asked)
+    for named in ({"read_only": True}, asked | {"check_mark": False}):
+        with Store.open(tmp_path / "pond", **named) as store:
+            assert store.snapshot().version == 2
+    checked = CliRunner().invoke(main, ["verify", str(tmp_path / "pond"), "--zookeeper", zookeeper_hosts])
+    assert (checked.exit_code, newest.name in checked.output) == (1, True)
+
+
+def test_a_reader_asks_the_server_that_runs_beside_the_store(
+    tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It is found by its note; one that does not answer does not keep anybody from reading, a named one does.
+    """
+    opened().close()
+    monkeypatch.setattr(store_module, "server_beside", lambda _: zookeeper_hosts)
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        leases = ZooKeeperLeases(zookeeper_hosts, store.store_id, "writer", CLOCK)
+        leases.high_water.advance(TableVersion(9), "digest")
+        leases.close()
+    with pytest.raises(DataError, match="its log was cut or rolled back"):
+        Store.open(tmp_path / "pond", read_only=True)
+
+    def away(*_: object) -> None:
+        raise UnavailableError("zookeeper does not answer")
+
+    monkeypatch.setattr(store_module, "ask_for_mark", away)
+    Store.open(tmp_path / "pond", read_only=True).close()
+    with pytest.raises(UnavailableError):
+        Store.open(tmp_path / "pond", read_only=True, zookeeper="127.0.0.1:1")
 
 
 def test_an_object_store_asks_for_an_ensemble() -> None:
