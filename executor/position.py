@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
+from millpond.executor.clocks import clock_name
 from millpond.statestore.catalog_facts import input_app_id, superstep_app_id
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.row import TimeDomain
 from millpond.statestore.types import Superstep
 
 __all__ = [
@@ -50,8 +52,9 @@ def watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = 10
     """
     Names a journaled watermark; ``kind`` is ``injector`` or ``computation``.
     """
-    exact = _app_id("watermark", pipeline, kind, name)
-    return exact if percentile == 100.0 else f"{exact}@{percentile!r}"
+    # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
+    clock = clock_name(TimeDomain.EVENT, percentile)
+    return _app_id("watermark", pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def total_app_id(pipeline: str, counter: str) -> str:
