@@ -16,7 +16,6 @@ code was imported before.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.json_result import tell_result
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.injector import ManualWatermark
@@ -214,11 +214,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=int, default=4)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
-    text = json.dumps(measure(given.rows, given.undelivered, given.intervals))
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    tell_result(measure(given.rows, given.undelivered, given.intervals), given.json)
 
 
 if __name__ == "__main__":

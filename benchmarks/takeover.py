@@ -14,7 +14,6 @@ The bound that is promised: p99 at most twice the session timeout and a second.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.json_result import tell_result
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
@@ -78,11 +78,7 @@ def main() -> None:
     parser.add_argument("--session-timeout-ms", type=int, default=2_000)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
-    text = json.dumps(measure(given.rounds, given.session_timeout_ms))
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    tell_result(measure(given.rounds, given.session_timeout_ms), given.json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is the base line; ratios within one run are what to look at.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from benchmarks.json_result import tell_result
 from millpond.executor.delivery import PRODUCTION_SCHEMA
 from millpond.executor.sink import DeltaSink, SinkWriter
 from millpond.statestore.system import SystemClock
@@ -109,11 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
-    text = json.dumps({"rows_per_superstep": ROWS, "tables": found}, indent=2)
-    print(text)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(text + "\n")
+    tell_result({"rows_per_superstep": ROWS, "tables": found}, arguments.json, indent=2)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Watermarks: how far they lag, what their authority can bear, and what a percenti
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import threading
 import tracemalloc
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.json_result import tell_result
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.injector_policies import Monotone, ObservedPercentile
@@ -236,11 +236,7 @@ def main() -> None:
         lags, superstep_ms = spark_lag(25 if quick else 60, rate=200)
         found["lag_ms_per_stage"]["spark"] = lags
         found["spark_superstep_ms"] = round(superstep_ms, 1)
-    text = json.dumps(found, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(text + "\n")
+    tell_result(found, arguments.json, indent=2)
 
 
 if __name__ == "__main__":

@@ -171,11 +171,7 @@ class AfterWatermark(Trigger):
         """
         Tell the one of the two whose turn it is.
         """
-        if context.get(_IS_LATE):
-            name = _LATE
-        else:
-            name = _EARLY
-            _await_end(context)
+        name = self._whose_turn(context)
         if child := self.children.get(name):
             child.on_element(context.child(name), element)
 
@@ -183,13 +179,15 @@ class AfterWatermark(Trigger):
         """
         Tell the one of the two whose turn it is.
         """
-        if context.get(_IS_LATE):
-            name = _LATE
-        else:
-            name = _EARLY
-            _await_end(context)
+        name = self._whose_turn(context)
         if child := self.children.get(name):
             child.on_elements(context.child(name), elements)
+
+    def _whose_turn(self, context: TriggerContext) -> str:
+        if context.get(_IS_LATE):
+            return _LATE
+        _await_end(context)
+        return _EARLY
 
     def on_merge(self, context: TriggerContext) -> None:
         """

@@ -12,8 +12,9 @@ one row for each key, which retractions delete and new panes replace; another is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -189,17 +190,10 @@ class DeltaSink:
             InvalidError: there is a table with other columns, or a partitioned one.
             UnavailableError: the folder or bucket cannot be opened.
         """
+        writer: Callable[..., SinkWriter] = DeltaSinkWriter
         if self.mode == "upsert":
-            return UpsertSinkWriter(
-                open_objects(self.path, self.storage_options),
-                clock or SystemClock(),
-                rng or SystemRng(),
-                name=name,
-                app_id=sink_app_id(store_id, pipeline, name),
-                schema=self.schema,
-                keys=self._row_keys(),
-            )
-        return DeltaSinkWriter(
+            writer = partial(UpsertSinkWriter, keys=self._row_keys())
+        return writer(
             open_objects(self.path, self.storage_options),
             clock or SystemClock(),
             rng or SystemRng(),
