@@ -36,6 +36,10 @@ __all__ = ["Message", "Settings", "SimulatedProcess"]
 _CALLS_BEFORE_MAX: Final = 24
 _FAILPOINTS_BEFORE_MAX: Final = 30
 _SESSION_MS: Final = 10_000
+_STANDBY_MS: Final = 60_000
+"""How long a standby waits: whom it waits for may live for ever, and takes no turn meanwhile."""
+
+_TURN_US_MAX: Final = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class SimulatedProcess:
         self._rests = False
         self._planned: list[PlannedFault] = []
         self._dies_after: int | None = None
+        self._turn_began_us = world.now_us
         self._receipts: deque[tuple[Receipt, Message]] = deque()
         self.acknowledge: Callable[[Message], None] = _nobody_listens
 
@@ -139,6 +144,7 @@ class SimulatedProcess:
         """
         world = self.world
         self._plan_faults()
+        self._turn_began_us = world.now_us
         world.turns.append(self)
         try:
             if self._run is None:
@@ -171,6 +177,7 @@ class SimulatedProcess:
         """
         Stop in order: leases go back.
         """
+        self._turn_began_us = self.world.now_us
         self.world.turns.append(self)
         try:
             if self._run is not None:
@@ -274,6 +281,9 @@ class SimulatedProcess:
         self.must_live()
         self.world.pass_time(duration_ms)
         self.must_live()
+        lasted_us = self.world.now_us - self._turn_began_us
+        if lasted_us > _TURN_US_MAX:
+            self.world.break_promise(Violation("I12", f"a turn of {self.name} does not end"))
 
     # -- birth -----------------------------------------------------------------------------
 
@@ -354,7 +364,7 @@ def _nobody_listens(_message: Message) -> None:
 
 class _Leases(MemoryLeases):
     """
-    Leases that remember their highest sequencer.
+    Leases that remember their highest sequencer; whoever started a standby stops it after a while.
     """
 
     highest: int | None = None
@@ -366,7 +376,8 @@ class _Leases(MemoryLeases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        taken = super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
+        waiting_ms = min(timeout_ms, _STANDBY_MS)
+        taken = super().take_all(intervals, on_held=on_held, timeout_ms=waiting_ms)
         self.highest = max([self.highest or 0, *(lease.sequencer for lease in taken)])
         return taken
 

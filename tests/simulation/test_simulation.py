@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from millpond.executor.upkeep import UpkeepPolicy
 from millpond.statestore.failpoint import FAILPOINTS
+from millpond.statestore.rowfile import PARQUET
 from millpond.testing.simulate import main, run_all
 from millpond.testing.simulation.bank import Bank
 from millpond.testing.simulation.fault import FAULTS
+from millpond.testing.simulation.process import Settings, SimulatedProcess
 from millpond.testing.simulation.scenario import (
     Scenario,
     deaths_at,
@@ -24,10 +27,14 @@ from millpond.testing.simulation.scenario import (
     saved_scenarios,
 )
 from millpond.testing.simulation.simulation import simulate
-from millpond.testing.simulation.violation import must
+from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End
+from millpond.testing.simulation.world import World
 
 _SEEDS = Path(__file__).parent / "seeds"
+_SETTINGS = Settings(
+    intervals=1, upkeep=UpkeepPolicy(), cache_mib=1, pause_timeout_ms=300, row_format=PARQUET
+)
 _SEED_COUNT = int(os.environ.get("SIMULATED_SEEDS", "8"))
 
 
@@ -96,6 +103,20 @@ def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
 
     assert outcome.violation == ""
     assert outcome.deaths_left == ()
+
+
+def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
+    """A standby whose owner lives is stopped after a while, and a turn without an end is a violation."""
+    world = World(1, [])
+    waiting = SimulatedProcess(world, "standby", Bank().pipeline, _SETTINGS, on_held="wait")
+    owner = SimulatedProcess(world, "owner", Bank().pipeline, _SETTINGS)
+    owner.turn()
+    waiting.turn()
+
+    assert "ConflictError" in waiting.last_words
+    assert owner.is_alive
+    with pytest.raises(Violation, match="I12: a turn of owner does not end"):
+        owner.clock.sleep_ms(3_700_000)
 
 
 def test_the_canary_dies() -> None:

@@ -1,0 +1,64 @@
+"""
+The word count: it bears every fault, and finds what is lost, repeated or invented between its stages.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import millpond as mp
+from millpond.testing.simulation.simulation import simulate
+from millpond.testing.simulation.words import Words
+
+_SEED_COUNT = max(int(os.environ.get("SIMULATED_SEEDS", "8")) // 2, 1)
+
+
+class Stutterer(mp.Computation):
+    """Sends every word twice."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """One word for two, remembered as one."""
+        state = context.state.get({"sent": 0, "lines": []})
+        for place, word in enumerate(record.value["words"] * 2):
+            context.produce("words", {"word": word, "origin": [record.value["number"], place]})
+        lines = [*state["lines"], record.value["number"]]
+        context.state.set({"sent": state["sent"] + 2 * len(record.value["words"]), "lines": lines})
+
+
+class Mumbler(Stutterer):
+    """Sends fewer words than it says."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """One word that is not sent."""
+        state = context.state.get({"sent": 0, "lines": []})
+        lines = [*state["lines"], record.value["number"]]
+        context.state.set({"sent": state["sent"] + 1, "lines": lines})
+
+
+class Forgetful(Stutterer):
+    """Remembers nothing of what was before."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """Only the newest line."""
+        context.state.set({"sent": 0, "lines": [record.value["number"]]})
+
+
+@pytest.mark.parametrize("seed", range(_SEED_COUNT))
+def test_every_promise_holds(seed: int) -> None:
+    """A seed with the faults that it draws ends without a violation, and did some work."""
+    outcome = simulate(seed, Words)
+
+    assert outcome.violation == ""
+    assert outcome.supersteps > 5
+
+
+@pytest.mark.parametrize(("splitter", "promise"), [(Stutterer, "I2"), (Mumbler, "I9"), (Forgetful, "I3")])
+def test_a_mistake_is_found(
+    splitter: type[mp.Computation], promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words that are sent twice, not at all or forgotten are broken promises."""
+    monkeypatch.setattr("millpond.testing.simulation.words._Splitter", splitter)
+
+    assert simulate(1, Words, steps=30, kinds=[]).promise == promise
