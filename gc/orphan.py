@@ -10,15 +10,15 @@ were listed before the log was read, so where the log still names him, nobody el
 among them, and where it does not, nothing goes. Files with other names are other engines', and
 stay.
 
-The log may have forgotten a file that it named: checkpoints of other engines leave out what was removed
-a week ago. So before anything goes, the versions that are kept for longer are looked at: the
-horizon's, and those of open savepoints.
+The log's sum may have forgotten a file that it named: checkpoints of other engines leave out what was
+removed a week ago. So before anything goes, all versions that are kept are looked at: what the
+horizon's has and every commit since has added, and what open savepoints have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -27,10 +27,12 @@ from millpond.gc.collector import Collection
 from millpond.gc.log_sum import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
+from millpond.statestore.action import Add
 from millpond.statestore.catalog_facts import savepoints_of
+from millpond.statestore.commit_file import decode
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log
+from millpond.statestore.log import Log, commit_path
 from millpond.statestore.rowfile import read_row_files
 from millpond.statestore.types import Sequencer, Superstep, TableVersion
 
@@ -84,7 +86,7 @@ class OrphanCollector:
             UnavailableError: the store is away; some may be gone.
         """
         unnamed = tuple(self._unnamed())
-        needed = self._needed() if unnamed else frozenset()
+        needed = self._needed() | self._added_since_horizon(unnamed) if unnamed else frozenset()
         paths = tuple(path for path in unnamed if path not in needed)
         if not dry_run:
             delete_files(self._survey.objects, paths)
@@ -104,6 +106,25 @@ class OrphanCollector:
                 # The log does not reach back that far: nobody can read that version.
                 continue
         return frozenset(needed)
+
+    def _added_since_horizon(self, unnamed: Iterable[str]) -> frozenset[str]:
+        """
+        Those that some commit after the horizon has added; the newest commits first, until all are found.
+        """
+        seen, log = self._survey, Log(self._survey.objects)
+        left, found = set(unnamed), set[str]()
+        for number in range(seen.newest.version, seen.horizon.version, -1):
+            if not left:
+                break
+            version = TableVersion(number)
+            data = log.read(version)
+            if data is None:
+                # Somebody else cleaned the log: what that commit has added cannot be told, and costs only space.
+                return frozenset(unnamed)
+            added = {action.path for action in decode(data, commit_path(version)) if isinstance(action, Add)}
+            found |= added & left
+            left -= added
+        return frozenset(found)
 
     def _unnamed(self) -> Iterator[str]:
         newest, reads = self._survey.newest, 0

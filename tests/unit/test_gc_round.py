@@ -271,6 +271,34 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     }
 
 
+def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_retention(tmp_path):
+    """
+    Versions that nobody has pinned stay readable too, all of them; and what no commit named goes all the same.
+    """
+    folder = tmp_path / "rows"
+    pond = Pond(ObstoreObjects(str(folder)))
+    pond.steps(30)
+    DeltaTable(str(folder)).create_checkpoint()
+    pond.steps(1)
+    orphan = write_row_file(
+        pond.objects,
+        Interval(NAME),
+        row_updates([{"key": "a", "state": "1"}]),
+        superstep=Superstep(3),
+        fence=Fence(Sequencer(9), CommitNumber(9)),
+        token="c" * 32,
+    ).path
+    newest = pond.store.committer.snapshot.version
+    found = pond.collect(Retention(keep_ms=25 * MINUTE_MS, checkpoint_every=1))
+
+    assert by_kind(found)["orphans"] == (orphan,)
+    assert newest - found.horizon >= 25
+    kept = range(found.horizon, newest + 1)
+    at_some_time = {file.path for at in kept for file in pond.store.snapshot(TableVersion(at)).files}
+    at_the_ends = {file.path for at in (kept[0], newest) for file in pond.store.snapshot(at).files}
+    assert at_the_ends < at_some_time <= pond.data_files()
+
+
 def test_other_pipelines_dead_letters_are_not_ours(pond):
     """
     Where pipelines share a computation, only files of one's own keys are orphans.
