@@ -122,7 +122,8 @@ class DeltaSink:
     With ``mode="append"`` everything is appended, in order of production: of a windowed step, each
     pane and each retraction (``pane.is_retraction``, or the column ``is_retraction``). With
     ``mode="upsert"`` the table has one row for each value of ``keys``: a new pane replaces it, a
-    retraction deletes it, and at every version a reader finds what stands at that moment.
+    retraction deletes it, and at every version a reader finds what stands at that moment. The files
+    that this replaces stay until you vacuum the table, as in any Delta table (docs/windows.md).
 
     Args:
         path: the table's folder or URL.

@@ -62,7 +62,8 @@ def collect(
     since --keep needs, row files that no commit ever named, and old commits behind a checkpoint.
 
     Versions that open savepoints and live readers need stay readable. Intervals that a running
-    pipeline holds are not folded. Killed midway, it leaves garbage and no damage. With --dry-run it only
+    pipeline holds are not folded. It is refused while `millpond repair`, or another `millpond gc`, is at
+    work. Killed midway, it leaves garbage and no damage. With --dry-run it only
     reads: it takes no lease, starts no ZooKeeper, and may be used while pipelines run.
     """
     policy = UpkeepPolicy(retention=keep, id_slack=id_slack, collect_every=1)

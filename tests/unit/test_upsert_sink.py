@@ -293,6 +293,26 @@ def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
     assert len(DeltaTable(str(tmp_path)).file_uris()) == 3
 
 
+def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path: Path) -> None:
+    """
+    As docs/windows.md advises: what was replaced more than a week ago goes, the table and its writer stay.
+    """
+    # By the writer's clock it is 1970.
+    writer = a_writer(tmp_path)
+    for superstep in range(1, 6):
+        writer.write(superstep, productions(by_user("a", superstep), by_user("b", superstep)))
+    before = {path.name for path in tmp_path.glob("*.parquet")}
+    live = {Path(path).name for path in DeltaTable(str(tmp_path)).file_uris()}
+    assert live < before
+
+    gone = {Path(path).name for path in DeltaTable(str(tmp_path)).vacuum(dry_run=False)}
+    writer.write(6, productions(by_user("c", 6)))
+
+    assert gone == before - live
+    assert table_of(tmp_path) == {"a": 5, "b": 5, "c": 6}
+    assert a_writer(tmp_path).delivered == 6
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_leaf_is_named_and_not_written_anew(tmp_path: Path, damage: str) -> None:
     """
