@@ -158,7 +158,7 @@ def _begin_worker() -> None:
     quieten()
     # A world is much garbage in few cycles: looking for them less often saves a tenth of the time.
     gc.freeze()
-    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
+    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 5, 5)
 
 
 @contextmanager

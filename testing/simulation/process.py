@@ -16,7 +16,7 @@ from millpond.executor.local_runner import LocalRunner
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.sink import DeltaSink, DeltaSinkWriter, sink_app_id
 from millpond.executor.upkeep import UpkeepPolicy
-from millpond.statestore.errors import MillpondError
+from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
 from millpond.statestore.log import Log
@@ -36,9 +36,8 @@ __all__ = ["Message", "Settings", "SimulatedProcess"]
 _CALLS_BEFORE_MAX: Final = 24
 _FAILPOINTS_BEFORE_MAX: Final = 30
 _SESSION_MS: Final = 10_000
-_STANDBY_MS: Final = 60_000
-"""How long a standby waits: whom it waits for may live for ever, and takes no turn meanwhile."""
-
+_STANDBY_ROUNDS: Final = 8
+_STANDBY_MS: Final = 2_000
 _TURN_US_MAX: Final = 3_600_000_000
 
 
@@ -105,6 +104,7 @@ class SimulatedProcess:
         self.clock = ProcessClock(lambda: world.now_us, self._sleep)
         self.last_words = ""
         self.leases = _Leases(world.registry, self.clock, writer_id=name)
+        self.leases.stand_by = self._stand_by
         self.inbox: deque[Message] = deque()
         self.is_dead = False
         self.ended_by: BaseException | None = None
@@ -285,6 +285,12 @@ class SimulatedProcess:
         if lasted_us > _TURN_US_MAX:
             self.world.break_promise(Violation("I12", f"a turn of {self.name} does not end"))
 
+    def _stand_by(self, rounds: int) -> None:
+        if rounds == _STANDBY_ROUNDS:
+            self.die("as a standby that nobody needs any more")
+        self.world.pause(self)
+        self._sleep(_STANDBY_MS)
+
     # -- birth -----------------------------------------------------------------------------
 
     def _start(self) -> LocalRun:
@@ -364,10 +370,11 @@ def _nobody_listens(_message: Message) -> None:
 
 class _Leases(MemoryLeases):
     """
-    Leases that remember their highest sequencer; whoever started a standby stops it after a while.
+    Leases that remember their highest sequencer, and let others act while they wait for a holder.
     """
 
     highest: int | None = None
+    stand_by: Callable[[int], None]
 
     def take_all(
         self,
@@ -376,10 +383,22 @@ class _Leases(MemoryLeases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        waiting_ms = min(timeout_ms, _STANDBY_MS)
-        taken = super().take_all(intervals, on_held=on_held, timeout_ms=waiting_ms)
+        if on_held == "wait":
+            taken = self._wait(intervals)
+        else:
+            taken = super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
         self.highest = max([self.highest or 0, *(lease.sequencer for lease in taken)])
         return taken
+
+    def _wait(self, intervals: Mapping[Interval, Sequencer]) -> tuple[Lease, ...]:
+        # A standby waits for years; here it is one turn of one thread, in which its holder has to act.
+        rounds = 0
+        while True:
+            try:
+                return super().take_all(intervals, on_held="refuse")
+            except ConflictError:
+                self.stand_by(rounds)
+                rounds += 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
