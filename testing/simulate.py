@@ -226,7 +226,7 @@ def main(
     python -m millpond.testing.simulate --plant all         prove that planted bugs are found
     python -m millpond.testing.simulate --workload mymodule:MyWorkload
 
-    Ends with exit code 1 if a promise was broken.
+    Ends with exit code 1 if a promise was broken, or if nobody came to a failpoint that was asked for.
     """  # noqa: D301 - click's mark for text that keeps its lines
     click.get_current_context().with_resource(_quiet())
     if faults == "list" or failpoints == "list":
@@ -345,7 +345,8 @@ def _report(tally: Tally, elapsed_s: float, json_path: Path | None) -> None:
         f"failpoints: {sum(tally.failpoints.values()):,} at {len(tally.failpoints)} (of {len(FAILPOINTS)})"
     )
     click.echo(f"{played / elapsed_s:.2f} seeds per second, {elapsed_s:.0f} s")
-    click.echo(f"{tally.passed} passed, {played - tally.passed} failed")
+    unreached = f", {len(tally.unreached)} unreached" if tally.unreached else ""
+    click.echo(f"{tally.passed} passed, {len(tally.failed)} failed{unreached}")
     if json_path is not None:
         report = {
             "passed": tally.passed,

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from millpond.executor.upkeep import UpkeepPolicy
 from millpond.statestore.failpoint import FAILPOINTS
 from millpond.statestore.rowfile import PARQUET
-from millpond.testing.simulate import main, run_all
+from millpond.testing.simulate import Tally, _report, main, run_all
 from millpond.testing.simulation.bank import Bank
 from millpond.testing.simulation.fault import FAULTS
 from millpond.testing.simulation.process import Settings, SimulatedProcess
@@ -26,7 +26,7 @@ from millpond.testing.simulation.scenario import (
     play,
     saved_scenarios,
 )
-from millpond.testing.simulation.simulation import simulate
+from millpond.testing.simulation.simulation import Outcome, simulate
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End
 from millpond.testing.simulation.world import World
@@ -153,6 +153,18 @@ class TestCommand:
         assert "seed 0: I0: nothing was ever sent | commit " in found.output
         assert f"--seed 0 --steps 10 --faults none --workload {workload}" in found.output
         assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
+
+    def test_what_nobody_came_to_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A scenario whose deaths nobody died is told by name, and is neither passed nor failed."""
+        outcome = Outcome(seed="deaths-a-b", deaths_left=("b",))
+        tally = Tally()
+        tally.add(outcome)
+        _report(tally, 1.0, None)
+
+        assert tally.passed == 0
+        told = capsys.readouterr().out.splitlines()
+        assert told[0] == "deaths-a-b: nobody came to b"
+        assert told[-1] == "0 passed, 0 failed, 1 unreached"
 
     def test_lists(self) -> None:
         """It lists the kinds of faults and the failpoints."""
