@@ -228,7 +228,13 @@ def _fold(store: Store, rng: Rng, owned: _Owned, fold: Fold, policy: UpkeepPolic
     )
     names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
     folded = fold_files(
-        store.objects, fold, rules, fence=last, token=names.token(), row_format=store.row_format
+        store.objects,
+        fold,
+        rules,
+        fence=last,
+        token=names.token(),
+        row_format=store.row_format,
+        memory_bytes_max=policy.folds.memory_bytes_max,
     )
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
     request = CommitRequest(kind="fold", writes=(folded.write(fence),), metadata={"pipeline": owned.pipeline})

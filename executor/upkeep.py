@@ -295,6 +295,7 @@ class Upkeep:
             fence=self._ownership.get(interval).fence,
             token=self._rng.token(),
             row_format=self._store.row_format,
+            memory_bytes_max=self._policy.folds.memory_bytes_max,
         )
 
     def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:

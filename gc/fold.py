@@ -17,22 +17,41 @@ commit of the interval's owner, with the owner's next commit number, like any ot
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.gc.fold_plan import Fold
+from millpond.gc.fold_plan import MEMORY_BYTES_MAX, Fold
 from millpond.statestore.commit import IntervalWrite
+from millpond.statestore.errors import UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.merge import combine_updates
 from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.rowfile import PARQUET, RowFile, RowFormat, read_row_files, write_row_file
+from millpond.statestore.row_stream import RowFileWriter, Run, open_runs
+from millpond.statestore.rowfile import (
+    PARQUET,
+    ParquetRowFormat,
+    RowFile,
+    RowFormat,
+    read_row_files,
+    write_row_file,
+)
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = ["FoldRules", "Folded", "fold_files", "fold_updates"]
+__all__ = ["FoldRules", "Folded", "fold_files", "fold_updates", "stretches"]
+
+_STREAMED_BYTES: Final = 1 << 27
+_BATCH_BYTES_MIN: Final = 1 << 20
+"""A fold through the disk decodes about that much at a time, all its files together."""
 
 _Index = npt.NDArray[np.int64]
 
@@ -98,9 +117,14 @@ def fold_files(
     fence: Fence,
     token: str,
     row_format: RowFormat = PARQUET,
+    memory_bytes_max: int = MEMORY_BYTES_MAX,
+    scratch: str | None = None,
 ) -> Folded:
     """
     Read the files of a fold and write the one that is to replace them; nothing is committed.
+
+    Files of more than ``memory_bytes_max`` go through the local disk, in memory that does not grow
+    with them; what is written means the same.
 
     Args:
         objects: the table's root.
@@ -108,12 +132,19 @@ def fold_files(
         rules: what to keep.
         fence: the owner's last or next one; no row may be newer.
         token: 32 fresh hexadecimal digits.
-        row_format: the encoding of the new file.
+        row_format: the encoding of the new file; only Parquet goes through the disk.
+        memory_bytes_max: what is folded in memory, in bytes of the files.
+        scratch: folder of this machine for what goes through the disk; the system's by default. It
+            needs room for the files and for the new one.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
         UnavailableError: the store is away.
     """
+    if fold.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
+        file = _fold_through_disk(objects, fold, rules, fence, token, scratch)
+        reach("fold.file_written")
+        return Folded(fold=fold, file=file)
     updates = read_row_files(objects, [file.path for file in fold.files], interval=fold.interval)
     reach("fold.read")
     rows = fold_updates(updates, rules, is_complete=fold.is_complete)
@@ -130,6 +161,74 @@ def fold_files(
     )
     reach("fold.file_written")
     return Folded(fold=fold, file=file)
+
+
+def _fold_through_disk(
+    objects: Objects, fold: Fold, rules: FoldRules, fence: Fence, token: str, scratch: str | None
+) -> RowFile | None:
+    """
+    Merge the sorted files, one stretch of keys after the other.
+    """
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(_scratch_folder(scratch)))
+        batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(fold.files))
+        runs: list[Run] = []
+        for number, file in enumerate(fold.files):
+            place = folder / str(number)
+            place.mkdir()
+            runs += open_runs(
+                objects, file.path, interval=fold.interval, scratch=place, batch_bytes=batch_bytes
+            )
+        reach("fold.read")
+        writer = RowFileWriter(folder, fold.interval, superstep=fold.superstep, fence=fence, token=token)
+        opened.callback(writer.close)
+        for updates in stretches(runs):
+            writer.write(fold_updates(updates, rules, is_complete=fold.is_complete))
+        return writer.finish(objects)
+
+
+def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
+    """
+    The updates of all runs, cut by key: every update of a key is in one piece, and keys rise from piece to piece.
+
+    Within a piece the runs keep their order. One batch of each run is held at a time.
+
+    Args:
+        runs: each sorted by key, no key in two of its batches.
+    """
+    heads = [next(run, None) for run in runs]
+    while True:
+        for place, run in enumerate(runs):
+            while (head := heads[place]) is not None and not head.num_rows:
+                heads[place] = next(run, None)
+        waiting = [head for head in heads if head is not None]
+        if not waiting:
+            return
+        # Up to here every run has shown its updates; at least one batch is used up.
+        bound = min(_key(head, head.num_rows - 1) for head in waiting)
+        taken = [0 if head is None else _rows_up_to(head, bound) for head in heads]
+        pieces = [head.slice(0, rows) for head, rows in zip(heads, taken, strict=True) if head and rows]
+        yield pa.concat_tables(pieces)
+        heads = [head and head.slice(rows) for head, rows in zip(heads, taken, strict=True)]
+
+
+def _key(table: pa.Table, row: int) -> str:
+    key: str = table.column("key")[row].as_py()
+    return key
+
+
+def _rows_up_to(table: pa.Table, bound: str) -> int:
+    return bisect_right(range(table.num_rows), bound, key=lambda row: _key(table, row))
+
+
+@contextmanager
+def _scratch_folder(parent: str | None) -> Iterator[str]:
+    try:
+        folder = TemporaryDirectory(prefix="millpond-fold-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnavailableError("there is no folder to fold in", folder=parent, cause=error) from error
+    with folder as path:
+        yield path
 
 
 def fold_updates(updates: pa.Table, rules: FoldRules, *, is_complete: bool) -> pa.Table:

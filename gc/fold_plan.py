@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.types import Superstep
 
-__all__ = ["Fold", "FoldPolicy", "newest_superstep", "plan_fold"]
+__all__ = ["MEMORY_BYTES_MAX", "Fold", "FoldPolicy", "newest_superstep", "plan_fold"]
+
+MEMORY_BYTES_MAX: Final = 1 << 26
+"""Files of so many bytes are folded in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +41,15 @@ class FoldPolicy:
             sizes; readers of a key meet that many files, and those that came since.
         small_bytes: files up to this size are the first tier; each further tier is ``fan_in`` times larger.
         garbage_ratio: young files of this share of the oldest file's bytes are folded into it.
-        fold_bytes_max: what one fold reads at most; it bounds memory.
+        memory_bytes_max: a fold of more bytes of files than that goes through files on the local
+            disk, piece by piece; it bounds memory, and no fold is too large.
     """
 
     fan_in: int = 8
     files_max: int = 32
     small_bytes: int = 1 << 16
     garbage_ratio: float = 1.0
-    fold_bytes_max: int = 1 << 28
+    memory_bytes_max: int = MEMORY_BYTES_MAX
 
     def __post_init__(self) -> None:
         """
@@ -83,6 +88,13 @@ class Fold:
     is_complete: bool
 
     @property
+    def size_bytes(self) -> int:
+        """
+        The bytes of the files together.
+        """
+        return sum(file.size_bytes for file in self.files)
+
+    @property
     def superstep(self) -> Superstep:
         """
         The newest superstep among the files.
@@ -118,7 +130,7 @@ def plan_fold(
         return None
     first = 1 + max((place for place, file in enumerate(settled) if _spans(file, interval)), default=-1)
     begin = _everything(settled, first) if everything else _begin(settled, first, policy)
-    begin = _in_order(settled, first, begin, policy)
+    begin = _in_order(settled, first, begin)
     if begin is None:
         return None
     return Fold(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
@@ -172,14 +184,10 @@ def _begin(settled: Sequence[LiveFile], first: int, policy: FoldPolicy) -> int |
 def _is_half_garbage(sizes: Sequence[int], policy: FoldPolicy) -> bool:
     young = sum(sizes[1:])
     is_worth_it = len(sizes) > policy.fan_in or sizes[0] >= policy.small_bytes
-    return is_worth_it and young >= policy.garbage_ratio * sizes[0] and _fits(sizes, policy)
+    return is_worth_it and young >= policy.garbage_ratio * sizes[0]
 
 
-def _fits(sizes: Sequence[int], policy: FoldPolicy) -> bool:
-    return sum(sizes) <= policy.fold_bytes_max
-
-
-def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None, policy: FoldPolicy) -> int | None:
+def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None) -> int | None:
     """
     The nearest start at or before ``begin`` from which the files are a stretch of time of their own.
     """
@@ -187,8 +195,7 @@ def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None, policy
         return None
     for start in range(begin, first - 1, -1):
         if _is_stretch(settled, start):
-            fits = _fits([file.size_bytes for file in settled[start:]], policy)
-            return start if fits else None
+            return start
     return None
 
 

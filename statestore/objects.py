@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -27,7 +28,7 @@ from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, Un
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["MemoryObjects", "ObstoreObjects", "open_objects", "put_new"]
+__all__ = ["MemoryObjects", "ObstoreObjects", "download", "open_objects", "put_new", "upload"]
 
 _Result = TypeVar("_Result")
 
@@ -49,6 +50,9 @@ _CLIENT_OPTIONS: Final = frozenset(
     )
 )
 """Options about the connection and not about the bucket, which ``obstore`` takes apart from the others."""
+
+_PIECE_BYTES: Final = 8 << 20
+"""What is held in memory of an object that travels in pieces, a few times over."""
 
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 _CLIENT_RETRIES: Final = {
@@ -144,6 +148,44 @@ class ObstoreObjects:
             ObjectMissingError: there is no such object.
         """
         return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
+
+    def download(self, path: str, target: Path) -> None:
+        """
+        Copy the object into a file of this machine, piece by piece.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        with _written(target) as file:
+            self._attempt(path, lambda: self._stream(path, file))
+
+    def _stream(self, path: str, file: IO[bytes]) -> None:
+        for piece in obstore.get(self._store, path).stream(_PIECE_BYTES):
+            file.write(piece)
+
+    def upload(self, path: str, source: Path) -> None:
+        """
+        Create the object from a file of this machine, piece by piece, whole or not at all.
+
+        Stores take no condition with an object in pieces, so the name must be one that nobody else
+        draws; an object that has it is only looked for.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written.
+            UnavailableError: it may or may not have been written.
+        """
+        if self._exists(path):
+            raise ObjectExistsError("the object exists", path=path, store=self._url)
+        self._attempt(
+            path, lambda: obstore.put(self._store, path, source, chunk_size=_PIECE_BYTES, max_concurrency=4)
+        )
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._attempt(path, lambda: obstore.head(self._store, path))
+        except ObjectMissingError:
+            return False
+        return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         """
@@ -276,6 +318,44 @@ def put_new(objects: Objects, path: str, data: bytes) -> None:
             ) from error
         if found != data:
             raise
+
+
+def download(objects: Objects, path: str, target: Path) -> None:
+    """
+    Copy an object into a file of this machine: in pieces from a real store, whole from any other.
+
+    Raises:
+        ObjectMissingError: there is no such object.
+        UnavailableError: the store is away, or this machine has no room.
+    """
+    if isinstance(objects, ObstoreObjects):
+        objects.download(path, target)
+    else:
+        with _written(target) as file:
+            file.write(objects.get(path))
+
+
+def upload(objects: Objects, path: str, source: Path) -> None:
+    """
+    Create an object under a fresh name from a file of this machine; see `download` and `put_new`.
+
+    Raises:
+        ObjectExistsError: another object has the name.
+        UnavailableError: it may or may not have been written.
+    """
+    if isinstance(objects, ObstoreObjects):
+        objects.upload(path, source)
+    else:
+        put_new(objects, path, source.read_bytes())
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[IO[bytes]]:
+    try:
+        with target.open("wb") as file:
+            yield file
+    except OSError as error:
+        raise UnavailableError("this machine's disk failed", file=target, cause=error) from error
 
 
 def open_objects(url: str, storage_options: Mapping[str, str] | None = None) -> Objects:

@@ -11,9 +11,11 @@ but the footer, whose statistics decide what is read at all, has none.
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from pathlib import Path
+from typing import IO, Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +26,7 @@ from millpond.statestore.row import ROW_SCHEMA
 from millpond.statestore.row_shape import check_names
 
 __all__ = [
+    "PARQUET_OPTIONS",
     "ROWS_PER_GROUP",
     "IpcRowFormat",
     "MayHold",
@@ -31,12 +34,26 @@ __all__ = [
     "RowFormat",
     "decode_rows",
     "has_parquet_seal",
+    "parquet_file_seal_holds",
     "parquet_seal_holds",
     "seal_parquet",
+    "seal_parquet_file",
 ]
 
 ROWS_PER_GROUP: Final = 16_384
 """Rows in a Parquet row group: the least that a point read has to decode."""
+
+PARQUET_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "write_page_checksum": True,
+    "store_schema": False,
+    # Keys, states and ids hardly repeat: a dictionary would cost a third of the time for nothing.
+    "use_dictionary": ["sequencer", "commit_number", "superstep"],
+    "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
+    "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
+}
+"""How row files are written, by whichever of Arrow's writers."""
 
 MayHold: TypeAlias = Callable[[str, str], bool]
 """Whether a run of rows with this least and greatest key may hold wanted keys."""
@@ -49,6 +66,7 @@ _SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
+_PIECE_BYTES: Final = 1 << 20
 _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
@@ -99,19 +117,7 @@ class ParquetRowFormat:
         The bytes of a Parquet file; any Parquet reader takes it.
         """
         sink = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            sink,
-            row_group_size=ROWS_PER_GROUP,
-            compression="zstd",
-            compression_level=1,
-            write_page_checksum=True,
-            store_schema=False,
-            # Keys, states and ids hardly repeat: a dictionary would cost a third of the time for nothing.
-            use_dictionary=["sequencer", "commit_number", "superstep"],
-            column_encoding={"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
-            write_statistics=["key", "sequencer", "commit_number", "superstep"],
-        )
+        pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
         return seal_parquet(memoryview(sink.getvalue()), name)
 
     def decode(
@@ -191,6 +197,49 @@ def seal_parquet(view: memoryview, name: str) -> bytes:
     return b"".join((view[:start], _seal(_checksum(view, start, start, _seed(name))), view[start:]))
 
 
+def seal_parquet_file(path: Path, name: str) -> None:
+    """
+    Put the seal into a Parquet file on this machine, which `seal_parquet` would put into its bytes.
+    """
+    with path.open("r+b") as file:
+        start, footer = _footer_of(file)
+        seal = _seal(_file_checksum(file, start, footer, _seed(name)))
+        file.seek(start)
+        file.write(seal + footer)
+
+
+def parquet_file_seal_holds(path: Path, name: str) -> bool:
+    """
+    Whether a file on this machine is what was sealed under this name; see `parquet_seal_holds`.
+    """
+    with path.open("rb") as file:
+        start, footer = _footer_of(file)
+        pages_end = start - _SEAL_BYTES
+        if pages_end < 0 or not footer.endswith(_PARQUET):
+            return False
+        file.seek(pages_end)
+        found = file.read(_SEAL_BYTES)
+        return _is_seal(found, name, lambda seed: _file_checksum(file, pages_end, footer, seed))
+
+
+def _footer_of(file: IO[bytes]) -> tuple[int, bytes]:
+    """
+    Where the footer begins, and all from there; before the file's begin if its end lies.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(size - _PARQUET_TAIL_BYTES, 0))
+    start = size - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
+    file.seek(max(start, 0))
+    return start, file.read() if start >= 0 else b""
+
+
+def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) -> int:
+    file.seek(0)
+    for at in range(0, pages_end, _PIECE_BYTES):
+        seed = zlib.crc32(file.read(min(_PIECE_BYTES, pages_end - at)), seed)
+    return zlib.crc32(footer, seed)
+
+
 def has_parquet_seal(view: memoryview) -> bool:
     """
     Whether there is a seal where one would be, broken or not.
@@ -210,9 +259,13 @@ def parquet_seal_holds(view: memoryview, name: str) -> bool:
     if pages_end < 0:
         return False
     found = bytes(view[pages_end:start])
+    return _is_seal(found, name, lambda seed: _checksum(view, pages_end, start, seed))
+
+
+def _is_seal(found: bytes, name: str, checksum: Callable[[int], int]) -> bool:
     if found.startswith(_NAMELESS_SEAL):
-        return found == _seal(_checksum(view, pages_end, start, 0), _NAMELESS_SEAL)
-    return found == _seal(_checksum(view, pages_end, start, _seed(name)))
+        return found == _seal(checksum(0), _NAMELESS_SEAL)
+    return found == _seal(checksum(_seed(name)))
 
 
 def _checksum(view: memoryview, pages_end: int, footer_start: int, seed: int) -> int:

@@ -40,8 +40,11 @@ __all__ = [
     "combine_updates",
     "encode_row_file",
     "merge_updates",
+    "newest_fence",
     "read_row_files",
     "row_file_path",
+    "rows_within",
+    "sealed_name",
     "write_row_file",
 ]
 
@@ -133,7 +136,7 @@ def write_row_file(
     keys = table.column("key")
     low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
-    check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    check(newest_fence(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
     put_new(objects, path, data)
     return RowFile(
         path=path,
@@ -148,7 +151,10 @@ def write_row_file(
     )
 
 
-def _newest(table: pa.Table) -> Fence:
+def newest_fence(table: pa.Table) -> Fence:
+    """
+    The greatest (sequencer, commit number) among row updates, of which there is one at least.
+    """
     sequencer = pc.max(table.column("sequencer"))
     of_newest = pc.equal(table.column("sequencer"), sequencer)
     commit_number = pc.max(pc.if_else(of_newest, table.column("commit_number"), 0))
@@ -184,6 +190,13 @@ def read_row_files(
     return pa.concat_tables([table for table in tables if table.num_rows] or [empty])
 
 
+def sealed_name(path: str) -> str | None:
+    """
+    The name under which a row file of ours must be sealed; ``None`` for another writer's file.
+    """
+    return _name_of(path) if _OWN_NAME.search(path) else None
+
+
 def _name_of(path: str) -> str:
     return path.rpartition("/")[2]
 
@@ -193,7 +206,7 @@ def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Se
     needed = names if "key" in names else ["key", *names]
     try:
         may_hold = None if selection.is_all else selection.may_hold
-        name = _name_of(path) if _OWN_NAME.search(path) else None
+        name = sealed_name(path)
         table = decode_rows(data, needed, may_hold, name=name)
         return selection.apply(conform(table, needed)).select(names)
     except DataError as error:
@@ -234,7 +247,7 @@ class _Selection:
         The wanted rows of the table.
         """
         if self._interval is not None:
-            table = _within(table, self._interval)
+            table = rows_within(table, self._interval)
         if self._keys is not None:
             table = table.filter(pc.is_in(table.column("key"), pa.array(self._keys, pa.string())))
         return table
@@ -244,7 +257,10 @@ def _overlaps(interval: Interval, low: str, high: str) -> bool:
     return interval.low <= high and (interval.high is None or low < interval.high)
 
 
-def _within(table: pa.Table, interval: Interval) -> pa.Table:
+def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
+    """
+    Those rows whose keys lie in the interval.
+    """
     bounds = pc.min_max(table.column("key")).as_py()
     if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):
         return table

@@ -124,13 +124,16 @@ def test_the_number_of_files_is_bounded():
     assert plan(*files[:-1]) is None
 
 
-def test_a_fold_has_a_bound_in_bytes():
+def test_no_fold_is_too_large():
     """
-    What does not fit into memory is not folded.
+    What does not fit into memory is folded like anything else; only the way is another one.
     """
-    policy = replace(POLICY, fold_bytes_max=39)
+    policy = replace(POLICY, memory_bytes_max=39)
+    fold = plan_fold([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy)
 
-    assert plan_fold([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy) is None
+    assert supersteps(fold) == [0, 1, 2, 3]
+    assert fold is not None
+    assert fold.size_bytes == 40
 
 
 def test_a_foreign_file_of_the_interval_is_folded():
