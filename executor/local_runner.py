@@ -94,6 +94,8 @@ class LocalRunner:
         for name, value in (("intervals", intervals), ("intake_records_max", intake_records_max)):
             if value < 1:
                 raise InvalidError(f"{name} is at least 1", value=value)
+        if upkeep is not None and upkeep.place == "spark":
+            raise InvalidError("there is no Spark in the local runner: folds go to a process or a thread")
         self._store = store
         self._zookeeper = zookeeper
         self._storage_options = storage_options

@@ -5,6 +5,7 @@ The Spark runner: runs a pipeline on Spark over a store (architecture §5).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,12 +13,14 @@ from urllib.parse import quote
 from millpond.executor.pipeline import Pipeline
 from millpond.executor.progress import Progress
 from millpond.executor.spark_engine import SparkEngine
+from millpond.executor.spark_folds import SparkFolds, is_one_machine
 from millpond.executor.spark_run import SparkRun
 from millpond.executor.spark_session import spark_session
 from millpond.executor.summary import RunSummary
 from millpond.executor.superstep import Coordinator
 from millpond.executor.topology import Topology
 from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.upkeep_workers import Jobs
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.lease import OnHeld
 from millpond.statestore.store import Store, place_of
@@ -25,6 +28,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["SparkRunner"]
@@ -199,7 +203,7 @@ class SparkRunner:
             accept_checkpoint=self._accept_checkpoint,
             pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
-            upkeep=self._upkeep,
+            upkeep=self._upkeep and replace(self._upkeep, jobs=self._jobs(self._upkeep, spark.sparkContext)),
         )
         coordinator.open()
         engine = SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=self._cache_bytes)
@@ -210,6 +214,15 @@ class SparkRunner:
             progress=Progress(topology.name, clock=self._clock, enabled=self._progress),
             release=store.close if owned else _nothing,
         )
+
+    def _jobs(self, upkeep: UpkeepPolicy, context: SparkContext) -> Jobs | None:
+        """
+        How folds become Spark jobs, or ``None``: beside the driver they would take the supersteps' slots.
+        """
+        is_beside = upkeep.place == "auto" and is_one_machine(context.master or "local")
+        if is_beside or upkeep.place in {"process", "thread"}:
+            return None
+        return lambda name, at_once: SparkFolds(context, tag=f"{name}-{self._rng.token()}", at_once=at_once)
 
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]

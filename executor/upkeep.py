@@ -1,7 +1,7 @@
 """
 Upkeep: folds, and the other housekeeping, beside a running pipeline.
 
-A fold is prepared by another process while supersteps go on, and becomes part of the table
+A fold is prepared by another process, or a Spark job, while supersteps go on, and becomes part of the table
 between two supersteps, by one commit of the intervals' owner. So it never conflicts with a
 superstep, and the next one waits for that commit and for nothing else. A store that another process
 cannot open is folded by a thread. Without either (a simulation, a stepped test) everything happens
@@ -14,30 +14,30 @@ somebody else has replaced, is dropped and planned again. Only losing the lease 
 from __future__ import annotations
 
 import logging
-import sys
 from collections import defaultdict, deque
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Final, get_args
 
 from millpond.executor.duration import Duration, duration_us
 from millpond.executor.inline import INLINE
 from millpond.executor.journal import Journal
 from millpond.executor.ownership import Ownership
+from millpond.executor.spark_folds import SparkFolds, fold_in_task
+from millpond.executor.upkeep_workers import Jobs, Place, workers_of
 from millpond.gc.fold import Folded, FoldRules, fold_files
-from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.fold_plan import Fold, FoldPolicy, plan_fold, younger_than
 from millpond.gc.helper_process import HelperProcess
 from millpond.gc.log import KEPT_MS
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage, collect_garbage_at
 from millpond.statestore.commit import CommitRequest
-from millpond.statestore.errors import ConflictError, DataError, MillpondError, UnavailableError
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects import ObstoreObjects
+from millpond.statestore.live_file import LiveFile
 from millpond.statestore.store import Store
-from millpond.statestore.system import SystemClock
 from millpond.statestore.types import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -75,8 +75,11 @@ class UpkeepPolicy:
         collect_every: after so many versions garbage is collected, and a checkpoint written; after a
             sixteenth of them already when folds have replaced half as many bytes as are live.
         background: whether folds are prepared beside the supersteps; without, within `Upkeep.run`.
-        process: whether the process that does so is another one, where the store can be opened
-            from there; else a thread does, and takes turns with the supersteps.
+        place: where folds are prepared then: ``spark``, each as a Spark job (`SparkRunner` only);
+            ``process``, a helper process of this machine, where the store can be opened from there;
+            ``thread``, one of this process, which takes turns with the supersteps. ``auto`` is
+            ``spark`` where Spark has other machines than the driver's, else ``process``.
+        jobs: how folds become Spark jobs; `SparkRunner` says so.
     """
 
     folds: FoldPolicy = field(default_factory=FoldPolicy)
@@ -84,7 +87,15 @@ class UpkeepPolicy:
     retention: Duration = "1h"
     collect_every: int = 1_024
     background: bool = True
-    process: bool = True
+    place: Place = "auto"
+    jobs: Jobs | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """
+        Refuse a place that there is not.
+        """
+        if self.place not in get_args(Place):
+            raise InvalidError("folds are prepared in auto, spark, process or thread", place=self.place)
 
     @property
     def id_slack_us(self) -> int:
@@ -142,9 +153,10 @@ class Upkeep:
         self._rng = rng
         self._is_on = policy is not None
         self._policy = policy or UpkeepPolicy(background=False)
-        self._worker = _worker_of(store, clock, self._policy)
+        self._workers = workers_of(store, clock, self._policy)
         self._files: defaultdict[Interval, int] = defaultdict(int)
         self._in_flight: dict[Interval, Future[Folded]] = {}
+        self._large: dict[Interval, tuple[Fold, Future[Folded]]] = {}
         self._damaged: set[Interval] = set()
         self._round: Future[Round] | None = None
         self._round_due = TableVersion(0)
@@ -190,18 +202,19 @@ class Upkeep:
             return
         for interval in self._due():
             self._start(interval, superstep, watermark)
-        if self._worker is INLINE:
+        if self._workers.small is INLINE:
             self._land()
 
     def close(self) -> None:
         """
         Stop; what was prepared and not committed is removed again.
         """
-        self._worker.shutdown(wait=True, cancel_futures=True)
-        for future in self._in_flight.values():
+        self._workers.shutdown()
+        for future in (*self._in_flight.values(), *(large for _, large in self._large.values())):
             if not future.cancelled() and future.exception() is None:
                 self._discard(future.result())
         self._in_flight.clear()
+        self._large.clear()
 
     # -- folds -----------------------------------------------------------------------------
 
@@ -222,10 +235,16 @@ class Upkeep:
         self._round_due = TableVersion(version + self._policy.collect_every)
         self._round_early = TableVersion(version + self._policy.collect_early)
         self._replaced_bytes = 0
-        owned = {each.interval: Owned(each.fence.sequencer, superstep) for each in self._ownership.all()}
+        # A large fold may take long, and its file too would look like an orphan.
+        busy = {interval.computation for interval in self._large}
+        owned = {
+            each.interval: Owned(each.fence.sequencer, superstep)
+            for each in self._ownership.all()
+            if each.interval.computation not in busy
+        }
         store, kept, seen = self._store, self._policy.kept, self._seen_long_ago()
-        if isinstance(self._worker, HelperProcess):
-            self._round = self._worker.submit(
+        if isinstance(self._workers.rounds, HelperProcess):
+            self._round = self._workers.rounds.submit(
                 collect_garbage_at,
                 store.objects,
                 store.catalog_url,
@@ -235,7 +254,7 @@ class Upkeep:
                 seen=seen,
             )
         else:
-            self._round = self._worker.submit(
+            self._round = self._workers.rounds.submit(
                 collect_garbage,
                 store.objects,
                 store.catalog,
@@ -280,15 +299,28 @@ class Upkeep:
     def _start(
         self, interval: Interval, superstep: Superstep, watermark: Callable[[str], EventTimeMicros]
     ) -> None:
+        large = self._large.get(interval)
+        files: Sequence[LiveFile] = self._store.committer.snapshot.files_of(interval)
+        if large is not None:
+            files = younger_than(large[0], files)
         self._files[interval] = 0
-        files = self._store.committer.snapshot.files_of(interval)
         fold = plan_fold(files, interval, before=superstep, policy=self._policy.folds)
         if fold is None:
             return
+        is_large = fold.size_bytes > self._policy.folds.memory_bytes_max
+        worker = self._workers.large if is_large else self._workers.small
+        if (is_large and large is not None) or (
+            self._round is not None and worker is not self._workers.rounds
+        ):
+            # A file that is written while orphans are looked for would be taken for one.
+            self._files[interval] = self._policy.folds.fan_in
+            return
+        if large is not None:
+            fold = replace(fold, is_complete=False)
         computation = interval.computation
         mark = TIME_MIN_US if interval == self._ownership.control.interval else watermark(computation)
-        self._in_flight[interval] = self._worker.submit(
-            fold_files,
+        future = worker.submit(
+            fold_in_task if isinstance(worker, SparkFolds) else fold_files,
             self._store.objects,
             fold,
             FoldRules(pending_from=superstep, ids_from=self._ids_from(mark)),
@@ -297,6 +329,10 @@ class Upkeep:
             row_format=self._store.row_format,
             memory_bytes_max=self._policy.folds.memory_bytes_max,
         )
+        if is_large:
+            self._large[interval] = fold, future
+        else:
+            self._in_flight[interval] = future
 
     def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:
         # Where the input has ended, no watermark tells how old a repetition may be.
@@ -315,7 +351,14 @@ class Upkeep:
 
     def _land(self) -> None:
         ready = [interval for interval, future in self._in_flight.items() if future.done()]
-        prepared = [self._result(interval) for interval in ready[:_FOLDS_PER_COMMIT]]
+        prepared = [
+            self._result(interval, self._in_flight.pop(interval)) for interval in ready[:_FOLDS_PER_COMMIT]
+        ]
+        # One fold of an interval a commit.
+        done = [interval for interval, (_, future) in self._large.items() if future.done()]
+        prepared += [
+            self._result(interval, self._large.pop(interval)[1]) for interval in set(done) - set(ready)
+        ]
         folds = [folded for folded in prepared if folded is not None and self._is_current(folded)]
         if not folds:
             return
@@ -339,8 +382,7 @@ class Upkeep:
         self._replaced_bytes += sum(file.size_bytes for each in folds for file in each.fold.files)
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
-    def _result(self, interval: Interval) -> Folded | None:
-        future = self._in_flight.pop(interval)
+    def _result(self, interval: Interval, future: Future[Folded]) -> Folded | None:
         try:
             return future.result()
         except DataError as error:
@@ -369,15 +411,3 @@ class Upkeep:
             self._store.objects.delete([folded.file.path])
         except MillpondError as error:
             _LOG.debug("a file that nobody needs is left: %s", error)
-
-
-def _worker_of(store: Store, clock: Clock, policy: UpkeepPolicy) -> Executor:
-    """
-    Who does the work: another process if the store can be opened from there, a thread, or the caller.
-    """
-    if not policy.background:
-        return INLINE
-    is_shared = isinstance(store.objects, ObstoreObjects) and isinstance(clock, SystemClock)
-    if policy.process and is_shared and sys.executable:
-        return HelperProcess("millpond-upkeep")
-    return ThreadPoolExecutor(1, "millpond-upkeep")

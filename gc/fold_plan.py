@@ -24,7 +24,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
 from millpond.statestore.types import Superstep
 
-__all__ = ["MEMORY_BYTES_MAX", "Fold", "FoldPolicy", "newest_superstep", "plan_fold"]
+__all__ = ["MEMORY_BYTES_MAX", "Fold", "FoldPolicy", "newest_superstep", "plan_fold", "younger_than"]
 
 MEMORY_BYTES_MAX: Final = 1 << 26
 """Files of so many bytes are folded in memory."""
@@ -134,6 +134,22 @@ def plan_fold(
     if begin is None:
         return None
     return Fold(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
+
+
+def younger_than(fold: Fold, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
+    """
+    The files that may be folded while ``fold`` is being prepared: those of later supersteps only.
+
+    What is older stays out too: a fold of files on both sides of a stretch would change places with it.
+    None where another engine's file mixes the times.
+    """
+    last = fold.superstep
+    rest = [file for file in files if file not in fold.files]
+    younger = [file for file in rest if (newest_superstep(file) or 0) > last]
+    mixed = (
+        _is_foreign(file) and (file.min_superstep is None or file.min_superstep <= last) for file in rest
+    )
+    return [] if any(mixed) else younger
 
 
 def newest_superstep(file: LiveFile) -> int | None:

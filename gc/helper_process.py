@@ -18,10 +18,12 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -51,11 +53,12 @@ class HelperProcess(Executor):
     """
     Does work in another process, one piece after the other; what it is given must pickle.
 
-    A piece that cannot be done because the process died, or did not answer for ten minutes, fails
+    A piece that cannot be done because the process died, or did not answer in time, fails
     with `UnavailableError`; the next one gets a fresh process.
 
     Args:
         name: of the thread that waits for it.
+        answer_s_max: how long a piece may take, in seconds; ten minutes by default.
 
     Example::
 
@@ -63,7 +66,9 @@ class HelperProcess(Executor):
             folded = helper.submit(fold_files, objects, fold, rules, fence=fence, token=token).result()
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, answer_s_max: float | None = None) -> None:
+        self._answer_s_max = answer_s_max
+        self._is_aborted = False
         self._waiting = ThreadPoolExecutor(1, name)
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -89,13 +94,24 @@ class HelperProcess(Executor):
         self._waiting.shutdown(wait=wait, cancel_futures=cancel_futures)
         self._end()
 
+    def abort(self) -> None:
+        """
+        Have what is being done fail, and do nothing more; `shutdown` has still to be called.
+        """
+        self._is_aborted = True
+        child = self._child
+        if child is not None:
+            # It ends with its input, whatever it is doing.
+            _stream(child.stdin).close()
+
     def _ask(self, work: Callable[[], _Result]) -> _Result:
         question = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         try:
             child = self._running()
-            _write(_stream(child.stdin), question, _ANSWER_S_MAX)
-            answer = _read(_stream(child.stdout), _ANSWER_S_MAX)
-        except (OSError, EOFError) as error:
+            answer_s_max = self._answer_s_max or _ANSWER_S_MAX
+            _write(_stream(child.stdin), question, answer_s_max)
+            answer = _read(_stream(child.stdout), answer_s_max)
+        except (OSError, EOFError, ValueError) as error:
             self._end()
             raise UnavailableError("the helper process has ended", cause=str(error)) from error
         succeeded, value = pickle.loads(answer)  # noqa: S301 - our own process's words
@@ -105,6 +121,8 @@ class HelperProcess(Executor):
         return result
 
     def _running(self) -> subprocess.Popen[bytes]:
+        if self._is_aborted:
+            raise EOFError("it was aborted")
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
@@ -150,8 +168,10 @@ def serve(parent: int) -> None:
     # What a library prints must not get between the answers.
     os.dup2(2, 1)
     questions: Queue[bytes] = Queue(maxsize=1)
+    # One folder for what the work puts aside, so that it goes with the process.
+    tempfile.tempdir = tempfile.mkdtemp(prefix="millpond-helper-")
     listener = threading.Thread(
-        target=_listen, args=(questions, parent), name="millpond-listener", daemon=True
+        target=_listen, args=(questions, parent, tempfile.tempdir), name="millpond-listener", daemon=True
     )
     listener.start()
     with contextlib.suppress(BrokenPipeError):
@@ -159,7 +179,7 @@ def serve(parent: int) -> None:
             _write(answers, pickle.dumps(_done(questions.get()), protocol=pickle.HIGHEST_PROTOCOL), None)
 
 
-def _listen(questions: Queue[bytes], parent: int) -> None:
+def _listen(questions: Queue[bytes], parent: int, scratch: str) -> None:
     """
     Take questions in; end the process, whatever it is doing, as soon as nobody waits for answers.
     """
@@ -172,6 +192,7 @@ def _listen(questions: Queue[bytes], parent: int) -> None:
     except (OSError, EOFError):
         pass
     # Files are put whole or not at all; one that nobody commits is an orphan.
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 

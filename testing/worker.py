@@ -50,7 +50,7 @@ KEYS: Final = 16
 """Keys of the ledger: enough that no list gets long."""
 
 UPKEEP: Final = UpkeepPolicy(
-    folds=FoldPolicy(fan_in=8, files_max=32), collect_every=64, background=False, process=False
+    folds=FoldPolicy(fan_in=8, files_max=32), collect_every=64, background=False, place="thread"
 )
 """Folds and collections are frequent, so that processes die in them too."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.gc.fold_plan import Fold, FoldPolicy, plan_fold
+from millpond.gc.fold_plan import Fold, FoldPolicy, plan_fold, younger_than
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.live_file import LiveFile
@@ -196,3 +196,15 @@ def test_a_policy_that_never_ends_is_refused():
     """
     with pytest.raises(InvalidError):
         FoldPolicy(fan_in=1)
+
+
+def test_beside_a_fold_only_younger_files_are_folded():
+    """
+    While a stretch is being folded, neither its files nor older ones are, nor any of mixed times.
+    """
+    fold = Fold(interval=INTERVAL, files=(own(3), own(4)), is_complete=False)
+    files = [own(1), own(3), own(4), own(5), own(6)]
+
+    assert [file.max_superstep for file in younger_than(fold, files)] == [5, 6]
+    assert [file.max_superstep for file in younger_than(fold, [*files, foreign(7, 9)])] == [5, 6, 9]
+    assert younger_than(fold, [*files, foreign(2, 9)]) == []

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -173,7 +174,7 @@ def test_a_pipeline_on_disk_folds_and_collects_in_it(tmp_path):
         tmp_path / "pond", leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)
     ) as store:
         with LocalRunner(store, progress=False, upkeep=policy).start(pipeline) as run:
-            worker = run._worker.coordinator._upkeep._worker
+            worker = run._worker.coordinator._upkeep._workers.small
             assert isinstance(worker, HelperProcess)
             for step in range(150):
                 run.inject_durably("in", {"k": "a", "at": step})
@@ -182,3 +183,19 @@ def test_a_pipeline_on_disk_folds_and_collects_in_it(tmp_path):
         assert len(store.snapshot().files) < 40
         assert store.rows_view("count").to_arrow().column("state").to_pylist() == ["150"]
         assert store.log.inventory().checkpoints
+
+
+def test_what_is_under_way_can_be_cut_short(helper):
+    """
+    Nobody waits for work that would never end; its process is gone, with what it had put aside.
+    """
+    process_id, scratch = helper.submit(os.getpid).result(), helper.submit(tempfile.gettempdir).result()
+    assert Path(scratch).is_dir()
+    endless, waiting = helper.submit(signal.pause), helper.submit(os.getpid)
+    helper.abort()
+
+    for future in (endless, waiting):
+        with pytest.raises(UnavailableError, match="helper process has ended"):
+            future.result(20)
+    assert not is_alive(process_id)
+    assert not Path(scratch).exists()
