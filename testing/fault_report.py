@@ -37,6 +37,7 @@ GOALS: Final[Mapping[str, Goal]] = {
     "R4": Goal("reply lost, not landed; 5xx, 429, reset, slow, cut body", 8),
     "R5": Goal("put that fails and lands later", 50),
     "R6": Goal("process stopped past its session, then let go on", 20),
+    "R7": Goal("owners by force: orders of their calls to what they share", 1_000),
     "R8": Goal("ZooKeeper session expired, connection lost, outcome unknown", 50),
     "R9": Goal("ZooKeeper leader killed, follower killed, quorum lost", 10),
     "R10": Goal("process cut off from ZooKeeper or from the store", 10),
@@ -44,6 +45,7 @@ GOALS: Final[Mapping[str, Goal]] = {
     "R15": Goal("one bit flipped", 1_000),
     "R16": Goal("file truncated, zeroed, emptied, deleted, rolled back, swapped", 150),
     "R19": Goal("Spark executor, worker or driver killed", 3),
+    "R23": Goal("hot key, million keys, row of 64 MiB, change of hands under load", 4),
 }
 """Classes of faults by their row in the goal table."""
 

@@ -39,6 +39,7 @@ from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import Sequencer, TableVersion
 from millpond.testing.commit_requests import Bench, fence_request, superstep_request
 from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fault_report import FaultReport
 from millpond.testing.interleavings import Explored, Stage, explore
 from millpond.testing.ledger import ledger_pipeline
 
@@ -160,10 +161,11 @@ def endings_of(
 
 
 class TestOwnersByForce:
-    def test_two_in_every_order(self) -> None:
+    def test_two_in_every_order(self, fault_report: FaultReport) -> None:
         """An owner and its rival, to completion: fences rise, and each is told what is so, in all three endings."""
         explored, endings = endings_of(owner_and_rival)
 
+        fault_report.fault("R7", explored.orders)
         assert explored.orders > 100
         assert endings == {
             ("FencedError", "landed landed"),
@@ -171,14 +173,15 @@ class TestOwnersByForce:
             ("landed landed", "landed landed"),
         }
 
-    def test_two_with_a_lost_reply_anywhere(self) -> None:
+    def test_two_with_a_lost_reply_anywhere(self, fault_report: FaultReport) -> None:
         """The same with any one write failing, done or not: it is settled by reading back, never made twice."""
         explored, endings = endings_of(partial(owner_and_rival, supersteps=1), faults_max=1)
 
+        fault_report.fault("R7", explored.orders)
         assert explored.orders > 200
         assert {told.split()[-1] for ending in endings for told in ending} == {"landed", "FencedError"}
 
-    def test_three_with_two_interruptions(self) -> None:
+    def test_three_with_two_interruptions(self, fault_report: FaultReport) -> None:
         """A third owner besides, each interrupted anywhere, twice in all."""
 
         def scenario(stage: Stage) -> Duel:
@@ -188,6 +191,7 @@ class TestOwnersByForce:
 
         explored, endings = endings_of(scenario, preemptions_max=2)
 
+        fault_report.fault("R7", explored.orders)
         assert explored.orders > 500
         assert ("landed", "landed FencedError", "landed") in endings
 
@@ -303,7 +307,7 @@ class Processes:
 
 
 @pytest.mark.parametrize("hear_late", [False, True])
-def test_processes_that_open_an_empty_store(hear_late: bool) -> None:
+def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: FaultReport) -> None:
     """
     Both make the table, take the leases and commit, twice interrupted anywhere: the last one lands.
     """
@@ -322,6 +326,7 @@ def test_processes_that_open_an_empty_store(hear_late: bool) -> None:
 
     explored = explore(play, preemptions_max=2)
 
+    fault_report.fault("R7", explored.orders)
     assert explored.orders > 100
     assert endings == {
         (("first", one), ("second", other))
