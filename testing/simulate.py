@@ -42,7 +42,6 @@ __all__ = ["Tally", "main", "run_all"]
 _NOWHERE: Final = logging.NullHandler()
 _BANK: Final = "millpond.testing.simulation.bank:Bank"
 _TAIL: Final = 40
-_OBJECTS_BEFORE_COLLECTION: Final = 200_000
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -107,13 +106,16 @@ def run_all(
         InvalidError: there is no such workload.
     """
     load_workload(workload)
-    one = partial(_play, workload)
     if workers == 1:
-        yield from _until_failure(map(one, scenarios), fail_fast=fail_fast)
+        yield from _until_failure(map(partial(_play, workload), scenarios), fail_fast=fail_fast)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
-        yield from _until_failure(pool.map(one, scenarios, chunksize=2), fail_fast=fail_fast)
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin_worker, initargs=(workload,)
+    ) as pool:
+        yield from _until_failure(
+            pool.map(partial(_play_and_clean, workload), scenarios, chunksize=2), fail_fast=fail_fast
+        )
         pool.shutdown(cancel_futures=True)
 
 
@@ -154,11 +156,18 @@ def quieten() -> None:
     pa.set_cpu_count(1)
 
 
-def _begin_worker() -> None:
+def _begin_worker(workload: str) -> None:
     quieten()
-    # A world is much garbage in few cycles: looking for them less often saves a tenth of the time.
+    load_workload(workload)
+    # A world is garbage as a whole when it ends: looking for it in between is a tenth of the time.
     gc.freeze()
-    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 5, 5)
+    gc.disable()
+
+
+def _play_and_clean(workload: str, scenario: Scenario) -> Outcome:
+    outcome = _play(workload, scenario)
+    gc.collect()
+    return outcome
 
 
 @contextmanager

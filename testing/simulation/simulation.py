@@ -43,8 +43,8 @@ STEPS: Final = 300
 _DRAIN_ROUNDS_MAX: Final = 400
 _RETENTION_MS: Final = 20_000
 _PROCESSES_MAX: Final = 3
-_PARQUET: Final = 0.1
-_WEIGHTS: Final = {"turn": 2.0, "publish": 3.0, "promise": 1.5, "time": 4.0, "nemesis": 3.0, "read": 0.08}
+_PARQUET: Final = 0.05
+_WEIGHTS: Final = {"turn": 1.0, "publish": 3.0, "promise": 1.5, "time": 4.0, "nemesis": 3.0, "read": 0.08}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
