@@ -51,7 +51,7 @@ bench: java $(JARS) ## Measure against Spark's transformWithState; figures in bu
 	@$(PYTHON_IN_VENV) -m benchmarks.throughput --json build/bench/throughput.json
 
 SEEDS ?= 2000
-simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 15 minutes on 2)
+simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)
 	@$(PYTHON_IN_VENV) -m millpond.testing.simulate --seeds $(SEEDS) --json build/simulation.json
 
 setup: java $(JARS) ## Only set up: .venv, the locked packages, Delta's jars

@@ -7,6 +7,7 @@ owner down, starts the next standby and tells how long the store was without an 
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
 import subprocess
@@ -27,6 +28,9 @@ __all__ = ["Handover", "Relay", "Runner"]
 
 _PATIENCE_S: Final = 120.0
 _LINES_MAX: Final = 1_000_000
+_PACE_RECORDS: Final = 20
+_RATE: Final = 0.8
+_POLL_MS: Final = 20.0
 _NUMBERS: Final = 1_000_000
 """Each process numbers its records from a million of its own."""
 
@@ -55,6 +59,7 @@ class Runner:
         self._clock = clock
         self._lines: queue.Queue[tuple[str, int]] = queue.Queue(maxsize=_LINES_MAX)
         self.acknowledged: list[int] = []
+        self.acknowledged_us: list[int] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -65,6 +70,7 @@ class Runner:
             word, _, number = line.strip().partition(" ")
             if word == "acknowledged":
                 self.acknowledged.append(int(number))
+                self.acknowledged_us.append(heard_us)
             self._lines.put((line.strip(), heard_us))
 
     def wait_for(self, beginning: str) -> int:
@@ -81,6 +87,29 @@ class Runner:
                 raise InternalError("the process does not say it", wanted=beginning) from None
             if line.startswith(beginning):
                 return heard_us
+
+    def paces_us(self) -> list[float]:
+        """
+        Mean time between acknowledgements, over each stretch of so many: of the last ones last.
+        """
+        times = list(self.acknowledged_us)
+        stretches = zip(times, times[_PACE_RECORDS:], strict=False)
+        return [(end_us - start_us) / _PACE_RECORDS for start_us, end_us in stretches]
+
+    def wait_for_pace(self, pace_us: float) -> int:
+        """
+        When a stretch of acknowledgements as quick as this had ended, in microseconds.
+
+        Raises:
+            InternalError: it did not get so quick.
+        """
+        until_us = self._clock.monotonic_us() + int(_PATIENCE_S * 1e6)
+        while self._clock.monotonic_us() < until_us:
+            for place, found_us in enumerate(self.paces_us()):
+                if found_us <= pace_us:
+                    return self.acknowledged_us[place + _PACE_RECORDS]
+            self._clock.sleep_ms(_POLL_MS)
+        raise InternalError("the process is slower than the one before", wanted_us=pace_us)
 
     def signal(self, number: int) -> None:
         """
@@ -110,12 +139,14 @@ class Handover:
         signal: what took the owner down.
         open_ms: from the signal until the next one owned the rows.
         work_ms: from the signal until a record of the next one was durable.
+        rate_ms: from the signal until the next one was at four fifths of the former one's rate.
         fenced: whether the former owner was fenced when it woke up; ``None`` if it could not.
     """
 
     signal: str
     open_ms: float
     work_ms: float
+    rate_ms: float
     fenced: bool | None
 
 
@@ -161,10 +192,13 @@ class Relay:
         A stopped owner is woken up after that, and must find that it is one no more.
         """
         owner, standby = self._runners[-2:]
+        owner.wait_for_pace(math.inf)
+        pace_us = owner.paces_us()[-1]
         gone_us = self.clock.monotonic_us()
         owner.signal(number)
         opened_us = standby.wait_for("at work")
         worked_us = standby.wait_for("acknowledged")
+        rated_us = standby.wait_for_pace(pace_us / _RATE)
         fenced = None
         if number == signal.SIGSTOP:
             owner.signal(signal.SIGCONT)
@@ -177,6 +211,7 @@ class Relay:
             signal=number.name,
             open_ms=(opened_us - gone_us) / 1_000,
             work_ms=(worked_us - gone_us) / 1_000,
+            rate_ms=(rated_us - gone_us) / 1_000,
             fenced=fenced,
         )
 
