@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -221,6 +222,11 @@ def slope_mib_per_hour(samples: Sequence[tuple[float, float]]) -> float | None:
     return round(float(np.polyfit(seconds, mib, 1)[0]) * 3_600, 2)
 
 
+def _end(number: int, _frame: object) -> None:
+    # Servers and workers are stopped on the way out, as they are after Ctrl-C.
+    raise SystemExit(128 + number)
+
+
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -238,6 +244,8 @@ def main(minutes: float, report: Path, *, fresh: bool) -> None:
     """
     Kill, stop, cut off and damage, for as long as you like, and report what became of it.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     if fresh:
         report.unlink(missing_ok=True)
     report.parent.mkdir(parents=True, exist_ok=True)

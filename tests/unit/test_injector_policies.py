@@ -36,7 +36,7 @@ def seen(newest_at: int, oldest_at: int | None = None) -> TimesSeen:
     return TimesSeen(newest_at=newest_at, oldest_at=newest_at if oldest_at is None else oldest_at)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_all_of_them_keep_the_rules_of_a_watermark(policy):
     """
     It starts where it was saved, never falls, takes promises, and ends after all time.
