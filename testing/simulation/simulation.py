@@ -45,6 +45,7 @@ _RETENTION_MS: Final = 20_000
 _PROCESSES_MAX: Final = 3
 _PARQUET: Final = 0.05
 _WEIGHTS: Final = {"turn": 1.0, "publish": 3.0, "promise": 1.5, "time": 4.0, "nemesis": 3.0, "read": 0.08}
+_TURN_OF_THE_DOOMED: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +179,12 @@ class Simulation:
             "nemesis": self._nemesis,
             "read": self._read,
         }
+        # Whoever is to die at some point must come there.
+        weights = _WEIGHTS | ({"turn": _TURN_OF_THE_DOOMED} if self.world.deaths_planned else {})
         for _ in range(self._steps):
             if self.world.deaths_planned and not self.world.deaths:
                 return
-            acts[self.world.draw.weighted(_WEIGHTS)]()
+            acts[self.world.draw.weighted(weights)]()
 
     def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if process.is_alive]
