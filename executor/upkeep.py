@@ -357,7 +357,7 @@ class Upkeep:
         # One fold of an interval a commit.
         done = [interval for interval, (_, future) in self._large.items() if future.done()]
         prepared += [
-            self._result(interval, self._large.pop(interval)[1]) for interval in set(done) - set(ready)
+            self._result(interval, self._large.pop(interval)[1]) for interval in done if interval not in ready
         ]
         folds = [folded for folded in prepared if folded is not None and self._is_current(folded)]
         if not folds:

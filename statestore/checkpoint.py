@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from millpond.statestore.commit_file import action_from_fields, encode
 from millpond.statestore.errors import DataError
-from millpond.statestore.row_format import has_parquet_seal, parquet_seal_holds, seal_parquet
+from millpond.statestore.row_format import file_name_of, has_parquet_seal, parquet_seal_holds, seal_parquet
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def write_part(actions: Iterable[Action], path: str) -> bytes:
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return seal_parquet(memoryview(sink.getvalue()), _name_of(path))
+    return seal_parquet(memoryview(sink.getvalue()), file_name_of(path))
 
 
 def _to_row(action: Action) -> dict[str, Any]:
@@ -165,15 +165,11 @@ def _with_pairs(value: Any) -> Any:
     }
 
 
-def _name_of(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def _check_seal(file: pq.ParquetFile, data: bytes, path: str) -> None:
     # One flipped bit cannot take both signs of a seal away.
     ours = _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
     view = memoryview(data)
-    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view, _name_of(path)):
+    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view, file_name_of(path)):
         raise DataError("the checkpoint's bytes have changed since it was written", path=path)
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "ParquetRowFormat",
     "RowFormat",
     "decode_rows",
+    "file_name_of",
     "has_parquet_seal",
     "parquet_file_seal_holds",
     "parquet_seal_holds",
@@ -171,6 +172,13 @@ class IpcRowFormat:
         table = pa.ipc.open_stream(view[len(_IPC) : -_SEAL_BYTES]).read_all()
         known = frozenset(table.column_names)
         return table.select([name for name in columns if name in known])
+
+
+def file_name_of(path: str) -> str:
+    """
+    The last part of a path, under which files of ours are sealed.
+    """
+    return path.rpartition("/")[2]
 
 
 def _seal(checksum: int, magic: bytes = _SEAL) -> bytes:

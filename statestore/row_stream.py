@@ -26,11 +26,20 @@ from millpond.statestore.row import ROW_SCHEMA, Fence
 from millpond.statestore.row_format import (
     PARQUET_OPTIONS,
     ROWS_PER_GROUP,
+    file_name_of,
     parquet_file_seal_holds,
     seal_parquet_file,
 )
 from millpond.statestore.row_shape import check_names, conform
-from millpond.statestore.rowfile import RowFile, newest_fence, row_file_path, rows_within, sealed_name
+from millpond.statestore.rowfile import (
+    RowFile,
+    check_keys_rise,
+    check_may_commit,
+    productions_in,
+    row_file_path,
+    rows_within,
+    sealed_name,
+)
 from millpond.statestore.types import Objects, Superstep
 
 __all__ = ["RowFileWriter", "Run", "open_runs"]
@@ -192,7 +201,7 @@ class RowFileWriter:
             return
         self._check(table)
         self._rows += table.num_rows
-        self._productions += pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0
+        self._productions += productions_in(table)
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         self._waiting_bytes += table.nbytes
@@ -212,7 +221,7 @@ class RowFileWriter:
         self._write_groups(is_end=True)
         with _disk(self._path):
             self.close()
-            seal_parquet_file(self._local, self._path.rpartition("/")[2])
+            seal_parquet_file(self._local, file_name_of(self._path))
             size_bytes = self._local.stat().st_size
         upload(objects, self._path, self._local)
         return RowFile(
@@ -236,14 +245,9 @@ class RowFileWriter:
             self._writer = None
 
     def _check(self, table: pa.Table) -> None:
-        check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
-        keys = table.column("key")
-        rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
-        low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
-        check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
+        check_keys_rise(table)
+        low, high = check_may_commit(table, self._interval, self._fence)
         check(self._high is None or self._high < low, "the keys of a row file rise", low=low)
-        check(self._interval.contains(low) and self._interval.contains(high), "keys lie in the interval")
-        check(newest_fence(table) <= self._fence, "no row update is newer than the commit that names it")
         self._low = low if self._low is None else self._low
         self._high = high
 

@@ -26,7 +26,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.objects import put_new
 from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
-from millpond.statestore.row_format import IpcRowFormat, ParquetRowFormat, RowFormat, decode_rows
+from millpond.statestore.row_format import (
+    IpcRowFormat,
+    ParquetRowFormat,
+    RowFormat,
+    decode_rows,
+    file_name_of,
+)
 from millpond.statestore.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
 
@@ -37,10 +43,12 @@ __all__ = [
     "ParquetRowFormat",
     "RowFile",
     "RowFormat",
+    "check_keys_rise",
+    "check_may_commit",
     "combine_updates",
     "encode_row_file",
     "merge_updates",
-    "newest_fence",
+    "productions_in",
     "read_row_files",
     "row_file_path",
     "rows_within",
@@ -97,12 +105,40 @@ def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET)
     """
     The bytes of a row file for this path only; see `write_row_file` for what the table must be.
     """
-    check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     check(table.num_rows > 0, "a row file holds at least one row update")
+    check_keys_rise(table)
+    return row_format.encode(table, file_name_of(path))
+
+
+def check_keys_rise(table: pa.Table) -> None:
+    """
+    Row updates as a row file has them: in `ROW_SCHEMA`, sorted by key, each key once.
+    """
+    check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
     check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
-    return row_format.encode(table, _name_of(path))
+
+
+def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
+    """
+    Row updates, one at least, whose keys rise within the interval, and none of them newer than the fence.
+
+    Returns:
+        Their least key and their greatest one.
+    """
+    keys = table.column("key")
+    low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
+    check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
+    check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    return low, high
+
+
+def productions_in(table: pa.Table) -> int:
+    """
+    How many productions row updates carry.
+    """
+    return pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0
 
 
 def write_row_file(
@@ -133,10 +169,7 @@ def write_row_file(
     """
     path = row_file_path(interval.computation, superstep, token)
     data = encode_row_file(table, path, row_format)
-    keys = table.column("key")
-    low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
-    check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
-    check(newest_fence(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    low, high = check_may_commit(table, interval, fence)
     put_new(objects, path, data)
     return RowFile(
         path=path,
@@ -147,14 +180,11 @@ def write_row_file(
         superstep=superstep,
         sequencer=fence.sequencer,
         commit_number=fence.commit_number,
-        productions=pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0,
+        productions=productions_in(table),
     )
 
 
-def newest_fence(table: pa.Table) -> Fence:
-    """
-    The greatest (sequencer, commit number) among row updates, of which there is one at least.
-    """
+def _newest(table: pa.Table) -> Fence:
     sequencer = pc.max(table.column("sequencer"))
     of_newest = pc.equal(table.column("sequencer"), sequencer)
     commit_number = pc.max(pc.if_else(of_newest, table.column("commit_number"), 0))
@@ -194,11 +224,7 @@ def sealed_name(path: str) -> str | None:
     """
     The name under which a row file of ours must be sealed; ``None`` for another writer's file.
     """
-    return _name_of(path) if _OWN_NAME.search(path) else None
-
-
-def _name_of(path: str) -> str:
-    return path.rpartition("/")[2]
+    return file_name_of(path) if _OWN_NAME.search(path) else None
 
 
 def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Selection) -> pa.Table:

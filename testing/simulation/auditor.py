@@ -20,7 +20,7 @@ import orjson
 from millpond.executor.topology import Topology
 from millpond.statestore.interval import Interval
 from millpond.statestore.row import ROW_SCHEMA
-from millpond.statestore.row_format import decode_rows
+from millpond.statestore.row_format import decode_rows, file_name_of
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World
@@ -222,7 +222,7 @@ class Auditor:
     def _read(self, path: str, computation: str, version: int) -> Iterator[tuple[str, _Update]]:
         node = self._topology.computations.get(computation)
         data = self._world.disk(ROWS).get(path)
-        table = decode_rows(data, ROW_SCHEMA.names, None, name=path.rpartition("/")[2])
+        table = decode_rows(data, ROW_SCHEMA.names, None, name=file_name_of(path))
         for row in table.to_pylist():
             encoded = row["state"] if row["state"] is not None else row["state_bytes"]
             has_state = encoded is not None or bool(row["deleted"])

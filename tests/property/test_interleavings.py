@@ -5,7 +5,7 @@ Two and three owners of one interval by force, in every order of their calls to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,8 +102,7 @@ class Duel:
         I1, I2, I4 and I5 from the log alone, held against what each owner was told.
         """
         fences, versions = [], {name: [] for name in self.landed}
-        for version in range(1, load(self.bench.log).version + 1):
-            actions = decode(self.bench.log.require(TableVersion(version)))
+        for version, actions in commits(self.bench.log):
             fences += [unpack_fence(action.version) for action in actions if _is_fence(action)]
             info = next(action for action in actions if isinstance(action, CommitInfo))
             versions.setdefault(info.millpond["writer"], []).append(version)
@@ -118,8 +117,16 @@ class Duel:
             assert landed == sure, f"{name} was told what is so"
 
 
-def _is_fence(action: Action) -> bool:
-    return isinstance(action, Txn) and action.app_id == INTERVAL.app_id
+def commits(log: Log) -> Iterator[tuple[int, Sequence[Action]]]:
+    """
+    What each version says, without the one that made the table.
+    """
+    for version in range(1, load(log).version + 1):
+        yield version, decode(log.require(TableVersion(version)))
+
+
+def _is_fence(action: Action, interval: Interval = INTERVAL) -> bool:
+    return isinstance(action, Txn) and action.app_id == interval.app_id
 
 
 def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, supersteps: int = 2) -> Duel:
@@ -291,14 +298,12 @@ class Processes:
         """
         I4, and that nobody is fenced by nobody.
         """
-        log, control = Log(self.disk), control_interval(ledger_pipeline().name).app_id
-        actions = [
-            action
-            for version in range(1, load(log).version + 1)
-            for action in decode(log.require(TableVersion(version)))
-        ]
+        control = control_interval(ledger_pipeline().name)
         fences = [
-            unpack_fence(each.version) for each in actions if isinstance(each, Txn) and each.app_id == control
+            unpack_fence(action.version)
+            for _, actions in commits(Log(self.disk))
+            for action in actions
+            if _is_fence(action, control)
         ]
         assert fences == sorted(set(fences)), "fences rise"
         landed = [fence for fence in fences if fence.commit_number == 1]

@@ -80,6 +80,19 @@ def next_request(owner: Ownership) -> CommitRequest:
     return CommitRequest(kind="superstep", writes=(write,))
 
 
+def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
+    """
+    An owner whose lease service is away.
+    """
+    store = pond.store()
+    owner = pond.owner(store)
+    owner.open()
+    leases = store.leases
+    assert isinstance(leases, MemoryLeases)
+    leases.suspend()
+    return store, owner, leases
+
+
 class TestCuts:
     @given(keys=KEYS, count=st.integers(1, 8))
     def test_no_interval_is_cut_without_keys(self, keys: list[str], count: int) -> None:
@@ -123,12 +136,7 @@ class TestPatience:
         """
         Suspended, an owner commits nothing; reconnected, it goes on by itself.
         """
-        store = pond.store()
-        owner = pond.owner(store)
-        owner.open()
-        leases = store.leases
-        assert isinstance(leases, MemoryLeases)
-        leases.suspend()
+        store, owner, leases = suspended(pond)
         version = store.snapshot().version
         seen: list[int] = []
         pond.clock.at_next_sleep = lambda: (seen.append(store.snapshot().version), leases.resume())
@@ -141,12 +149,7 @@ class TestPatience:
         """
         A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set.
         """
-        store = pond.store()
-        owner = pond.owner(store)
-        owner.open()
-        leases = store.leases
-        assert isinstance(leases, MemoryLeases)
-        leases.suspend()
+        _, owner, _ = suspended(pond)
         began_us = pond.clock.monotonic_us()
         pond.clock.at_next_sleep = lambda: pond.clock.jump_ms(jump_ms)
 
@@ -158,12 +161,7 @@ class TestPatience:
         """
         After the pause timeout the error is raised, and nothing was written.
         """
-        store = pond.store()
-        owner = pond.owner(store)
-        owner.open()
-        leases = store.leases
-        assert isinstance(leases, MemoryLeases)
-        leases.suspend()
+        store, owner, _ = suspended(pond)
         version, began_us = store.snapshot().version, pond.clock.monotonic_us()
 
         with pytest.raises(UnavailableError, match="the lease service is away"):

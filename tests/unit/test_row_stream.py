@@ -109,8 +109,11 @@ def foreign(objects: Objects, files: Sequence[LiveFile]) -> LiveFile:
 
 def both_ways(objects: Objects, fold: Fold) -> tuple[Folded, Folded]:
     whole = fold_files(objects, fold, RULES, fence=LAST, token="e" * 32)
-    pieces = fold_files(objects, fold, RULES, fence=LAST, token="f" * 32, memory_bytes_max=0)
-    return whole, pieces
+    return whole, through_disk(objects, fold)
+
+
+def through_disk(objects: Objects, fold: Fold, scratch: str | None = None) -> Folded:
+    return fold_files(objects, fold, RULES, fence=LAST, token="f" * 32, memory_bytes_max=0, scratch=scratch)
 
 
 def assert_same(objects: Objects, whole: Folded, pieces: Folded) -> None:
@@ -161,14 +164,7 @@ def test_a_large_fold_has_small_row_groups(tmp_path: Path) -> None:
     groups = pq.ParquetFile(tmp_path / pieces.file.path).metadata
     assert [groups.row_group(n).num_rows for n in range(2)] == [50] * 2
     with pytest.raises(ObjectExistsError):
-        fold_files(
-            objects,
-            Fold(interval=INTERVAL, files=live, is_complete=True),
-            RULES,
-            fence=LAST,
-            token="f" * 32,
-            memory_bytes_max=0,
-        )
+        through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True))
 
 
 def test_a_stretch_of_keys_has_all_their_updates() -> None:
@@ -202,15 +198,7 @@ def test_a_damaged_file_is_not_folded_through_the_disk(tmp_path: Path) -> None:
         if damaged is not None:
             objects.put(live[0].path, damaged)
         with pytest.raises(DataError, match=live[0].path):
-            fold_files(
-                objects,
-                Fold(interval=INTERVAL, files=live, is_complete=True),
-                RULES,
-                fence=LAST,
-                token="f" * 32,
-                memory_bytes_max=0,
-                scratch=str(tmp_path),
-            )
+            through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True), str(tmp_path))
     assert not list(tmp_path.iterdir())
     assert len(objects.list("")) == 1
 
