@@ -173,6 +173,7 @@ class SoftState:
         self._timers.put(bundle.undo.timers)
         if bundle.path is not None:
             self._files.disown(bundle.path)
+            self._ids.drop(bundle.path)
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
         if self._files.are(files):
@@ -182,6 +183,7 @@ class SoftState:
             self._rebuild(files)
             return
         self._files.take_in(files, news)
+        self._ids.keep_only(self._files.all)
         if news:
             self._catch_up(news)
 

@@ -4,7 +4,7 @@ A soak: the scenarios of faults in turn for minutes or days, beside a worker who
 ``python -m millpond.testing.soak --minutes 30`` runs each scenario on a fresh store again and again, on three
 ZooKeepers, on disk and on an S3 server, holds every store against its history, and writes
 ``build/soak/report.json`` after every run: ``runs``, ``faults`` by class, ``violations``, ``recovery_p99_s``,
-``takeover_p99_s`` with its bound, ``memory_slope_mib_per_hour``. A report that is there is gone on with, so a long
+``takeover_p99_s`` with its bound, ``memory_slope_mib_per_hour`` of a worker that is left alone. A report that is there is gone on with, so a long
 soak may be made of pieces; ``--fresh`` begins anew. The exit code is 1 after a violation.
 """
 
@@ -17,11 +17,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import click
-import numpy as np
 import orjson
 
 from millpond.statestore.system import SystemClock, SystemRng
@@ -42,16 +42,18 @@ from millpond.testing.fault_scenarios import (
 )
 from millpond.testing.s3_proxy import S3Proxy
 from millpond.testing.s3_server import S3Server, s3_options
+from millpond.testing.usage import Usage, slope_per_hour
 from millpond.testing.worker import Nest, Worker, WorkerOptions
 from millpond.testing.zookeeper import Ensemble
 
-__all__ = ["Soak", "main", "slope_mib_per_hour"]
+__all__ = ["Soak", "main"]
 
 _SESSION_MS: Final = 1_000
 _TAKEOVER_BOUND_S: Final = 2 * _SESSION_MS / 1_000 + 1.0
-_WARM_UP_S: Final = 60.0
-_SAMPLES_MIN: Final = 10
 _STEADY_KEPT: Final = 20
+_STEADY_RETENTION: Final = "1m"
+# The log of a minute, and record ids of three hours of its event time, of which it makes a second every 20 ms.
+_WARM_UP_S: Final = 300.0
 _MINUTE_US: Final = 60_000_000
 
 
@@ -84,7 +86,7 @@ class Soak:
         self._runs = before["runs"] if before else 0
         self._minutes_before = before["minutes"] if before else 0.0
         self._report = FaultReport.from_json(before) if before else FaultReport()
-        self._samples: list[tuple[float, float]] = []
+        self._samples: list[tuple[float, Usage]] = []
         self._started_us = clock.monotonic_us()
 
     @property
@@ -126,6 +128,7 @@ class Soak:
                 hosts=hosts,
                 session_timeout_ms=30_000,
                 pace_ms=20.0,
+                retention=_STEADY_RETENTION,
                 kept=_STEADY_KEPT,
             )
         )
@@ -178,7 +181,7 @@ class Soak:
 
     def _sample(self, steady: Worker) -> None:
         if steady.is_alive:
-            self._samples.append((self._elapsed_us / 1e6, steady.resident_mib))
+            self._samples.append((self._elapsed_us / 1e6, steady.usage()))
 
     def _tell(self, name: str, report: FaultReport) -> None:
         counts = ", ".join(f"{row} {each['trials']}" for row, each in report.to_json()["faults"].items())
@@ -198,28 +201,16 @@ class Soak:
             "minutes": round(self._minutes_before + self._elapsed_us / _MINUTE_US, 2),
             **self._report.to_json(),
             "takeover_bound_s": _TAKEOVER_BOUND_S,
-            "memory_slope_mib_per_hour": slope_mib_per_hour(self._samples),
-            "memory_mib": round(self._samples[-1][1], 1) if self._samples else None,
+            "memory_slope_mib_per_hour": self._slope("memory_mib"),
+            "threads_slope_per_hour": self._slope("threads"),
+            "descriptors_slope_per_hour": self._slope("descriptors"),
+            "steady": [{"seconds": round(seconds, 1), **asdict(usage)} for seconds, usage in self._samples],
         }
         self._file.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
-
-def slope_mib_per_hour(samples: Sequence[tuple[float, float]]) -> float | None:
-    """
-    How fast memory grows, by least squares over (seconds, MiB), after a minute of warming up.
-
-    Returns:
-        The slope; ``None`` for too few samples.
-
-    Example:
-        >>> slope_mib_per_hour([(60.0 * minute, 100.0 + minute) for minute in range(1, 31)])
-        60.0
-    """
-    warm = [each for each in samples if each[0] >= _WARM_UP_S]
-    if len(warm) < _SAMPLES_MIN:
-        return None
-    seconds, mib = zip(*warm, strict=True)
-    return round(float(np.polyfit(seconds, mib, 1)[0]) * 3_600, 2)
+    def _slope(self, name: str) -> float | None:
+        samples = [(seconds, getattr(usage, name)) for seconds, usage in self._samples]
+        return slope_per_hour(samples, warm_up_s=_WARM_UP_S)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -39,6 +39,7 @@ from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock
 from millpond.testing.history import HistoryFile, last_acknowledged
 from millpond.testing.ledger import ROWS, Ledger, ledger_pipeline, numbered
+from millpond.testing.usage import Usage, usage_of
 from millpond.testing.zookeeper import wait_until
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class WorkerOptions:
         pace_ms: how long it waits between two of these.
         exit_at: failpoint at which the process ends at once, as if killed.
         exit_after: how often that failpoint is passed before.
+        retention: how long its store's replaced versions stay readable.
         kept: how many numbers a key's list keeps, for long runs without a checker, whose history does not
             grow either; 0 keeps all.
         fenced: ``False`` takes the fence away, for canaries.
@@ -98,6 +100,7 @@ class WorkerOptions:
     pace_ms: float = 0.0
     exit_at: str = ""
     exit_after: int = 0
+    retention: str = "1h"
     kept: int = 0
     fenced: bool = True
 
@@ -158,7 +161,8 @@ def _open_patiently(options: WorkerOptions, told: HistoryFile, closing: ExitStac
 
 def _start(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> LocalRun:
     store = closing.enter_context(_open(options))
-    runner = LocalRunner(store, on_held=options.on_held, upkeep=UPKEEP, progress=False)
+    upkeep = replace(UPKEEP, retention=options.retention)
+    runner = LocalRunner(store, on_held=options.on_held, upkeep=upkeep, progress=False)
     ledger = ShortLedger(options.kept) if options.kept else Ledger()
     run = runner.start(ledger_pipeline(computation=ledger))
     told.tell("open", writer=store.committer.writer_id)
@@ -249,13 +253,11 @@ class Worker:
         """
         return self._process.is_alive()
 
-    @property
-    def resident_mib(self) -> float:
+    def usage(self) -> Usage:
         """
-        How much memory it holds.
+        What it holds at the moment.
         """
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        return usage_of(self.pid)
 
     @property
     def exit_at_failpoint(self) -> bool:

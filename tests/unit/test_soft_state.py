@@ -14,12 +14,14 @@ from millpond.executor.bundle import Deliveries
 from millpond.executor.computation import Computation
 from millpond.executor.context import Context
 from millpond.executor.eviction import NEVER, least_recently_used, window_aware
+from millpond.executor.known_ids import KnownIds
 from millpond.executor.record import Record
 from millpond.executor.row_reader import StoreRowReader
 from millpond.executor.soft_state import SoftState
 from millpond.executor.timer import Timer
 from millpond.executor.topology import ComputationNode
 from millpond.executor.values import PythonValues
+from millpond.statestore.bloom import fingerprints
 from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -430,6 +432,45 @@ class TestKnownIds:
 
         assert result.statistics.duplicates == 1
         assert [keys for _, columns, keys in reader.reads if columns == ("key", "record_ids")] == [["a"]]
+
+    def test_ids_in_memory_are_those_of_the_files_that_are_there(self) -> None:
+        """
+        When a fold has replaced the small files, their ids go from memory, and are found in the large one.
+        """
+        run = run_of()
+        reader = CountingReader(run)
+        run.replace_soft_state(0, SoftState(INTERVAL, reader))
+        for number in range(5):
+            run.step(records(("a", number), ids=[b"%d" % number]))
+        ids = run.soft_state(0).ids
+        held_bytes = ids.recent_bytes
+        run.optimise(0, 4)
+        result = run.step(records(("a", 0), ("a", 9), ids=[b"0", b"9"]))
+
+        assert result.statistics.duplicates == 1
+        assert run.soft_state(0).ids is ids
+        assert 0 < ids.recent_bytes < held_bytes / 2
+        assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
+
+    def test_a_full_filter_is_built_anew_from_the_ids_that_are_left(self) -> None:
+        """
+        Ids without files are forgotten then, and those in files are not.
+        """
+        run = run_of()
+        run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
+        files = run.soft_state(0).files
+        known = KnownIds(INTERVAL, StoreRowReader(run.objects), 1 << 20, capacity_max=100)
+        known.prepare(files)
+        gone = fingerprints(pa.array([b"gone %d" % number for number in range(100)], pa.binary()))
+        known.add(gone[:99])
+        known.prepare(files)
+        assert known.may_be_known(gone[:99]).all()
+
+        known.add(gone[99:])
+        known.prepare(files)
+
+        assert not known.may_be_known(gone).any()
+        assert known.may_be_known(fingerprints(pa.array([b"%d" % n for n in range(60)], pa.binary()))).all()
 
     def test_an_id_of_a_bundle_that_was_taken_back_counts_again(self) -> None:
         """
