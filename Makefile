@@ -7,6 +7,8 @@ MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
 PYTEST_ARGS ?=
+# Of tests, one of them with Spark: half of the time of a test is waiting.
+PROCESSES ?= 2
 MINUTES   ?= 30
 
 # Spark's workers run the interpreter of the environment, and nobody's other Spark or Python gets in between.
@@ -26,8 +28,8 @@ help: ## Show this list
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
-test: java $(JARS) ## Run all tests (20 to 27 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
-	@$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+test: java $(JARS) ## Run all tests (15 to 20 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
 
 test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)
 	@$(PYTHON_IN_VENV) -m pytest -m spark_all $(PYTEST_ARGS)

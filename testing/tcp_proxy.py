@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from contextlib import suppress
 from enum import Enum
 from typing import Final
@@ -39,6 +40,7 @@ class TcpProxy:
         self._replies_lost = 0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._deaf: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._listener = socket.create_server((_LOOPBACK, 0))
         self._thread = threading.Thread(target=self._accept, name="tcp-proxy", daemon=True)
         self._thread.start()
@@ -131,6 +133,9 @@ class TcpProxy:
 
     def _reply(self, client: socket.socket, chunk: bytes) -> None:
         if self._network is _Network.DEAF:
+            self._deaf.add(client)
+        # As on a real network, nothing arrives on a connection behind what was lost on it, not even after `mend`.
+        if client in self._deaf:
             self._replies_lost += 1
         else:
             client.sendall(chunk)

@@ -10,16 +10,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
 from millpond.testing.fault_report import FaultReport
+from tests.distribution import Distribution, group_of
+from tests.short_lived import SHORT_LIVED_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
     from millpond.testing.s3_server import S3Server
 
@@ -34,9 +37,11 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     Mark each test by the costly fixtures that it asks for, so that ``-m "not spark"`` is exact.
+
+    Long groups of tests come first, so that no process is left with one at the end: Spark, then faults.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -44,6 +49,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if "zookeeper_hosts" in names:
             item.add_marker(pytest.mark.zookeeper)
+
+    def rank(item: pytest.Item) -> int:
+        if group_of(config.rootpath, item.nodeid) == "spark":
+            return 0
+        return 1 if item.get_closest_marker("fault") else 2
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution:
+    """
+    With ``-n``, tests are spread as `Distribution` says, in the order in which they were collected.
+    """
+    config.option.loadscopereorder = False
+    return Distribution(config, log)
 
 
 _FAULT_REPORT = pytest.StashKey[FaultReport]()
@@ -55,6 +76,25 @@ def pytest_configure(config: pytest.Config) -> None:
     Begin to count faults.
     """
     config.stash[_FAULT_REPORT] = FaultReport()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """
+    One of several processes hands what it has counted to the one that prints it.
+    """
+    handed: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if handed is not None:
+        handed["faults"] = session.config.stash[_FAULT_REPORT].to_json()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """
+    Add what one of several processes has counted; one that crashed has handed nothing in.
+    """
+    found = getattr(node, "workeroutput", {}).get("faults")
+    if found is not None:
+        node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(found))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -96,7 +136,7 @@ def _spark_options(folder: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder / 'derby'}",
+        "spark.driver.extraJavaOptions": f"{SHORT_LIVED_JAVA} -Dderby.system.home={folder / 'derby'}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

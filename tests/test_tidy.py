@@ -21,12 +21,22 @@ def _sources() -> tuple[Source, ...]:
     return tuple(tidy.repository_sources())
 
 
+@lru_cache(maxsize=1)
+def _findings() -> dict[str, list[str]]:
+    # File by file, so that each is parsed once.
+    found: dict[str, list[str]] = {rule.__name__: [] for rule in tidy.RULES}
+    for source in _sources():
+        for rule in tidy.RULES:
+            found[rule.__name__] += map(str, rule(source))
+    return found
+
+
 @pytest.mark.parametrize("rule", tidy.RULES, ids=lambda rule: rule.__name__)
 def test_repository_keeps_the_rule(rule: Rule) -> None:
     """
     No file of the repository violates the rule.
     """
-    findings = [str(finding) for source in _sources() for finding in rule(source)]
+    findings = _findings()[rule.__name__]
 
     assert not findings, "\n" + "\n".join(findings)
 

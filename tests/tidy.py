@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -99,13 +100,26 @@ class Source:
         """
         The syntax tree; that of an empty module if this is not Python.
         """
-        return ast.parse(self.text if self.path.endswith(".py") else "", self.path)
+        return _parsed(self)[0]
+
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """
+        All nodes of the tree.
+        """
+        return _parsed(self)[1]
 
     def finding(self, node: ast.AST, message: str) -> Finding:
         """
         A violation at a node of the tree.
         """
         return Finding(self.path, getattr(node, "lineno", 1), message)
+
+
+@lru_cache(maxsize=1)
+def _parsed(source: Source) -> tuple[ast.Module, tuple[ast.AST, ...]]:
+    # One file is enough for all rules that look at it in turn.
+    tree = ast.parse(source.text if source.path.endswith(".py") else "", source.path)
+    return tree, tuple(ast.walk(tree))
 
 
 def repository_sources(root: Path = ROOT) -> Iterator[Source]:
@@ -125,12 +139,13 @@ def repository_sources(root: Path = ROOT) -> Iterator[Source]:
 # ------------------------------------------------------------------------------ what a file brings in
 
 
-def _imported_names(tree: ast.Module) -> dict[str, str]:
+@lru_cache(maxsize=1)
+def _imported_names(source: Source) -> dict[str, str]:
     """
     The full names behind the local names that the module's imports make.
     """
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in source.nodes():
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
@@ -153,11 +168,11 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
     return ""
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+def _imports(source: Source) -> Iterator[tuple[ast.stmt, str]]:
     """
     Each import with the dotted name of what it brings in; ``import x`` brings in ``x.``.
     """
-    for node in ast.walk(tree):
+    for node in source.nodes():
         if isinstance(node, ast.Import):
             yield from ((node, f"{alias.name}.") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -171,14 +186,13 @@ def banned_modules(source: Source) -> Iterator[Finding]:
     """
     if source.path == _SYSTEM:
         return
-    tree = source.tree()
     bans = BANNED_IN_PACKAGE if source.is_package_code else BANNED
-    for statement, name in _imports(tree):
+    for statement, name in _imports(source):
         for banned, instead in bans.items():
             if f"{name}.".startswith(f"{banned}."):
                 yield source.finding(statement, f"`{banned}` is banned: {instead}")
-    names = _imported_names(tree)
-    for node in ast.walk(tree):
+    names = _imported_names(source)
+    for node in source.nodes():
         if isinstance(node, ast.Attribute) and _dotted(node, names) in bans:
             banned = _dotted(node, names)
             yield source.finding(node, f"`{banned}` is banned: {bans[banned]}")
@@ -191,7 +205,7 @@ def arrows_point_down(source: Source) -> Iterator[Finding]:
     if source.room not in ROOMS_BELOW:
         return
     allowed = {source.room, *ROOMS_BELOW[source.room]}
-    for statement, name in _imports(source.tree()):
+    for statement, name in _imports(source):
         parts = name.split(".")
         if parts[0] in ROOMS and parts[0] != "gc":
             yield source.finding(statement, f"import it as `millpond.{name}`")
@@ -211,7 +225,7 @@ def bare_asserts(source: Source) -> Iterator[Finding]:
     Package code states facts with `check`, which ``python -O`` does not remove.
     """
     if source.is_package_code and source.room != "testing":
-        for node in ast.walk(source.tree()):
+        for node in source.nodes():
             if isinstance(node, ast.Assert):
                 yield source.finding(node, "bare assert vanishes under -O: use statestore.check.check")
 
@@ -221,7 +235,7 @@ def prints(source: Source) -> Iterator[Finding]:
     Package code logs; only the command line prints.
     """
     if source.is_package_code and source.room != "tools":
-        for node in ast.walk(source.tree()):
+        for node in source.nodes():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 yield source.finding(node, "print belongs to tools/: log it, or return it")
 
@@ -230,8 +244,8 @@ def swallowed_errors(source: Source) -> Iterator[Finding]:
     """
     No handler takes every error and says nothing.
     """
-    names = _imported_names(source.tree())
-    for node in ast.walk(source.tree()):
+    names = _imported_names(source)
+    for node in source.nodes():
         if isinstance(node, ast.ExceptHandler) and _catches_all(node.type) and _does_nothing(node.body):
             yield source.finding(node, "every error is swallowed: name the errors, or handle them")
         elif isinstance(node, ast.Call) and _dotted(node.func, names) == "contextlib.suppress":
@@ -259,9 +273,8 @@ def unbounded_memory(source: Source) -> Iterator[Finding]:
     """
     if not source.is_package_code:
         return
-    tree = source.tree()
-    names = _imported_names(tree)
-    for node in ast.walk(tree):
+    names = _imported_names(source)
+    for node in source.nodes():
         if isinstance(node, _FUNCTIONS):
             cached = any(_dotted(decorator, names) == "functools.cache" for decorator in node.decorator_list)
             arguments = node.args
@@ -282,7 +295,7 @@ def long_functions(source: Source) -> Iterator[Finding]:
     """
     No function is longer than a screen; its docstring does not count.
     """
-    for node in ast.walk(source.tree()):
+    for node in source.nodes():
         if isinstance(node, _FUNCTIONS):
             lines = _line_count(node) - _docstring_line_count(node)
             if lines > FUNCTION_LINES_MAX:
@@ -351,7 +364,7 @@ def tests_state_their_fact(source: Source) -> Iterator[Finding]:
     Every test has a docstring of one sentence: the fact that it proves.
     """
     is_test_file = source.room == "tests" and source.path.rpartition("/")[2].startswith("test_")
-    for node in ast.walk(source.tree()) if is_test_file else ():
+    for node in source.nodes() if is_test_file else ():
         if isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
             docstring = ast.get_docstring(node)
             if docstring is None:

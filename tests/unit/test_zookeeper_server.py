@@ -20,6 +20,7 @@ from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper_process import ServerProcess, answer, find_java, free_port, is_free, noted
 from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.testing.zookeeper import wait_until
 
 pytestmark = pytest.mark.zookeeper
 
@@ -31,6 +32,7 @@ import sys
 from pathlib import Path
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.testing.zookeeper import wait_until
 
 server = EmbeddedZooKeeper(Path(sys.argv[1]), SystemClock(), SystemRng())
 print(server.start_or_join(), flush=True)
@@ -62,6 +64,17 @@ def running(folder: Path) -> ServerProcess:
     assert server is not None
     assert server.is_running()
     return server
+
+
+def are_stopped(server: ServerProcess) -> bool:
+    """
+    Whether all threads of the server stand still.
+    """
+    states = [
+        task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
+        for task in Path(f"/proc/{server.process_id}/task").iterdir()
+    ]
+    return set(states) == {"T"}
 
 
 def other_process(folder: Path) -> subprocess.Popen[str]:
@@ -268,6 +281,8 @@ def test_hanging_server_is_replaced(tmp_path: Path) -> None:
     user.start_or_join()
     hanging = running(tmp_path)
     hanging.signal(signal.SIGSTOP)
+    # The thread that takes the signal must have its turn before the others stop.
+    assert wait_until(lambda: are_stopped(hanging), CLOCK)
     user.start_or_join()
 
     assert not hanging.is_running()

@@ -1,0 +1,51 @@
+"""
+How tests are spread over processes: module by module, and all that need Spark in one process.
+
+A Spark session costs seconds and a gigabyte, so one process has it. And Spark keeps every processor busy, while most
+other tests wait for something: one process of each kind together take least time.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["Distribution", "group_of"]
+
+_SAYS_SPARK: Final = re.compile(r'pytest\.mark\.spark\b|\bspark: SparkSession\b|getfixturevalue\("spark"\)')
+
+
+class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types
+    """
+    Gives each process the next group of tests when it has nearly finished its last one.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._root = config.rootpath
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(self._root, nodeid)
+
+
+def group_of(root: Path, nodeid: str) -> str:
+    """
+    The group of a test: its module, or ``spark`` for modules with a test on Spark.
+
+    Args:
+        root: the folder that node ids start from.
+        nodeid: of the test.
+    """
+    module = nodeid.partition("::")[0]
+    return "spark" if _is_on_spark(root / module) else module
+
+
+@functools.cache
+def _is_on_spark(module: Path) -> bool:
+    return _SAYS_SPARK.search(module.read_text(encoding="utf-8")) is not None
