@@ -167,7 +167,11 @@ def _by_spark(case: Case, folder: Path, spark: SparkSession) -> Answer:
 
 
 @given(case=cases())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_the_local_runner_agrees_with_the_model(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
     """
     Rows, productions and dead letters are those of the plain-Python model.

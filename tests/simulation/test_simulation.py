@@ -31,6 +31,8 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End
 from millpond.testing.simulation.world import World
 
+_TWICE = 100
+_TWICE_STEPS = 40
 _SEEDS = Path(__file__).parent / "seeds"
 _SETTINGS = Settings(
     intervals=1, upkeep=UpkeepPolicy(), cache_mib=1, pause_timeout_ms=300, row_format=PARQUET
@@ -80,6 +82,26 @@ def test_same_seed_same_run() -> None:
     assert f"trace {once.trace_hash} over {once.events} events" in found.stdout
 
 
+def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
+    """A hundred seeds, with the faults that they draw, are the same runs when another process plays them."""
+    program = (
+        "from millpond.testing.simulation.bank import Bank\n"
+        "from millpond.testing.simulation.simulation import simulate\n"
+        f"for seed in range({_TWICE}): print(simulate(seed, Bank, steps={_TWICE_STEPS}).trace_hash)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    ) as other:
+        here = [simulate(seed, Bank, steps=_TWICE_STEPS).trace_hash for seed in range(_TWICE)]
+        there = other.communicate()[0].split()
+
+    assert here == there
+    assert len(set(here)) == _TWICE
+
+
 def test_other_seeds_are_other_runs() -> None:
     """The trace tells one seed from another."""
     hashes = {simulate(seed, Bank, steps=20, kinds=[]).trace_hash for seed in range(3)}
@@ -87,9 +109,9 @@ def test_other_seeds_are_other_runs() -> None:
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS), ids=lambda scenario: scenario.deaths[0])
+@pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS, variants=5), ids=lambda scenario: scenario.seed)
 def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
-    """Whichever failpoint a process dies at, every promise holds."""
+    """Whichever failpoint a process dies at, every promise holds, with five seeds each."""
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
