@@ -4,8 +4,9 @@ A soak: the scenarios of faults in turn for minutes or days, beside a worker who
 ``python -m millpond.testing.soak --minutes 30`` runs each scenario on a fresh store again and again, on three
 ZooKeepers, on disk and on an S3 server, holds every store against its history, and writes
 ``build/soak/report.json`` after every run: ``runs``, ``faults`` by class, ``violations``, ``recovery_p99_s``,
-``takeover_p99_s`` with its bound, ``memory_slope_mib_per_hour`` of a worker that is left alone. A report that is there is gone on with, so a long
-soak may be made of pieces; ``--fresh`` begins anew. The exit code is 1 after a violation.
+``takeover_p99_s`` with its bound, ``memory_slope_mib_per_hour`` of a worker that is left alone. A report that is
+there is gone on with, so a long soak may be made of pieces; ``--fresh`` begins anew. The exit code is 1 after a
+violation.
 """
 
 from __future__ import annotations

@@ -22,14 +22,13 @@ import pytest
 import millpond as mp
 from examples.zeitgeist.results import Results, read_results
 from millpond.statestore.system import SystemClock
-from tests.short_lived import SHORT_LIVED_JAVA
+from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WEEKS: Final = ("--first", "2013-01-25", "--last", "2013-02-09", "--flights-per-file", "1400")
 COMPUTATIONS: Final = ("window_counter", "hour_model", "detector")
-_ENVIRONMENT: Final = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA}
 _POLL_MS: Final = 2
 _PATIENCE_MS: Final = 120_000
 
@@ -132,7 +131,7 @@ class Demo:
         command = [sys.executable, "-m", module, "--output", str(output), *WEEKS, *arguments]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | _ENVIRONMENT
+                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | SHORT_LIVED
             )
 
     def finish(self) -> None:

@@ -23,13 +23,12 @@ from millpond.statestore.system import SystemClock
 from millpond.testing.cluster_copy import COPY
 from millpond.testing.fault_report import FaultReport
 from millpond.testing.zookeeper import wait_until
-from tests.short_lived import SHORT_LIVED_JAVA
+from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
 
 CLOCK: Final = SystemClock()
 ROOT: Final = Path(__file__).resolve().parents[2]
-_ENVIRONMENT: Final = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA}
 FULL: Final = os.environ.get("MILLPOND_CLUSTER") == "full"
 RECORDS: Final = 100_000 if FULL else 10_000
 EXECUTORS: Final = 3 if FULL else 1
@@ -50,7 +49,7 @@ class Driver:
         command = [sys.executable, "-m", "millpond.testing.cluster_copy", str(folder), str(RECORDS)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | _ENVIRONMENT
+                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | SHORT_LIVED
             )
 
     def wait_for_copies(self, commits: int) -> None:

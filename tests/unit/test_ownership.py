@@ -80,15 +80,23 @@ def next_request(owner: Ownership) -> CommitRequest:
     return CommitRequest(kind="superstep", writes=(write,))
 
 
-def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
+def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
     """
-    An owner whose lease service is away.
+    An owner that has opened, and the leases that it holds by.
     """
     store = pond.store()
     owner = pond.owner(store)
     owner.open()
     leases = store.leases
     assert isinstance(leases, MemoryLeases)
+    return store, owner, leases
+
+
+def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
+    """
+    An owner whose lease service is away.
+    """
+    store, owner, leases = opened(pond)
     leases.suspend()
     return store, owner, leases
 
@@ -173,11 +181,7 @@ class TestPatience:
         """
         Without a lease nobody waits: the owner is told to stop.
         """
-        store = pond.store()
-        owner = pond.owner(store)
-        owner.open()
-        leases = store.leases
-        assert isinstance(leases, MemoryLeases)
+        _, owner, leases = opened(pond)
         leases.expire_session()
 
         with pytest.raises(FencedError, match="the session has expired"):
