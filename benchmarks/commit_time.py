@@ -23,14 +23,14 @@ import click
 import pyarrow as pa
 
 from benchmarks.engine_result import percentile
-from millpond.statestore.commit import CommitRequest, IntervalWrite
+from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.rows.files import RowFile, write_row_file
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 __all__ = ["SHAPES", "measure"]
 

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from millpond.executor.spark_run import SparkRun
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.spark_session import spark_session
-from millpond.executor.superstep_plan import InputPosition
-from millpond.executor.upkeep import UpkeepPolicy
-from millpond.executor.upkeep_workers import Place
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.workers import Place
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.session import spark_session
+from millpond.executor.superstep.plan import InputPosition
 from millpond.gc.fold_plan import FoldPolicy
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.ledger import ROWS, ledger_pipeline, numbered
+from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

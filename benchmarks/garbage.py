@@ -31,23 +31,23 @@ from typing import Any, Final
 import click
 
 from benchmarks.engine_result import percentile
-from millpond.dataflow.combiners import Count
-from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.combiners.combiners import Count
 from millpond.dataflow.pipeline import Pipeline
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import BoundedDisorder
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.record import Record
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
 from millpond.gc.fold_plan import FoldPolicy
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock
 from millpond.statestore.view import RowsView
-from millpond.testing.determinism import ManualClock
+from millpond.testing.fixtures.determinism import ManualClock
 
 __all__ = ["POLICY", "measure_commits", "measure_garbage"]
 

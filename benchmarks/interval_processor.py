@@ -16,21 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle import Bundle, BundleResult, Deliveries
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.interval_processor import IntervalProcessor
-from millpond.executor.record import Record, Records
-from millpond.executor.row_reader import StoreRowReader
-from millpond.executor.soft_state import SoftState
-from millpond.executor.timer import Timer
-from millpond.executor.topology import ComputationNode
-from millpond.executor.values import ArrowValues
+from millpond.executor.bundle.bundle import Bundle, BundleResult, Deliveries
+from millpond.executor.bundle.processor import IntervalProcessor
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.values import ArrowValues
+from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.soft_state.row_reader import StoreRowReader
+from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.interval import Interval
-from millpond.statestore.live_file import LiveFile, row_file_to_add
-from millpond.statestore.objects import MemoryObjects
-from millpond.statestore.row import Fence
-from millpond.statestore.rowfile import RowFile, write_row_file
+from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import RowFile, write_row_file
+from millpond.statestore.rows.row import Fence
 from millpond.statestore.system import SystemRng
 from millpond.statestore.types import (
     TIME_MIN_US,

@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import BoundedDisorder
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.weak import ProductionMode
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.weak import ProductionMode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 

@@ -25,14 +25,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.json_result import tell_result
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import ManualWatermark
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.timer import Timer
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 

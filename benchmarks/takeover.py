@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.json_result import tell_result
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
-from millpond.testing.relay import Relay
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.processes.relay import Relay
 
 __all__ = ["measure"]
 

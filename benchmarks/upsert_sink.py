@@ -21,8 +21,8 @@ import orjson
 import pyarrow as pa
 
 from benchmarks.json_result import tell_result
-from millpond.executor.delivery import PRODUCTION_SCHEMA
-from millpond.executor.sink import DeltaSink, SinkWriter
+from millpond.executor.sinks.sink import DeltaSink, SinkWriter
+from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Superstep
 

@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.json_result import tell_result
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector_policies import Monotone, ObservedPercentile
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.watermark import WatermarkAuthority
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policies import Monotone, ObservedPercentile
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -105,7 +105,7 @@ def spark_lag(seconds: float, rate: int) -> tuple[list[float], float]:
     """
     Lag per stage in milliseconds on Spark, and the mean duration of a superstep.
     """
-    from millpond.executor.spark_session import spark_session
+    from millpond.executor.spark.session import spark_session
 
     spark = spark_session("watermarks")
     spark.sparkContext.setLogLevel("ERROR")

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
-from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
-from millpond.dataflow.element import Element
-from millpond.dataflow.element_wise import PaneKey
-from millpond.dataflow.strategy import WindowingStrategy
+from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor
+from millpond.dataflow.step.element_wise import PaneKey
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.step.windowed_computation import WindowedComputation, element_of
 from millpond.dataflow.stream import DataflowStream
-from millpond.dataflow.windowed_computation import WindowedComputation, element_of
-from millpond.executor.key_extractor import KeyExtractor
-from millpond.executor.record import Record
-from millpond.executor.stream import ComputationOptions
+from millpond.dataflow.windows.element import Element
+from millpond.executor.computation.record import Record
+from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["co_group"]

@@ -1,5 +1,5 @@
 """
-The pipeline with windows: what `millpond.executor.pipeline.Pipeline` is, and streams that know windows.
+The pipeline with windows: what `millpond.executor.pipeline.pipeline.Pipeline` is, and streams that know windows.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
-from millpond.dataflow.element_wise import PaneKey
+from millpond.dataflow.step.element_wise import PaneKey
 from millpond.dataflow.stream import DataflowStream
-from millpond.executor.pipeline import Pipeline as EnginePipeline
-from millpond.executor.stream import Stream
-from millpond.executor.topology import Subscription, Topology
+from millpond.executor.pipeline.pipeline import Pipeline as EnginePipeline
+from millpond.executor.pipeline.stream import Stream
+from millpond.executor.pipeline.topology import Subscription, Topology
 
 __all__ = ["Pipeline"]
 

@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from millpond.dataflow.combine_fn import CombineFn, ValueExtractor, check_extractor
-from millpond.dataflow.combiners import ToList
-from millpond.dataflow.element_wise import ElementWise, PaneKey, TimestampShift
-from millpond.dataflow.pane import Pane
-from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
-from millpond.dataflow.timestamp_combiner import TimestampCombiner
-from millpond.dataflow.trigger import Trigger
-from millpond.dataflow.watermark_triggers import Default
-from millpond.dataflow.window import Window
-from millpond.dataflow.window_fn import WindowFn
-from millpond.dataflow.windowed_computation import WindowedComputation
-from millpond.executor.stream import ComputationOptions, Stream
+from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor
+from millpond.dataflow.combiners.combiners import ToList
+from millpond.dataflow.step.element_wise import ElementWise, PaneKey, TimestampShift
+from millpond.dataflow.step.pane import Pane
+from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.step.windowed_computation import WindowedComputation
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.triggers.watermark_triggers import Default
+from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
-    from millpond.executor.computation import Computation
-    from millpond.executor.duration import Duration, Instant
-    from millpond.executor.key_extractor import KeyExtractor
-    from millpond.executor.late_data_horizon import LateDataHorizon
+    from millpond.executor.computation.computation import Computation
+    from millpond.executor.event_time.duration import Duration, Instant
+    from millpond.executor.event_time.late_data_horizon import LateDataHorizon
+    from millpond.executor.pipeline.key_extractor import KeyExtractor
 
 __all__ = ["DataflowStream", "WindowedStream"]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millpond.executor.spark_session import spark_session
+from millpond.executor.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

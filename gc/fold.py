@@ -31,13 +31,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.gc.fold_plan import MEMORY_BYTES_MAX, Fold
-from millpond.statestore.commit import IntervalWrite
+from millpond.statestore.commit.committer import IntervalWrite
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.merge import combine_updates
-from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.row_stream import RowFileWriter, Run, open_runs
-from millpond.statestore.rowfile import (
+from millpond.statestore.rows.files import (
     PARQUET,
     ParquetRowFormat,
     RowFile,
@@ -45,6 +42,9 @@ from millpond.statestore.rowfile import (
     read_row_files,
     write_row_file,
 )
+from millpond.statestore.rows.merge import combine_updates
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
 __all__ = ["FoldRules", "Folded", "fold_files", "fold_updates", "stretches"]

@@ -21,7 +21,7 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.live_file import LiveFile
+from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.types import Superstep
 
 __all__ = ["MEMORY_BYTES_MAX", "Fold", "FoldPolicy", "newest_superstep", "plan_fold", "younger_than"]

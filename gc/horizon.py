@@ -4,12 +4,12 @@ The horizon: the oldest table version that garbage collection leaves readable.
 Three things hold it back: the retention (how long ago a version must have been replaced before
 anything of it goes), the versions that readers have published, and open savepoints. A
 collector publishes its horizon in the catalog *before* it deletes, and is refused when that
-contradicts what others have published (`millpond.statestore.catalog_pins`); so no order of the
+contradicts what others have published (`millpond.statestore.catalog.pins`); so no order of the
 two lets it delete what a reader stands on (fact F11). Once published it never falls.
 
-Readers publish theirs by `millpond.statestore.reading`. A writer needs no horizon of its own: it stands
+Readers publish theirs by `millpond.statestore.catalog.reading`. A writer needs no horizon of its own: it stands
 on the newest version, and looks at the boundary that a cleanup of the log publishes before it
-deletes (`millpond.statestore.log_boundary`, fact F4).
+deletes (`millpond.statestore.log.boundary`, fact F4).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millpond.statestore.action import CommitInfo
-from millpond.statestore.catalog import Catalog
-from millpond.statestore.catalog_entries import HorizonKind
-from millpond.statestore.catalog_facts import SAVEPOINT_RELEASED, savepoint_app_id
-from millpond.statestore.catalog_pins import collected_below
-from millpond.statestore.commit_file import decode
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.catalog.pins import collected_below
+from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.errors import ConflictError
-from millpond.statestore.log import Log, commit_path
-from millpond.statestore.reading import READER_LIFETIME_MS
-from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.log.action import CommitInfo
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Clock, TableVersion
 
 __all__ = ["Horizon", "Horizons", "version_at"]

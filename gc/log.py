@@ -7,7 +7,7 @@ and with it the digest that the next commit is chained to and the high-water mar
 against. Oldest files go first, so a collection that is killed leaves a shorter log and no hole.
 
 Before anything is deleted the boundary is published, and writers look at it after each put
-(`millpond.statestore.log_boundary`, fact F4): whatever clocks say, no commit gets lost in a part of the
+(`millpond.statestore.log.boundary`, fact F4): whatever clocks say, no commit gets lost in a part of the
 log that was deleted under its writer. It would be refused, though, and readers that are opening
 the table would begin again; so commits of the last half minute stay whatever the retention, and a
 running pipeline, which has seen the table by a clock that only goes forward, says what is younger.
@@ -25,11 +25,11 @@ from millpond.gc.horizon import version_at
 from millpond.gc.log_sum import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
-from millpond.statestore.checkpoint import checkpoint_path, write_part
 from millpond.statestore.errors import ObjectExistsError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.log import LOG_FOLDER, Log
-from millpond.statestore.log_boundary import publish_log_boundary
+from millpond.statestore.log.boundary import publish_log_boundary
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.types import Clock, Objects, TableVersion
 
 __all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]

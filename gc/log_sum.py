@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from millpond.statestore.action import Action, Add, Metadata, Protocol, Remove, Txn
 from millpond.statestore.check import check
-from millpond.statestore.checkpoint import Checkpoint
-from millpond.statestore.commit_file import digest_of
 from millpond.statestore.errors import DataError
-from millpond.statestore.log import Log
-from millpond.statestore.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.log.action import Action, Add, Metadata, Protocol, Remove, Txn
+from millpond.statestore.log.checkpoint import Checkpoint
+from millpond.statestore.log.commit_file import digest_of
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
 __all__ = ["LogSum", "sum_log"]

@@ -27,13 +27,13 @@ from millpond.gc.collector import Collection
 from millpond.gc.log_sum import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
-from millpond.statestore.action import Add
-from millpond.statestore.catalog_facts import savepoints_of
-from millpond.statestore.commit_file import decode
+from millpond.statestore.catalog.facts import savepoints_of
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log, commit_path
-from millpond.statestore.rowfile import read_row_files
+from millpond.statestore.log.action import Add
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Sequencer, Superstep, TableVersion
 
 __all__ = ["OrphanCollector", "Owned"]

@@ -16,12 +16,12 @@ from millpond.gc.log import LogCollector, write_checkpoint
 from millpond.gc.orphan import OrphanCollector, Owned
 from millpond.gc.survey import survey
 from millpond.gc.vacuum import VacuumCollector
-from millpond.statestore.catalog import Catalog
-from millpond.statestore.checkpoint import checkpoint_path
+from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log
+from millpond.statestore.log.checkpoint import checkpoint_path
+from millpond.statestore.log.log import Log
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects, TableVersion
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millpond.gc.horizon import Horizon, Horizons
 from millpond.gc.log_sum import LogSum, sum_log
 from millpond.statestore.errors import ObjectMissingError
-from millpond.statestore.log import LOG_FOLDER, Log
+from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.types import Objects, TableVersion
 
 __all__ = ["Survey", "survey"]

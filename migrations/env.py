@@ -7,7 +7,7 @@ from __future__ import annotations
 from alembic import context
 
 from millpond.migrations import VERSION_TABLE
-from millpond.statestore.catalog_tables import METADATA
+from millpond.statestore.catalog.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -19,54 +19,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from millpond.dataflow.calendar_windows import CalendarWindows
+    from millpond.dataflow.windows.calendar_windows import CalendarWindows
     from millpond.dataflow.co_group import co_group
-    from millpond.dataflow.combine_fn import CombineFn
-    from millpond.dataflow.combiners import Count, CountDistinct, Max, Mean, Min, Quantiles, Sum, ToList, TopN
-    from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
-    from millpond.dataflow.count_triggers import AfterBytes, AfterCount, ShouldEmit
-    from millpond.dataflow.element import Element
-    from millpond.dataflow.fixed_windows import FixedWindows, GlobalWindows, UnalignedFixedWindows
-    from millpond.dataflow.pane import Pane, Timing, WindowedValue
+    from millpond.dataflow.combiners.combine_fn import CombineFn
+    from millpond.dataflow.combiners.combiners import Count, CountDistinct, Max, Mean, Min, Quantiles, Sum, ToList, TopN
+    from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+    from millpond.dataflow.triggers.count_triggers import AfterBytes, AfterCount, ShouldEmit
+    from millpond.dataflow.windows.element import Element
+    from millpond.dataflow.windows.fixed_windows import FixedWindows, GlobalWindows, UnalignedFixedWindows
+    from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
     from millpond.dataflow.pipeline import Pipeline
-    from millpond.dataflow.repeat_triggers import Never, RepeatCount, RepeatUntil, Repeatedly
-    from millpond.dataflow.sessions import Sessions
-    from millpond.dataflow.sketches import ApproximateCountDistinct, ApproximateQuantiles
-    from millpond.dataflow.sliding_windows import SlidingWindows
-    from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
+    from millpond.dataflow.triggers.repeat_triggers import Never, RepeatCount, RepeatUntil, Repeatedly
+    from millpond.dataflow.windows.sessions import Sessions
+    from millpond.dataflow.combiners.sketches import ApproximateCountDistinct, ApproximateQuantiles
+    from millpond.dataflow.windows.sliding_windows import SlidingWindows
+    from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
     from millpond.dataflow.stream import DataflowStream, WindowedStream
-    from millpond.dataflow.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, Domain
-    from millpond.dataflow.timestamp_combiner import TimestampCombiner
-    from millpond.dataflow.trigger import Trigger
-    from millpond.dataflow.trigger_context import Contents, TriggerContext
-    from millpond.dataflow.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
-    from millpond.dataflow.window import Window
-    from millpond.dataflow.window_fn import Merge, WindowFn
-    from millpond.executor.computation import Computation
-    from millpond.executor.context import Context
-    from millpond.executor.dead_letter import DEAD_LETTERS
-    from millpond.executor.directory_injector import DirectoryInjector, FILE_ROW
-    from millpond.executor.foreach_batch import ForeachBatch, foreach_batch
-    from millpond.executor.ingress_time import IngressTime
-    from millpond.executor.injector import BoundedDisorder, ManualWatermark
-    from millpond.executor.injector_policies import (
+    from millpond.dataflow.triggers.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, Domain
+    from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
+    from millpond.dataflow.triggers.trigger import Trigger
+    from millpond.dataflow.triggers.trigger_context import Contents, TriggerContext
+    from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
+    from millpond.dataflow.windows.window import Window
+    from millpond.dataflow.windows.window_fn import Merge, WindowFn
+    from millpond.executor.computation.computation import Computation
+    from millpond.executor.computation.context import Context
+    from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+    from millpond.executor.local.directory_injector import DirectoryInjector, FILE_ROW
+    from millpond.executor.spark.foreach_batch import ForeachBatch, foreach_batch
+    from millpond.executor.injectors.ingress_time import IngressTime
+    from millpond.executor.injectors.policy import BoundedDisorder, ManualWatermark
+    from millpond.executor.injectors.policies import (
         MarkColumn,
         Monotone,
         ObservedPercentile,
         Perfect,
         UserWatermark,
     )
-    from millpond.executor.local_run import LocalRun
-    from millpond.executor.local_runner import LocalRunner
-    from millpond.executor.record import Record, Records
-    from millpond.executor.sink import DeltaSink
-    from millpond.executor.spark_run import SparkRun
-    from millpond.executor.spark_runner import SparkRunner
-    from millpond.executor.spark_session import spark_session
-    from millpond.executor.stream import Stream
-    from millpond.executor.summary import RunSummary
-    from millpond.executor.timer import Timer
-    from millpond.statestore.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
+    from millpond.executor.local.run import LocalRun
+    from millpond.executor.local.runner import LocalRunner
+    from millpond.executor.computation.record import Record, Records
+    from millpond.executor.sinks.sink import DeltaSink
+    from millpond.executor.spark.run import SparkRun
+    from millpond.executor.spark.runner import SparkRunner
+    from millpond.executor.spark.session import spark_session
+    from millpond.executor.pipeline.stream import Stream
+    from millpond.executor.reporting.summary import RunSummary
+    from millpond.executor.computation.timer import Timer
+    from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
     from millpond.statestore.errors import (
         ConflictError,
         DataError,
@@ -80,99 +80,99 @@ if TYPE_CHECKING:
     from millpond.statestore.store import Store
 
 _HOMES: Final[dict[str, str]] = {
-    "Accumulation": "dataflow.strategy",
-    "AfterAll": "dataflow.composite_triggers",
-    "AfterAny": "dataflow.composite_triggers",
-    "AfterBytes": "dataflow.count_triggers",
-    "AfterCount": "dataflow.count_triggers",
-    "AfterDelay": "dataflow.time_triggers",
-    "AfterEach": "dataflow.composite_triggers",
-    "AfterProcessingTime": "dataflow.time_triggers",
-    "AfterWatermark": "dataflow.watermark_triggers",
-    "ApproximateCountDistinct": "dataflow.sketches",
-    "ApproximateQuantiles": "dataflow.sketches",
-    "AtPeriod": "dataflow.time_triggers",
-    "BoundedDisorder": "executor.injector",
-    "BytesCodec": "statestore.codec",
-    "CalendarWindows": "dataflow.calendar_windows",
-    "Closing": "dataflow.strategy",
-    "Codec": "statestore.codec",
-    "CombineFn": "dataflow.combine_fn",
-    "Computation": "executor.computation",
+    "Accumulation": "dataflow.step.strategy",
+    "AfterAll": "dataflow.triggers.composite_triggers",
+    "AfterAny": "dataflow.triggers.composite_triggers",
+    "AfterBytes": "dataflow.triggers.count_triggers",
+    "AfterCount": "dataflow.triggers.count_triggers",
+    "AfterDelay": "dataflow.triggers.time_triggers",
+    "AfterEach": "dataflow.triggers.composite_triggers",
+    "AfterProcessingTime": "dataflow.triggers.time_triggers",
+    "AfterWatermark": "dataflow.triggers.watermark_triggers",
+    "ApproximateCountDistinct": "dataflow.combiners.sketches",
+    "ApproximateQuantiles": "dataflow.combiners.sketches",
+    "AtPeriod": "dataflow.triggers.time_triggers",
+    "BoundedDisorder": "executor.injectors.policy",
+    "BytesCodec": "statestore.rows.codec",
+    "CalendarWindows": "dataflow.windows.calendar_windows",
+    "Closing": "dataflow.step.strategy",
+    "Codec": "statestore.rows.codec",
+    "CombineFn": "dataflow.combiners.combine_fn",
+    "Computation": "executor.computation.computation",
     "ConflictError": "statestore.errors",
-    "Contents": "dataflow.trigger_context",
-    "Context": "executor.context",
-    "Count": "dataflow.combiners",
-    "CountDistinct": "dataflow.combiners",
-    "DEAD_LETTERS": "executor.dead_letter",
+    "Contents": "dataflow.triggers.trigger_context",
+    "Context": "executor.computation.context",
+    "Count": "dataflow.combiners.combiners",
+    "CountDistinct": "dataflow.combiners.combiners",
+    "DEAD_LETTERS": "executor.superstep.dead_letter",
     "DataError": "statestore.errors",
     "DataflowStream": "dataflow.stream",
-    "Default": "dataflow.watermark_triggers",
-    "DeltaSink": "executor.sink",
-    "DirectoryInjector": "executor.directory_injector",
-    "Domain": "dataflow.time_triggers",
-    "Element": "dataflow.element",
-    "FILE_ROW": "executor.directory_injector",
+    "Default": "dataflow.triggers.watermark_triggers",
+    "DeltaSink": "executor.sinks.sink",
+    "DirectoryInjector": "executor.local.directory_injector",
+    "Domain": "dataflow.triggers.time_triggers",
+    "Element": "dataflow.windows.element",
+    "FILE_ROW": "executor.local.directory_injector",
     "FencedError": "statestore.errors",
-    "FixedWindows": "dataflow.fixed_windows",
-    "ForeachBatch": "executor.foreach_batch",
-    "GlobalWindows": "dataflow.fixed_windows",
-    "IngressTime": "executor.ingress_time",
+    "FixedWindows": "dataflow.windows.fixed_windows",
+    "ForeachBatch": "executor.spark.foreach_batch",
+    "GlobalWindows": "dataflow.windows.fixed_windows",
+    "IngressTime": "executor.injectors.ingress_time",
     "InternalError": "statestore.errors",
     "InvalidError": "statestore.errors",
-    "JsonCodec": "statestore.codec",
-    "LocalRun": "executor.local_run",
-    "LocalRunner": "executor.local_runner",
-    "ManualWatermark": "executor.injector",
-    "MarkColumn": "executor.injector_policies",
-    "Max": "dataflow.combiners",
-    "Mean": "dataflow.combiners",
-    "Merge": "dataflow.window_fn",
+    "JsonCodec": "statestore.rows.codec",
+    "LocalRun": "executor.local.run",
+    "LocalRunner": "executor.local.runner",
+    "ManualWatermark": "executor.injectors.policy",
+    "MarkColumn": "executor.injectors.policies",
+    "Max": "dataflow.combiners.combiners",
+    "Mean": "dataflow.combiners.combiners",
+    "Merge": "dataflow.windows.window_fn",
     "MillpondError": "statestore.errors",
-    "Min": "dataflow.combiners",
-    "Monotone": "executor.injector_policies",
-    "MsgpackCodec": "statestore.codec",
-    "Never": "dataflow.repeat_triggers",
-    "ObservedPercentile": "executor.injector_policies",
-    "OrFinally": "dataflow.composite_triggers",
+    "Min": "dataflow.combiners.combiners",
+    "Monotone": "executor.injectors.policies",
+    "MsgpackCodec": "statestore.rows.codec",
+    "Never": "dataflow.triggers.repeat_triggers",
+    "ObservedPercentile": "executor.injectors.policies",
+    "OrFinally": "dataflow.triggers.composite_triggers",
     "OutcomeUnknownError": "statestore.errors",
-    "Pane": "dataflow.pane",
-    "Perfect": "executor.injector_policies",
+    "Pane": "dataflow.step.pane",
+    "Perfect": "executor.injectors.policies",
     "Pipeline": "dataflow.pipeline",
-    "Quantiles": "dataflow.combiners",
-    "Record": "executor.record",
-    "Records": "executor.record",
-    "RepeatCount": "dataflow.repeat_triggers",
-    "RepeatUntil": "dataflow.repeat_triggers",
-    "Repeatedly": "dataflow.repeat_triggers",
-    "RunSummary": "executor.summary",
-    "Sessions": "dataflow.sessions",
-    "ShouldEmit": "dataflow.count_triggers",
-    "SlidingWindows": "dataflow.sliding_windows",
-    "SparkRun": "executor.spark_run",
-    "SparkRunner": "executor.spark_runner",
+    "Quantiles": "dataflow.combiners.combiners",
+    "Record": "executor.computation.record",
+    "Records": "executor.computation.record",
+    "RepeatCount": "dataflow.triggers.repeat_triggers",
+    "RepeatUntil": "dataflow.triggers.repeat_triggers",
+    "Repeatedly": "dataflow.triggers.repeat_triggers",
+    "RunSummary": "executor.reporting.summary",
+    "Sessions": "dataflow.windows.sessions",
+    "ShouldEmit": "dataflow.triggers.count_triggers",
+    "SlidingWindows": "dataflow.windows.sliding_windows",
+    "SparkRun": "executor.spark.run",
+    "SparkRunner": "executor.spark.runner",
     "Store": "statestore.store",
-    "Stream": "executor.stream",
-    "Sum": "dataflow.combiners",
-    "Timer": "executor.timer",
-    "TimestampCombiner": "dataflow.timestamp_combiner",
-    "Timing": "dataflow.pane",
-    "ToList": "dataflow.combiners",
-    "TopN": "dataflow.combiners",
-    "Trigger": "dataflow.trigger",
-    "TriggerContext": "dataflow.trigger_context",
-    "UnalignedFixedWindows": "dataflow.fixed_windows",
+    "Stream": "executor.pipeline.stream",
+    "Sum": "dataflow.combiners.combiners",
+    "Timer": "executor.computation.timer",
+    "TimestampCombiner": "dataflow.windows.timestamp_combiner",
+    "Timing": "dataflow.step.pane",
+    "ToList": "dataflow.combiners.combiners",
+    "TopN": "dataflow.combiners.combiners",
+    "Trigger": "dataflow.triggers.trigger",
+    "TriggerContext": "dataflow.triggers.trigger_context",
+    "UnalignedFixedWindows": "dataflow.windows.fixed_windows",
     "UnavailableError": "statestore.errors",
-    "UserWatermark": "executor.injector_policies",
-    "WatermarkPercentile": "dataflow.watermark_triggers",
-    "Window": "dataflow.window",
-    "WindowFn": "dataflow.window_fn",
+    "UserWatermark": "executor.injectors.policies",
+    "WatermarkPercentile": "dataflow.triggers.watermark_triggers",
+    "Window": "dataflow.windows.window",
+    "WindowFn": "dataflow.windows.window_fn",
     "WindowedStream": "dataflow.stream",
-    "WindowedValue": "dataflow.pane",
-    "WindowingStrategy": "dataflow.strategy",
+    "WindowedValue": "dataflow.step.pane",
+    "WindowingStrategy": "dataflow.step.strategy",
     "co_group": "dataflow.co_group",
-    "foreach_batch": "executor.foreach_batch",
-    "spark_session": "executor.spark_session",
+    "foreach_batch": "executor.spark.foreach_batch",
+    "spark_session": "executor.spark.session",
 }
 
 __all__ = [

@@ -24,26 +24,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from millpond.statestore.catalog import Catalog, default_catalog_url
-from millpond.statestore.catalog_rebuild import logged_commits
-from millpond.statestore.commit import Committer
+from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
+from millpond.statestore.catalog.reading import Reading
+from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
-from millpond.statestore.high_water import check_high_water
-from millpond.statestore.lease import Leases
-from millpond.statestore.log import Log
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects, open_objects
-from millpond.statestore.reading import Reading
-from millpond.statestore.row_format import RowFormat
-from millpond.statestore.rowfile import PARQUET
-from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.leases.lease import Leases
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.high_water import check_high_water
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
+from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.rows.files import PARQUET
+from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
-from millpond.statestore.zookeeper_lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
-from millpond.statestore.zookeeper_mark import ask_for_mark, server_beside
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
+from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     import duckdb

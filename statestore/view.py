@@ -1,7 +1,7 @@
 """
 Views of rows: exactly one row per key, at the newest or any older version.
 
-The reader's rule is stated in `millpond.statestore.row`. Arrow and DuckDB read
+The reader's rule is stated in `millpond.statestore.rows.row`. Arrow and DuckDB read
 through `merge_updates`, with every checksum verified, from any object store;
 Spark reads the files itself and applies the same rule as SQL (`rows_query`).
 
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.live_file import LiveFile
-from millpond.statestore.log import Log
-from millpond.statestore.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
-from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA
-from millpond.statestore.rowfile import MERGE_COLUMNS, merge_updates, read_row_files
-from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.rows.files import MERGE_COLUMNS, merge_updates, read_row_files
+from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
 from millpond.statestore.types import Objects, TableVersion
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import FAILPOINTS
 from millpond.statestore.system import SystemClock
-from millpond.testing.count_progress import CountProgress
+from millpond.testing.fixtures.count_progress import CountProgress
 from millpond.testing.simulation.fault import FAULTS
 from millpond.testing.simulation.scenario import Scenario, deaths_at, pairs_of_deaths, play
 from millpond.testing.simulation.simulation import STEPS, Outcome

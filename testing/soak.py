@@ -27,9 +27,9 @@ import orjson
 
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.fault_scenarios import (
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.faults.scenarios import (
     IN_A_LEDGER,
     Ground,
     exits_at_failpoints,
@@ -41,11 +41,11 @@ from millpond.testing.fault_scenarios import (
     stopped_owners,
     stormy_store,
 )
-from millpond.testing.s3_proxy import S3Proxy
-from millpond.testing.s3_server import S3Server, s3_options
-from millpond.testing.usage import Usage, slope_per_hour
-from millpond.testing.worker import Nest, Worker, WorkerOptions
-from millpond.testing.zookeeper import Ensemble
+from millpond.testing.processes.usage import Usage, slope_per_hour
+from millpond.testing.processes.worker import Nest, Worker, WorkerOptions
+from millpond.testing.servers.s3_proxy import S3Proxy
+from millpond.testing.servers.s3_server import S3Server, s3_options
+from millpond.testing.servers.zookeeper import Ensemble
 
 __all__ = ["Soak", "main"]
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
-from millpond.testing.fault_report import FaultReport
+from millpond.testing.faults.report import FaultReport
 from tests.distribution import Distribution, group_of
 from tests.short_lived import SHORT_LIVED_JAVA
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
 
-    from millpond.testing.s3_server import S3Server
+    from millpond.testing.servers.s3_server import S3Server
 
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
 settings.register_profile(
@@ -166,7 +166,7 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ``host:port`` of one embedded ZooKeeper server for the whole run.
     """
     from millpond.statestore.system import SystemClock, SystemRng
-    from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+    from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
     yield server.start_or_join()
@@ -179,7 +179,7 @@ def s3_server() -> Iterator[S3Server]:
     One S3 server on the loopback interface for the whole run.
     """
     from millpond.statestore.system import SystemClock
-    from millpond.testing.s3_server import S3Server
+    from millpond.testing.servers.s3_server import S3Server
 
     with S3Server(SystemClock()) as server:
         yield server

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import click
 
-from millpond.executor.hand_upkeep import collect_by_hand
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
 from millpond.gc.round import Round
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import read_options, store_argument
 from millpond.tools.output import note, print_json, print_table, size_text
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["collect"]
 

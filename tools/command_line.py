@@ -11,13 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from millpond.tools.cli_help import TeachingGroup
 from millpond.tools.collect import collect
 from millpond.tools.history import history
 from millpond.tools.repair import repair
 from millpond.tools.rows import rows
 from millpond.tools.sql import sql
 from millpond.tools.status import status
-from millpond.tools.teaching import TeachingGroup
 from millpond.tools.verify import verify
 
 __all__ = ["main"]

@@ -10,15 +10,15 @@ from typing import Final
 
 import click
 
-from millpond.statestore.action import Action, Add, CommitInfo, Remove
-from millpond.statestore.catalog_facts import fences_of, superstep_of
-from millpond.statestore.catalog_rebuild import facts_of
-from millpond.statestore.commit_file import decode
-from millpond.statestore.log import Log, commit_path
+from millpond.statestore.catalog.facts import fences_of, superstep_of
+from millpond.statestore.catalog.rebuild import facts_of
+from millpond.statestore.log.action import Action, Add, CommitInfo, Remove
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.types import TableVersion
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, store_argument
 from millpond.tools.output import print_json, print_table, time_text
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["history"]
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from millpond.statestore.errors import ConflictError, InvalidError
-from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.tools.output import note
 

@@ -13,25 +13,25 @@ from urllib.parse import unquote
 
 import click
 
-from millpond.executor.repair import SET_ASIDE_FOLDER, hold_store, repair_store
-from millpond.executor.repair_plan import RepairPlan, plan_repair
-from millpond.executor.spark_checkpoint import reached_batches, rewind_checkpoints
-from millpond.statestore.catalog import Catalog, default_catalog_url
-from millpond.statestore.catalog_rebuild import logged_commits
+from millpond.executor.repair.plan import RepairPlan, plan_repair
+from millpond.executor.repair.repair import SET_ASIDE_FOLDER, hold_store, repair_store
+from millpond.executor.repair.spark_checkpoint import reached_batches, rewind_checkpoints
+from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
+from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
-from millpond.statestore.log import Log
-from millpond.statestore.objects import open_objects
-from millpond.statestore.snapshot import load
+from millpond.statestore.integrity.table_history import read_histories
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import STORE_ID_KEY
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import place_of
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.table import STORE_ID_KEY
-from millpond.statestore.table_history import read_histories
 from millpond.statestore.types import Objects
-from millpond.statestore.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import read_options, store_argument
 from millpond.tools.output import note, print_table
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["repair"]
 

@@ -13,11 +13,11 @@ import click
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import RowsView
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.output import note, print_json, print_table, time_text
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["rows"]
 

@@ -12,11 +12,11 @@ import click
 import duckdb
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import connect
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.output import print_table
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["sql"]
 

@@ -14,16 +14,16 @@ from urllib.parse import unquote
 
 import click
 
-from millpond.statestore.catalog_facts import SAVEPOINT_RELEASED, fences_of, savepoints_of
-from millpond.statestore.catalog_overlap import superseded
-from millpond.statestore.catalog_rebuild import logged_commits
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, fences_of, savepoints_of
+from millpond.statestore.catalog.overlap import superseded
+from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.interval import Interval
-from millpond.statestore.snapshot import Snapshot
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, store_argument
 from millpond.tools.output import note, print_json, print_table, size_text, time_text
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["status"]
 

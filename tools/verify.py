@@ -9,14 +9,14 @@ from dataclasses import asdict
 import click
 
 from millpond.statestore.errors import UnavailableError
-from millpond.statestore.high_water import Mark
+from millpond.statestore.integrity.verification import Verified, verify_store
+from millpond.statestore.log.high_water import Mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.verification import Verified, verify_store
-from millpond.statestore.zookeeper_mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, store_argument
 from millpond.tools.output import note, number_text, print_json, print_table
-from millpond.tools.teaching import TeachingCommand
 
 __all__ = ["verify"]
 

@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 
 import millpond as mp
 from examples.streaming102.story import Moment, Score, Story, moments
-from millpond.executor.superstep_plan import InputPosition
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.testing.determinism import ManualClock
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

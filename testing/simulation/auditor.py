@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import orjson
 
-from millpond.executor.topology import Topology
+from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import ROW_SCHEMA
-from millpond.statestore.row_format import decode_rows, file_name_of
+from millpond.statestore.rows.row import ROW_SCHEMA
+from millpond.statestore.rows.row_format import decode_rows, file_name_of
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World

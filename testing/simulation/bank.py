@@ -17,17 +17,17 @@ from typing import Any, Final
 
 import orjson
 
-from millpond.dataflow.combiners import Sum
-from millpond.dataflow.count_triggers import AfterCount
-from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.combiners.combiners import Sum
 from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.watermark_triggers import AfterWatermark
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import ManualWatermark
-from millpond.executor.record import Record
-from millpond.executor.sink import DeltaSink
-from millpond.executor.timer import Timer
+from millpond.dataflow.triggers.count_triggers import AfterCount
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.sinks.sink import DeltaSink
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End, RowVersion, Sent, Workload

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from millpond.statestore.types import WallTimeMicros
-from millpond.testing.determinism import SeededRng
+from millpond.testing.fixtures.determinism import SeededRng
 
 __all__ = ["Draw", "ProcessClock"]
 

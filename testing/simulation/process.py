@@ -10,22 +10,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from millpond.executor.intake import Receipt
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.sink import DeltaSink, DeltaSinkWriter, sink_app_id
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.local.intake import Receipt
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, sink_app_id
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
-from millpond.statestore.log import Log
-from millpond.statestore.memory_lease import MemoryLeases
-from millpond.statestore.row_format import RowFormat
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
+from millpond.statestore.leases.memory import MemoryLeases
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
-from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
-from millpond.testing.determinism import SeededRng
+from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, SimulatedDisk
 from millpond.testing.simulation.violation import Violation

@@ -11,11 +11,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.executor.dead_letter import DEAD_LETTERS
-from millpond.executor.sink import DeltaSink
-from millpond.executor.topology import Topology
-from millpond.statestore.log import Log
-from millpond.statestore.snapshot import load
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
 from millpond.statestore.types import TableVersion
 from millpond.statestore.view import RowsView
 from millpond.testing.simulation.workload import End, Sent

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.executor.dead_letter import control_interval
-from millpond.executor.topology import Topology
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.dead_letter import control_interval
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.statestore.errors import (
     ConflictError,
@@ -23,8 +23,8 @@ from millpond.statestore.errors import (
     UnavailableError,
 )
 from millpond.statestore.failpoint import listening
-from millpond.statestore.row_format import IpcRowFormat
-from millpond.statestore.rowfile import PARQUET
+from millpond.statestore.rows.files import PARQUET
+from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.simulation.auditor import Auditor
 from millpond.testing.simulation.chance import Draw

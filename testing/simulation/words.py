@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from millpond.dataflow.pipeline import Pipeline
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import ManualWatermark
-from millpond.executor.record import Record
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import ManualWatermark
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.workload import End, RowVersion, Workload

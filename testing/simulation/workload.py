@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.executor.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.testing.simulation.chance import Draw
 
 __all__ = ["End", "RowVersion", "Sent", "Workload"]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from millpond.statestore.memory_lease import MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.topology import OnError
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.topology import OnError
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay, plays
-from millpond.testing.determinism import ManualClock
+from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
+from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

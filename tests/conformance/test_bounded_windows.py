@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.dataflow.combiners import Count, ToList
-from millpond.dataflow.element import Element
-from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.combiners.combiners import Count, ToList
 from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.sessions import Sessions
-from millpond.dataflow.window import Window
-from millpond.dataflow.window_fn import Merge, WindowFn
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import BoundedDisorder
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.record import Record
-from millpond.executor.spark_runner import SparkRunner
+from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.dataflow.windows.sessions import Sessions
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import Merge, WindowFn
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.store import Store
-from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

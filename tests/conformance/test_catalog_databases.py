@@ -16,19 +16,19 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from millpond.migrations import VERSION_TABLE
-from millpond.statestore.catalog import Catalog
-from millpond.statestore.catalog_entries import (
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     HorizonKind,
     PipelineDefinition,
     StreamDefinition,
     SubscriptionDefinition,
 )
-from millpond.statestore.catalog_facts import CommitFacts, input_app_id, superstep_app_id
-from millpond.statestore.catalog_tables import METADATA
+from millpond.statestore.catalog.facts import CommitFacts, input_app_id, superstep_app_id
+from millpond.statestore.catalog.tables import METADATA
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import pack_fence
+from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion, WallTimeMicros
 
 POSTGRESQL = os.environ.get("MILLPOND_TEST_POSTGRESQL")

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.dataflow.combiners import ToList
-from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.watermark_triggers import AfterWatermark
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.ingress_time import IngressTime
-from millpond.executor.injector import ManualWatermark
-from millpond.executor.record import Record
-from millpond.testing.both_runners import Play, plays
-from millpond.testing.determinism import ManualClock
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.testing.fixtures.both_runners import Play, plays
+from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

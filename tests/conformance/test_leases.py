@@ -11,15 +11,15 @@ from typing import Protocol
 import pytest
 
 from millpond.statestore.errors import ConflictError, FencedError, UnavailableError
-from millpond.statestore.high_water import Mark
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.lease import Lease, Leases, LeaseState
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.lease import Lease, Leases, LeaseState
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.statestore.zookeeper_lease import ZooKeeperLeases
-from millpond.testing.tcp_proxy import TcpProxy
-from millpond.testing.zookeeper import container_hosts, docker_answers, wait_until
+from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.testing.servers.tcp_proxy import TcpProxy
+from millpond.testing.servers.zookeeper import container_hosts, docker_answers, wait_until
 
 CLOCK = SystemClock()
 INTERVAL = Interval("counter", "a", "m")

@@ -20,11 +20,11 @@ from examples.nexmark.generator import Generator
 from examples.nexmark.job import SIDE, pipeline, stream_local, stream_spark, wanted
 from examples.nexmark.queries import QUERIES
 from examples.nexmark.query import Query
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock
-from millpond.testing.determinism import ManualClock
+from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
-from millpond.statestore.objects import MemoryObjects, open_objects
+from millpond.statestore.objects.obstore import MemoryObjects, open_objects
 from millpond.statestore.system import SystemRng
 
 if TYPE_CHECKING:

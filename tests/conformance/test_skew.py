@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from millpond.executor.computation import Computation
-from millpond.executor.injector_policies import Monotone
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.spark_runner import SparkRunner
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.policies import Monotone
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,20 +12,20 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.sink import DeltaSink
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.sinks.sink import DeltaSink
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError, FencedError, InvalidError, ObjectExistsError
-from millpond.statestore.log import commit_path
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import commit_path
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.verification import verify_store
-from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 CLOCK: Final = SystemClock()
 

@@ -18,27 +18,27 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from millpond.statestore.commit import CommitRequest, Committer, IntervalWrite
-from millpond.statestore.high_water import MemoryHighWater
+from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log, commit_path
-from millpond.statestore.objects import open_objects
-from millpond.statestore.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
-from millpond.statestore.rowfile import read_row_files, write_row_file
-from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.log.high_water import MemoryHighWater
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.system import SystemClock
-from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
-from millpond.testing.commit_requests import fence_request
-from millpond.testing.determinism import SeededRng
-from millpond.testing.row_updates import row_updates
+from millpond.testing.fixtures.commit_requests import fence_request
+from millpond.testing.fixtures.determinism import SeededRng
+from millpond.testing.fixtures.row_updates import row_updates
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from millpond.statestore.live_file import LiveFile
+    from millpond.statestore.log.live_file import LiveFile
 
 Row: TypeAlias = dict[str, Any]
 Reader: TypeAlias = Callable[[int], pa.Table]

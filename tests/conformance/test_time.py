@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from millpond.dataflow.combiners import Count
-from millpond.dataflow.fixed_windows import FixedWindows
+from millpond.dataflow.combiners.combiners import Count
 from millpond.dataflow.pipeline import Pipeline as WindowedPipeline
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.injector import BoundedDisorder
-from millpond.executor.injector_policies import MarkColumn, Monotone, ObservedPercentile, UserWatermark
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.timer import Timer
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policies import MarkColumn, Monotone, ObservedPercentile, UserWatermark
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.statestore.types import TIME_MIN_US
-from millpond.testing.both_runners import plays
-from millpond.testing.determinism import ManualClock
+from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.sink import DeltaSink
-from millpond.executor.timer import Timer
-from millpond.executor.weak import ProductionMode
-from millpond.testing.both_runners import LocalPlay, Play, SparkPlay, plays
-from millpond.testing.determinism import ManualClock
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.weak import ProductionMode
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
+from millpond.testing.fixtures.determinism import ManualClock
 
 Open = Callable[[Callable[[], Pipeline]], Play]
 

@@ -14,20 +14,20 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
-from millpond.executor.sink import DeltaSink
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.summary import RunSummary
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.reporting.summary import RunSummary
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.fragile import FAILURES, Fragile
-from millpond.testing.ledger import (
+from millpond.testing.faults.failing_code import FAILURES, Fragile
+from millpond.testing.processes.ledger import (
     LEDGER,
     ROWS,
     START_US,

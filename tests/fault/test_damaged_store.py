@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from millpond.executor.local_runner import LocalRunner
+from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import DataError
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.zookeeper_process import HOST, noted
-from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.statestore.zookeeper.process import HOST, noted
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 pytestmark = pytest.mark.fault
 

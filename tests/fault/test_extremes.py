@@ -11,13 +11,13 @@ from typing import Final
 import pyarrow.compute as pc
 import pytest
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.record import Record
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.store import Store
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 

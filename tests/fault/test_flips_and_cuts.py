@@ -17,23 +17,23 @@ import pytest
 from deltalake import DeltaTable
 from kazoo.client import KazooClient
 
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError
-from millpond.statestore.log import Log, commit_path
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import open_objects
-from millpond.statestore.rowfile import read_row_files
-from millpond.statestore.snapshot import load
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.testing.damage import CUTS, Damage, Outcome, cut, file_kinds, flip, outcome_of
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.faults.damage import CUTS, Damage, Outcome, cut, file_kinds, flip, outcome_of
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 pytestmark = pytest.mark.fault
 

@@ -18,20 +18,20 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
-from millpond.executor.intake import Receipt
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.sink import DeltaSink
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.superstep_plan import InputPosition
+from millpond.executor.local.intake import Receipt
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.faulty_objects import Fault, FaultyObjects
-from millpond.testing.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

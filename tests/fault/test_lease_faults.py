@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from millpond.statestore.errors import ConflictError, UnavailableError
-from millpond.statestore.high_water import Mark
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import Lease, LeaseState
+from millpond.statestore.leases.lease import Lease, LeaseState
+from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.statestore.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.zookeeper_process import free_port, noted
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
-from millpond.testing.lease_holder import INTERVAL
-from millpond.testing.tcp_proxy import TcpProxy
-from millpond.testing.zookeeper import Ensemble, wait_until
+from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.statestore.zookeeper.process import free_port, noted
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.processes.lease_holder import INTERVAL
+from millpond.testing.servers.tcp_proxy import TcpProxy
+from millpond.testing.servers.zookeeper import Ensemble, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
@@ -95,7 +95,7 @@ def holder(zookeeper_hosts: str, store_id: str) -> Iterator[subprocess.Popen[str
     """
     Another process that holds the lease on `INTERVAL`, in a short session.
     """
-    command = [sys.executable, "-m", "millpond.testing.lease_holder"]
+    command = [sys.executable, "-m", "millpond.testing.processes.lease_holder"]
     process = subprocess.Popen(
         [*command, zookeeper_hosts, store_id, str(SHORT_SESSION_MS)],
         stdin=subprocess.PIPE,

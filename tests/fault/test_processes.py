@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.fault_scenarios import (
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.faults.scenarios import (
     IN_A_LEDGER,
     Ground,
     exits_at_failpoints,
@@ -24,10 +24,10 @@ from millpond.testing.fault_scenarios import (
     settle,
     stopped_owners,
 )
-from millpond.testing.history import Checked
-from millpond.testing.s3_server import S3Server
-from millpond.testing.worker import Nest
-from millpond.testing.zookeeper import Ensemble
+from millpond.testing.processes.history import Checked
+from millpond.testing.processes.worker import Nest
+from millpond.testing.servers.s3_server import S3Server
+from millpond.testing.servers.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -13,20 +13,20 @@ from typing import Final
 
 import pytest
 
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.statestore.action import CommitInfo
-from millpond.statestore.commit_file import decode
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.action import CommitInfo
+from millpond.statestore.log.commit_file import decode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.verification import verify_store
-from millpond.testing.determinism import SeededRng
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
-from millpond.testing.s3_proxy import S3Fault, S3Proxy
-from millpond.testing.s3_server import S3Server, s3_options
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.fixtures.determinism import SeededRng
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.servers.s3_proxy import S3Fault, S3Proxy
+from millpond.testing.servers.s3_server import S3Server, s3_options
 
 pytestmark = pytest.mark.fault
 

@@ -20,9 +20,9 @@ from deltalake import DeltaTable
 
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.cluster_copy import COPY
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.zookeeper import wait_until
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.processes.cluster_copy import COPY
+from millpond.testing.servers.zookeeper import wait_until
 from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
@@ -46,7 +46,7 @@ class Driver:
         self.folder = folder
         self._log = folder / "driver.log"
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "millpond.testing.cluster_copy", str(folder), str(RECORDS)]
+        command = [sys.executable, "-m", "millpond.testing.processes.cluster_copy", str(folder), str(RECORDS)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | SHORT_LIVED

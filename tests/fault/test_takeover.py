@@ -11,7 +11,7 @@ import pytest
 
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.relay import Relay
+from millpond.testing.processes.relay import Relay
 
 pytestmark = pytest.mark.fault
 

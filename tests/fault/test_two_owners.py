@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.superstep_plan import InputPosition
-from millpond.statestore.action import CommitInfo
-from millpond.statestore.commit_file import decode
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import ConflictError, FencedError
-from millpond.statestore.lease import OnHeld
+from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.log.action import CommitInfo
+from millpond.statestore.log.commit_file import decode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
-from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered
-from millpond.testing.zookeeper import wait_until
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered
+from millpond.testing.servers.zookeeper import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,15 @@ class Owner:
     """
 
     def __init__(self, path: Path, hosts: str, engine: str) -> None:
-        command = [sys.executable, "-m", "millpond.testing.owner", str(path), hosts, str(SESSION_MS), engine]
+        command = [
+            sys.executable,
+            "-m",
+            "millpond.testing.processes.owner",
+            str(path),
+            hosts,
+            str(SESSION_MS),
+            engine,
+        ]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

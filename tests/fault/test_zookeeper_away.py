@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from millpond.executor.intake import Receipt
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
+from millpond.executor.local.intake import Receipt
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError, UnavailableError
-from millpond.statestore.high_water import Mark
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import Lease, LeaseState
+from millpond.statestore.leases.lease import Lease, LeaseState
+from millpond.statestore.log.high_water import Mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer
-from millpond.statestore.zookeeper_process import ServerProcess, noted
-from millpond.statestore.zookeeper_server import EmbeddedZooKeeper
-from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
-from millpond.testing.tcp_proxy import TcpProxy
-from millpond.testing.zookeeper import wait_until
+from millpond.statestore.zookeeper.process import ServerProcess, noted
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.servers.tcp_proxy import TcpProxy
+from millpond.testing.servers.zookeeper import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 

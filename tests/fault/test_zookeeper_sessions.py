@@ -12,19 +12,19 @@ from typing import Final
 import pytest
 from kazoo.client import KazooClient
 
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import Lease
+from millpond.statestore.leases.lease import Lease
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer
-from millpond.statestore.zookeeper_lease import ZooKeeperLeases
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
-from millpond.testing.tcp_proxy import TcpProxy
-from millpond.testing.zookeeper import wait_until
+from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.servers.tcp_proxy import TcpProxy
+from millpond.testing.servers.zookeeper import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 

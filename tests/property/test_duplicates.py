@@ -15,21 +15,21 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.injector import BoundedDisorder
-from millpond.executor.known_ids import KnownIds
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.row_reader import RowReader
-from millpond.executor.summary import RunSummary
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.reporting.summary import RunSummary
+from millpond.executor.soft_state.known_ids import KnownIds
+from millpond.executor.soft_state.row_reader import RowReader
 from millpond.statestore.interval import Interval
-from millpond.statestore.memory_lease import MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
-from millpond.testing.computations import SECOND_US, Count, Window
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.fragile import Fragile
-from millpond.testing.ledger import LEDGER, ROWS, START_US
+from millpond.testing.faults.failing_code import Fragile
+from millpond.testing.fixtures.computations import SECOND_US, Count, Window
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.processes.ledger import LEDGER, ROWS, START_US
 
 Row = dict[str, Any]
 
@@ -197,7 +197,7 @@ def test_what_comes_again_changes_nothing(script: Script, capacity_max: int, bud
     Delivered up to three times, in any order, over batches and restarts, records count once everywhere; whether ids
     are found in memory, in files, or by a filter that is built anew every few records, is no matter.
     """
-    with patch("millpond.executor.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
+    with patch("millpond.executor.soft_state.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
         left, summary = played(script)
     once = script.once()
     expected, plain = played(once)

@@ -10,21 +10,21 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.totals import Totals
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.superstep.totals import Totals
 from millpond.gc.fold_plan import FoldPolicy
-from millpond.statestore.catalog_facts import savepoint_app_id
-from millpond.statestore.commit import CommitRequest
-from millpond.statestore.memory_lease import MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
-from millpond.statestore.snapshot import load
+from millpond.statestore.catalog.facts import savepoint_app_id
+from millpond.statestore.commit.committer import CommitRequest
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.statestore.verification import verify_store
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.pipelines import Case, cases
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.pipelines import Case, cases
 
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 

@@ -17,29 +17,29 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millpond.executor.computation import Computation
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.gc.fold_plan import FoldPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
-from millpond.statestore.catalog import Catalog
-from millpond.statestore.catalog_facts import SAVEPOINT_RELEASED, savepoint_app_id
-from millpond.statestore.commit import CommitRequest, Committer
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.catalog.reading import READER_LIFETIME_MS
+from millpond.statestore.commit.committer import CommitRequest, Committer
 from millpond.statestore.errors import ConflictError, MillpondError
+from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
-from millpond.statestore.reading import READER_LIFETIME_MS
-from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, TableVersion
-from millpond.statestore.verification import verify_store
 from millpond.statestore.view import RowsView
-from millpond.testing.commit_requests import fence_request, superstep_request
-from millpond.testing.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 _IS_LONG = os.environ.get("HYPOTHESIS_PROFILE", "dev") != "dev"
 SECOND = 1_000_000

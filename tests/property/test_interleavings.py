@@ -13,11 +13,9 @@ from typing import cast
 
 import pytest
 
-from millpond.executor.dead_letter import control_interval
-from millpond.executor.ownership import Ownership
-from millpond.statestore.action import Action, CommitInfo, Txn
-from millpond.statestore.commit import CommitRequest, Committer, IntervalWrite
-from millpond.statestore.commit_file import decode
+from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.superstep.dead_letter import control_interval
+from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -27,21 +25,23 @@ from millpond.statestore.errors import (
     UnavailableError,
 )
 from millpond.statestore.interval import Interval
-from millpond.statestore.lease import TIMEOUT_MS, Lease, OnHeld
-from millpond.statestore.log import Log
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.action import Action, CommitInfo, Txn
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.retry import RetryPolicy
-from millpond.statestore.row import unpack_fence
-from millpond.statestore.snapshot import load
+from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.store import Store
-from millpond.statestore.table import create_rows_table
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.testing.commit_requests import Bench, fence_request, superstep_request
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.fault_report import FaultReport
-from millpond.testing.interleavings import Explored, Stage, explore
-from millpond.testing.ledger import ledger_pipeline
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.fixtures.commit_requests import Bench, fence_request, superstep_request
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.interleavings import Explored, Stage, explore
+from millpond.testing.processes.ledger import ledger_pipeline
 
 INTERVAL = Interval("counter")
 

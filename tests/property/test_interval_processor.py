@@ -14,20 +14,20 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.bundle import BundleResult, BundleStatistics, Deliveries
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.record import Record, Records
-from millpond.executor.row_reader import load_rows
-from millpond.executor.timer import Timer, firing_order
-from millpond.executor.topology import ComputationNode, OnLate
-from millpond.executor.values import JsonValues
-from millpond.statestore.codec import MsgpackCodec
+from millpond.executor.bundle.bundle import BundleResult, BundleStatistics, Deliveries
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.timer import Timer, firing_order
+from millpond.executor.computation.values import JsonValues
+from millpond.executor.pipeline.topology import ComputationNode, OnLate
+from millpond.executor.soft_state.row_reader import load_rows
 from millpond.statestore.interval import Interval
-from millpond.statestore.row import TimeDomain
-from millpond.statestore.rowfile import IpcRowFormat
-from millpond.testing.interval_run import Attempt, IntervalRun
-from millpond.testing.model import ModelBundle, ModelInterval, ModelRecord
+from millpond.statestore.rows.codec import MsgpackCodec
+from millpond.statestore.rows.files import IpcRowFormat
+from millpond.statestore.rows.row import TimeDomain
+from millpond.testing.fixtures.interval_run import Attempt, IntervalRun
+from millpond.testing.oracles.model import ModelBundle, ModelInterval, ModelRecord
 
 KEYS = ["", "a", "b", "é", "\U0001f986"]
 STREAMS = ["left", "right"]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects import MemoryObjects
-from millpond.statestore.row import ROW_SCHEMA, Fence
-from millpond.statestore.rowfile import (
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import (
     MERGE_COLUMNS,
     IpcRowFormat,
     ParquetRowFormat,
@@ -23,8 +22,9 @@ from millpond.statestore.rowfile import (
     read_row_files,
     write_row_file,
 )
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.testing.row_updates import merged_rows, row_histories, row_updates
+from millpond.testing.fixtures.row_updates import merged_rows, row_histories, row_updates
 
 _TIME_COLUMNS = {"hold", "at", "output_at"}
 

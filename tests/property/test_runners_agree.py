@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.position import input_positions
-from millpond.executor.sink import DeltaSink
-from millpond.executor.spark_runner import SparkRunner
-from millpond.executor.superstep_plan import InputPosition
-from millpond.statestore.memory_lease import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.positions import input_positions
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.model_pipeline import ModelPipeline
-from millpond.testing.pipelines import Case, cases
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.pipelines import Case, cases
+from millpond.testing.oracles.model_pipeline import ModelPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,13 +7,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.action import Action, Add, CommitInfo, Other, Remove, Txn
-from millpond.statestore.commit_file import decode, digest_of, encode
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log import Log
-from millpond.statestore.objects import MemoryObjects
-from millpond.statestore.snapshot import Snapshot, load
+from millpond.statestore.log.action import Action, Add, CommitInfo, Other, Remove, Txn
+from millpond.statestore.log.commit_file import decode, digest_of, encode
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.types import TableVersion
 
 _keys = st.text(max_size=3)

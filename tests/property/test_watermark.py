@@ -10,19 +10,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.bundle import ProductionSummary
-from millpond.executor.computation import Computation
-from millpond.executor.observation import observe_times
-from millpond.executor.pending import PendingProductions
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.time_keeper import TimeKeeper
-from millpond.executor.topology import Topology
-from millpond.executor.topology_check import check_topology
-from millpond.executor.watermark import WatermarkAuthority
+from millpond.executor.bundle.bundle import ProductionSummary
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.observation import observe_times
+from millpond.executor.pipeline.checks import check_topology
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.pending import PendingProductions
+from millpond.executor.watermark.authority import WatermarkAuthority
+from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
-from millpond.testing.determinism import ManualClock
+from millpond.testing.fixtures.determinism import ManualClock
 
 INTERVALS = (("", "m"), ("m", None))
 TIMES = st.integers(min_value=0, max_value=60)

@@ -10,18 +10,18 @@ import orjson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.computation import Computation
-from millpond.executor.context import Context
-from millpond.executor.local_run import LocalRun
-from millpond.executor.local_runner import LocalRunner
-from millpond.executor.pipeline import Pipeline
-from millpond.executor.record import Record
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
-from millpond.statestore.memory_lease import MemoryRegistry
-from millpond.statestore.objects import MemoryObjects
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
-from millpond.testing.determinism import ManualClock, SeededRng
-from millpond.testing.faulty_objects import Fault, FaultyObjects
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 MODES = st.sampled_from(["strong", "weak"])
 ENDS = st.sampled_from(["goes on", "stops", "is killed", "is killed before the commit"])

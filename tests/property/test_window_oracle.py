@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.types import TIME_MAX_US
-from millpond.testing.oracle_trigger import TriggerSpec, percentiles_of
-from millpond.testing.window_oracle import Arrival, OraclePane, WindowOracle, WindowSpec
-from millpond.testing.window_runs import LocalWindowRun, SparkWindowRun, arrived
-from millpond.testing.window_scripts import (
+from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of
+from millpond.testing.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
+from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
+from millpond.testing.transcripts.window_scripts import (
     Move,
     endless_triggers,
     scripts,

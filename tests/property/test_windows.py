@@ -10,26 +10,26 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.dataflow.combiners import Sum, ToList
-from millpond.dataflow.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
-from millpond.dataflow.count_triggers import AfterCount
-from millpond.dataflow.element import Element
-from millpond.dataflow.fixed_windows import FixedWindows
-from millpond.dataflow.key_windows import KeyWindows
-from millpond.dataflow.pane import WindowedValue
-from millpond.dataflow.repeat_triggers import Repeatedly
-from millpond.dataflow.sessions import Sessions
-from millpond.dataflow.sliding_windows import SlidingWindows
-from millpond.dataflow.strategy import Accumulation, Closing, WindowingStrategy
-from millpond.dataflow.timestamp_combiner import TimestampCombiner
-from millpond.dataflow.trigger import Trigger
-from millpond.dataflow.trigger_context import parse_timer
-from millpond.dataflow.watermark_triggers import AfterWatermark, Default
-from millpond.dataflow.window import Window
-from millpond.dataflow.window_fn import WindowFn
-from millpond.statestore.row import TimeDomain
-from millpond.testing.transcript import Arrived, pane_fields
-from millpond.testing.transcript_runs import LocalTranscriptRun
+from millpond.dataflow.combiners.combiners import Sum, ToList
+from millpond.dataflow.step.key_windows import KeyWindows
+from millpond.dataflow.step.pane import WindowedValue
+from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.triggers.count_triggers import AfterCount
+from millpond.dataflow.triggers.repeat_triggers import Repeatedly
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.triggers.trigger_context import parse_timer
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default
+from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.dataflow.windows.sessions import Sessions
+from millpond.dataflow.windows.sliding_windows import SlidingWindows
+from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.statestore.rows.row import TimeDomain
+from millpond.testing.transcripts.runs import LocalTranscriptRun
+from millpond.testing.transcripts.transcript import Arrived, pane_fields
 
 _END = 1_000
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from millpond.executor.upkeep import UpkeepPolicy
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
 from millpond.statestore.failpoint import FAILPOINTS
-from millpond.statestore.rowfile import PARQUET
+from millpond.statestore.rows.files import PARQUET
 from millpond.testing.simulate import Tally, _report, main, run_all
 from millpond.testing.simulation.bank import Bank
 from millpond.testing.simulation.fault import FAULTS

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import millpond as mp
-from millpond.testing.transcript import read_transcript
-from millpond.testing.transcript_features import constructor_names, cover
-from millpond.testing.transcript_runs import LocalTranscriptRun, SparkTranscriptRun
-from millpond.testing.transcripts import failure_of, failures_of, read_documents
+from millpond.testing.transcripts.command import failure_of, failures_of, read_documents
+from millpond.testing.transcripts.features import constructor_names, cover
+from millpond.testing.transcripts.runs import LocalTranscriptRun, SparkTranscriptRun
+from millpond.testing.transcripts.transcript import read_transcript
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,3 @@
+"""
+How elements become a result: exact combiners and sketches.
+"""

@@ -1,0 +1,157 @@
+"""
+Combine functions that estimate, in memory that does not grow: distinct counts and quantiles.
+
+They are HyperLogLog and t-digest sketches of Apache DataSketches, kept in the row's state as
+Base64 text. Sketches merge, so windows may; they cannot take an element back.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from datasketches import hll_sketch, hll_union, tdigest_double
+
+from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor, extract
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["ApproximateCountDistinct", "ApproximateQuantiles"]
+
+_COMPRESSION: Final = 200
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@dataclass(frozen=True)
+class ApproximateCountDistinct(CombineFn):
+    """
+    About how many different values there are.
+
+    Args:
+        of: what of an element is counted.
+        precision: two to this power are the sketch's buckets, from 4 to 21; the usual error is
+            1.04 over the root of their number, 1.6 % at 12, in 2 KiB.
+
+    Raises:
+        InvalidError: a precision out of bounds.
+    """
+
+    can_uncombine = False
+
+    of: ValueExtractor = None
+    precision: int = 12
+
+    def __post_init__(self) -> None:
+        """
+        Refuse what cannot be counted while the caller is still near.
+        """
+        check_extractor(self.of)
+        if not 4 <= self.precision <= 21:
+            raise InvalidError("the precision of a sketch lies between 4 and 21", precision=self.precision)
+
+    def create(self) -> str:
+        """
+        An empty sketch.
+        """
+        return _text(hll_sketch(self.precision).serialize_compact())
+
+    def add(self, accumulator: str, value: Any) -> str:
+        """
+        Note the value.
+        """
+        return self.add_all(accumulator, (value,))
+
+    def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
+        """
+        Note the values; the sketch is unpacked once for all of them.
+        """
+        sketch = hll_sketch.deserialize(base64.b64decode(accumulator))
+        for value in values:
+            sketch.update(orjson.dumps(extract(self.of, value), option=orjson.OPT_SORT_KEYS).decode())
+        return _text(sketch.serialize_compact())
+
+    def merge(self, accumulators: Sequence[str]) -> str:
+        """
+        The union.
+        """
+        union = hll_union(self.precision)
+        for accumulator in accumulators:
+            union.update(hll_sketch.deserialize(base64.b64decode(accumulator)))
+        return _text(union.get_result().serialize_compact())
+
+    def extract(self, accumulator: str) -> int:
+        """
+        The estimate.
+        """
+        estimate = hll_sketch.deserialize(base64.b64decode(accumulator)).get_estimate()
+        return int(estimate + 0.5)
+
+
+@dataclass(frozen=True)
+class ApproximateQuantiles(CombineFn):
+    """
+    About the quantiles of numbers, best at both ends.
+
+    Args:
+        of: what of an element is ranked.
+        at: which quantiles, from 0 to 1.
+
+    Raises:
+        InvalidError: a quantile out of bounds.
+    """
+
+    can_uncombine = False
+
+    of: ValueExtractor = None
+    at: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        """
+        Refuse quantiles that cannot be while the caller is still near.
+        """
+        check_extractor(self.of)
+        for one in self.at:
+            if not 0 <= one <= 1:
+                raise InvalidError("a quantile lies between 0 and 1", quantile=one)
+
+    def create(self) -> str:
+        """
+        An empty sketch.
+        """
+        return _text(tdigest_double(_COMPRESSION).serialize())
+
+    def add(self, accumulator: str, value: Any) -> str:
+        """
+        Note the number.
+        """
+        return self.add_all(accumulator, (value,))
+
+    def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
+        """
+        Note the numbers; the sketch is unpacked once for all of them.
+        """
+        sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
+        for value in values:
+            sketch.update(float(extract(self.of, value)))
+        return _text(sketch.serialize())
+
+    def merge(self, accumulators: Sequence[str]) -> str:
+        """
+        One sketch of all.
+        """
+        merged = tdigest_double(_COMPRESSION)
+        for accumulator in accumulators:
+            merged.merge(tdigest_double.deserialize(base64.b64decode(accumulator)))
+        return _text(merged.serialize())
+
+    def extract(self, accumulator: str) -> list[float] | None:
+        """
+        One number for each quantile; ``None`` when there are no elements.
+        """
+        sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
+        return None if sketch.is_empty() else [float(sketch.get_quantile(one)) for one in self.at]

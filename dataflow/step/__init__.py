@@ -1,0 +1,3 @@
+"""
+A windowed step: strategy, the windows of a key, their timers, their panes.
+"""

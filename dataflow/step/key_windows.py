@@ -1,0 +1,295 @@
+"""
+The windows of one key: elements are added, windows merge, triggers are asked, panes come out.
+
+This is the whole meaning of windowing, without an engine: plain data in, plain data out. The
+computation around it reads the state, carries out what `KeyWindows.timers` asks for, and
+produces `KeyWindows.output` (the windowing and triggering patent; Streaming 102).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
+
+from millpond.dataflow.combiners.combine_fn import CombineFn
+from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
+from millpond.dataflow.step.strategy import Accumulation, WindowingStrategy
+from millpond.dataflow.step.window_states import OnOpen, WindowStates
+from millpond.dataflow.triggers.trigger_context import Firing, TriggerContext, TriggerTimer
+from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner, combined, element_output_at
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import Merge, check_merges, check_window
+from millpond.dataflow.windows.window_state import WindowState
+from millpond.executor.event_time.clocks import Marks
+from millpond.statestore.rows.row import TimeDomain
+
+__all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
+
+Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
+"""What is made of a key's window and its combined value: any number of values to show."""
+
+_WINDOWS: Final = "windows"
+_DROPPED: Final = "dropped"
+_AFTER_LAST: Final = "after_last"
+WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
+"""
+What is counted of elements that no pane shows: ``dropped``, all of whose windows had expired, and
+``after_last``, whose window's trigger had finished.
+"""
+
+
+class KeyWindows:
+    """
+    The windows of one key, in one hook.
+
+    Args:
+        strategy: how they are made and shown.
+        combine: what becomes of their elements.
+        finish: what becomes of the combined value; ``None`` shows it as it is.
+        state: what `to_json` gave last time; ``None`` when the key is new.
+        watermark: the low watermark; for an event timer, the time of the timer.
+        wall_time: the wall time.
+        key: the key, for ``finish``.
+        marks: the percentile watermarks that the triggers ask for.
+        on_open: is told of each window that is looked at, before anything has happened to it.
+
+    Attributes:
+        output: what is to be produced, in order.
+        counts: what was counted in this hook, by `WINDOW_COUNTERS`.
+    """
+
+    def __init__(
+        self,
+        strategy: WindowingStrategy,
+        combine: CombineFn,
+        finish: Finish | None,
+        state: Mapping[str, Any] | None,
+        *,
+        watermark: int,
+        wall_time: int,
+        key: str = "",
+        marks: Marks | None = None,
+        on_open: OnOpen | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._combine = combine
+        self._finish = finish
+        self._watermark = watermark
+        self._wall_time = wall_time
+        self._key = key
+        self._marks: Marks = {} if marks is None else marks
+        fields = state or {}
+        self.windows = WindowStates(fields.get(_WINDOWS, ()), on_open)
+        self.counts = dict.fromkeys(WINDOW_COUNTERS, 0)
+        self.output: list[WindowedValue] = []
+
+    def to_json(self) -> dict[str, Any] | None:
+        """
+        The state to keep; ``None`` when there is nothing to keep.
+        """
+        return {_WINDOWS: self.windows.to_json()} if self.windows else None
+
+    # -- elements --------------------------------------------------------------------------
+
+    def add(self, elements: Iterable[Element]) -> None:
+        """
+        Take in a bundle: assign, drop what is too late, merge, add, and ask each window's trigger once.
+        """
+        assigned = self._assign(elements)
+        if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
+            assigned = self._merge_all(assigned)
+        for window, members in assigned.items():
+            state = self.windows.at(window)
+            if state.is_closed:
+                self.counts[_AFTER_LAST] += len(members)
+            else:
+                self._add(state, members)
+                self._ask(state, by_event_timer=False)
+
+    def _assign(self, elements: Iterable[Element]) -> dict[Window, list[Element]]:
+        assigned: dict[Window, list[Element]] = {}
+        strategy = self._strategy
+        watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
+        for element in elements:
+            windows = assign(element)
+            is_taken = not windows
+            for window in windows:
+                members = assigned.get(window)
+                if members is not None:
+                    members.append(element)
+                elif watermark < expires_at(check_window(window)):
+                    assigned[window] = [element]
+                else:
+                    continue
+                is_taken = True
+            if not is_taken:
+                self.counts[_DROPPED] += 1
+        return assigned
+
+    def _add(self, state: WindowState, members: Sequence[Element]) -> None:
+        strategy, context = self._strategy, self._context(state)
+        strategy.trigger.on_elements(context, members)
+        if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
+            self._note_times(state, members)
+        accumulator = state.accumulator if state.has_contents else self._combine.create()
+        state.accumulator, state.has_contents = self._combined(accumulator, members), True
+        state.news += len(members)
+        state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
+
+    def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
+        strategy = self._strategy
+        for element in members:
+            at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
+            if at is not None and at >= self._watermark:
+                state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
+
+    def _combined(self, accumulator: Any, members: Sequence[Element]) -> Any:
+        combine = self._combine
+        for is_retraction, run in groupby(members, attrgetter("is_retraction")):
+            if is_retraction:
+                for element in run:
+                    accumulator = combine.uncombine(accumulator, element.value)
+            else:
+                accumulator = combine.add_all(accumulator, [element.value for element in run])
+        return accumulator
+
+    # -- merging ---------------------------------------------------------------------------
+
+    def _merge_all(self, assigned: dict[Window, list[Element]]) -> dict[Window, list[Element]]:
+        there = sorted(self.windows.keys() | assigned.keys())
+        homes = {window: window for window in there}
+        for merge in check_merges(there, self._strategy.window_fn.merge(there)):
+            self._merge(merge)
+            homes.update(dict.fromkeys(merge.sources, merge.result))
+        merged: dict[Window, list[Element]] = {}
+        for window, members in assigned.items():
+            merged.setdefault(homes[window], []).extend(members)
+        return merged
+
+    def _merge(self, merge: Merge) -> None:
+        found = [self.windows.pop(window) for window in merge.sources]
+        sources = [source for source in found if source is not None]
+        if not sources:
+            return
+        result = self.windows.add(merge.result)
+        if any(source.is_closed for source in sources):
+            # What the others had not shown goes with them; it is counted like what comes later.
+            self.counts[_AFTER_LAST] += sum(source.news for source in sources)
+            result.close()
+            return
+        full = [source.accumulator for source in sources if source.has_contents]
+        if full:
+            result.accumulator, result.has_contents = self._combine.merge(full), True
+        result.news = sum(source.news for source in sources)
+        result.is_held = any(source.is_held for source in sources)
+        for source in sources:
+            result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
+            result.emitted += source.emitted
+            if source.window == merge.result:
+                # A window that only takes others in goes on counting its panes.
+                result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
+                result.has_ended = source.has_ended
+        self._strategy.trigger.on_merge(self._context(result, tuple(sources)))
+
+    # -- timers ----------------------------------------------------------------------------
+
+    def on_timer(self, window: Window, timer: TriggerTimer) -> None:
+        """
+        A trigger's timer has fired: tell its owner, and ask the window's trigger.
+        """
+        state = self.windows.get(window)
+        at = None if state is None else state.timers.pop(timer.to_text(), None)
+        if state is None or at is None:
+            return
+        self._strategy.trigger.on_child_timer(self._context(state), replace(timer, at=at))
+        self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
+
+    def expire(self, window: Window) -> None:
+        """
+        The window takes no elements any more: show what is to be shown, and forget it.
+        """
+        state = self.windows.get(window)
+        if state is None:
+            return
+        closing = self._strategy.closing
+        if not state.is_closed and (closing == "always" or (closing == "if_non_empty" and state.news)):
+            self._show(state, Firing(), is_last=True, by_event_timer=True, even_empty=True)
+        self.windows.pop(window)
+
+    # -- firing ----------------------------------------------------------------------------
+
+    def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
+        return TriggerContext(state, self._watermark, self._wall_time, marks=self._marks, sources=sources)
+
+    def _ask(self, state: WindowState, *, by_event_timer: bool) -> None:
+        trigger, context = self._strategy.trigger, self._context(state)
+        if not trigger.should_fire(context):
+            return
+        finished = trigger.fire(context)
+        self._show(state, context.firing, is_last=finished, by_event_timer=by_event_timer)
+        if finished:
+            state.close()
+
+    def _show(
+        self,
+        state: WindowState,
+        firing: Firing,
+        *,
+        is_last: bool,
+        by_event_timer: bool,
+        even_empty: bool = False,
+    ) -> None:
+        strategy = self._strategy
+        pane = self._pane(state, firing, is_last=is_last, by_event_timer=by_event_timer)
+        state.has_ended |= pane.timing is not Timing.EARLY
+        is_retracting = strategy.accumulation is Accumulation.RETRACTING
+        if pane.timing is Timing.ON_TIME and strategy.emit_empty_on_time and not is_retracting:
+            even_empty = True
+        if not (state.news or even_empty):
+            return
+        values = self._values(state, pane)
+        if is_retracting:
+            taken_back = [WindowedValue.from_json(envelope) for envelope in state.emitted]
+            self.output += [one.retraction(pane) for one in taken_back]
+            state.emitted = [value.to_json() for value in values]
+        self.output += values
+        state.index += 1
+        state.nonspeculative_index += pane.timing is not Timing.EARLY
+        state.output_at, state.news, state.is_held = None, 0, False
+        if strategy.accumulation.clears(firing.contents):
+            state.clear_contents()
+
+    def _pane(self, state: WindowState, firing: Firing, *, is_last: bool, by_event_timer: bool) -> Pane:
+        if self._watermark < state.window.end:
+            timing = Timing.EARLY
+        elif by_event_timer and not state.has_ended:
+            timing = Timing.ON_TIME
+        else:
+            timing = Timing.LATE
+        share = self._context(state).percentile_at(state.window.end)
+        return Pane(
+            index=state.index,
+            nonspeculative_index=-1 if timing is Timing.EARLY else state.nonspeculative_index,
+            timing=timing,
+            is_last=is_last,
+            watermark_percentile=None if timing is Timing.LATE else share,
+            produced_at=self._wall_time,
+            trigger=firing.label(),
+        )
+
+    def _values(self, state: WindowState, pane: Pane) -> list[WindowedValue]:
+        accumulator = state.accumulator if state.has_contents else self._combine.create()
+        value = self._combine.extract(accumulator)
+        shown = WindowedValue(
+            value=value,
+            window=state.window,
+            at=state.window.last_at if state.output_at is None else state.output_at,
+            pane=pane,
+        )
+        if self._finish is None:
+            return [shown]
+        return [replace(shown, value=one) for one in self._finish(self._key, value, state.window, pane)]

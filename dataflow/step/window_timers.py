@@ -1,0 +1,118 @@
+"""
+The engine's timers that a key's windows need: those of their triggers, their expiry, and holds.
+
+Triggers keep their timers in the window's state; the engine is told only of what has changed.
+A hold keeps the output watermark at the time of a pane that is still to come (MillWheel §5.2).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.triggers.trigger_context import TriggerTimer, parse_timer
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_state import WindowState
+from millpond.executor.computation.context import Context
+from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.event_time.duration import INSTANT_MAX_US
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MAX_US
+
+__all__ = ["Wanted", "add_wanted", "parse_tag", "set_hold", "set_timers"]
+
+# "~" sorts after digits: of timers that are due at the same time, expiry comes last.
+_EXPIRY: Final = "~"
+_HOLD: Final = "panes"
+
+
+class Wanted(NamedTuple):
+    """
+    A timer that a window needs.
+
+    Attributes:
+        at: when it fires.
+        domain: on which clock.
+        output_at: the time of what it will show; the watermark is held there.
+        percentile: in event time, which watermark it waits for.
+    """
+
+    at: int
+    domain: TimeDomain
+    output_at: int
+    percentile: float = EXACT
+
+
+def add_wanted(
+    wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
+) -> None:
+    """
+    Note the timers that a window needs, by tag.
+    """
+    window = state.window
+    name = f"{window.start}/{window.end}"
+    expires_at = strategy.expires_at(window)
+    # The end of the global window is no time that a record could carry.
+    late_at = min(expires_at, INSTANT_MAX_US)
+    closing_at = _pane_at(state) if state.is_held else late_at
+    wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
+    for text, at in state.timers.items():
+        wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
+
+
+def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
+    due, window = min(at, TIME_MAX_US), state.window
+    is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
+    # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
+    output_at = late_at if is_for_late else _pane_at(state)
+    return Wanted(due, timer.domain, output_at, timer.percentile)
+
+
+def _pane_at(state: WindowState) -> int:
+    last_at = state.window.last_at
+    return last_at if state.output_at is None else min(state.output_at, last_at)
+
+
+def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
+    """
+    Have the engine's timers follow the windows that were looked at.
+
+    Args:
+        context: the hook's context.
+        before: what they needed when the hook began, without the timer that has fired.
+        after: what they need now.
+        oldest_at: nothing is promised below what the hook may produce at.
+    """
+    for tag, wanted in before.items():
+        if tag not in after:
+            context.delete_timer(tag, wanted.domain)
+    for tag, wanted in after.items():
+        if before.get(tag) != wanted:
+            output_at = max(wanted.output_at, oldest_at)
+            context.set_timer(wanted.at, tag, wanted.domain, output_at, wanted.percentile)
+
+
+def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
+    """
+    Hold the watermark at the time of the oldest pane that is owed.
+
+    Args:
+        context: the hook's context.
+        before: that time when the hook began.
+        after: that time now; ``None``: no pane is owed.
+        oldest_at: nothing is promised below what the hook may produce at.
+    """
+    if after is None:
+        if before is not None:
+            context.state.release(_HOLD)
+    elif after != before:
+        context.state.hold(max(after, oldest_at), _HOLD)
+
+
+def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
+    """
+    Whose timer has fired: a window's trigger's, or a window's expiry (``None``).
+    """
+    name, _, text = tag.removeprefix(_EXPIRY).partition("|")
+    start, _, end = name.partition("/")
+    return Window(int(start), int(end)), parse_timer(text) if text else None

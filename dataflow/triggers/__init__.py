@@ -1,0 +1,3 @@
+"""
+Triggers: when a window shows its contents.
+"""

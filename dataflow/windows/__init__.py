@@ -1,0 +1,3 @@
+"""
+Windows and the functions that assign and merge them.
+"""

@@ -1,0 +1,225 @@
+"""
+The bundle: what one interval handles together, and what comes of it.
+
+One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the
+`IntervalProcessor`, a `BundleResult` comes out; both are plain values, so the same
+core runs in a Spark task, in the local runner and in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.event_time.clocks import Clocks, Marks
+from millpond.executor.injectors.observation import InputObservation
+from millpond.executor.pipeline.weak import STRONG, WeakStreams
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.bundle.weak_productions import WeakProductions
+
+__all__ = [
+    "Bundle",
+    "BundleResult",
+    "BundleStatistics",
+    "DeadLetter",
+    "Deliveries",
+    "InputObservation",
+    "Manifest",
+    "ProductionSummary",
+    "Values",
+]
+
+
+class Values(Protocol):
+    """
+    Record values of a delivery, decoded only when user code asks for one.
+    """
+
+    def __len__(self) -> int:
+        """
+        Number of values.
+        """
+        ...
+
+    def value(self, index: int) -> Any:
+        """
+        The decoded value at ``index``.
+        """
+        ...
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Values:
+        """
+        The values at ``indices``, in that order, still undecoded.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries:
+    """
+    The records of one stream for one interval, column by column, in arrival order.
+
+    Attributes:
+        stream: the stream they came on.
+        keys: the consumer's keys, a string array without nulls.
+        at: event times in microseconds, an int64 array as long as ``keys``.
+        values: the values, as long as ``keys``.
+        ids: ids of outside records (binary, nulls allowed: no deduplication), or ``None``.
+    """
+
+    stream: str
+    keys: pa.Array
+    at: npt.NDArray[np.int64]
+    values: Values
+    ids: pa.Array | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """
+    One interval's work in one superstep.
+
+    Attributes:
+        interval: the interval; every key lies in it.
+        fence: owner and *new* commit number under which the result will be committed.
+        superstep: number of the superstep.
+        watermark: the computation's input low watermark during the whole bundle.
+        wall_time: the superstep's wall time; tasks never read a clock.
+        marks: the computation's percentile watermarks, all that the pipeline keeps.
+        deliveries: the records, any number of streams.
+        weak: what becomes of its productions before the commit.
+    """
+
+    interval: Interval
+    fence: Fence
+    superstep: Superstep
+    watermark: EventTimeMicros
+    wall_time: WallTimeMicros
+    deliveries: Sequence[Deliveries] = ()
+    marks: Marks = field(default_factory=dict)
+    weak: WeakStreams = STRONG
+
+    @property
+    def clocks(self) -> Clocks:
+        """
+        What its timers wait for.
+        """
+        return Clocks(watermark=self.watermark, wall_time=self.wall_time, marks=self.marks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """
+    A record or timer that user code could not process; kept, never lost.
+
+    Attributes:
+        computation: whose code failed, or the injector's stream for unreadable input.
+        stream: the record's stream, or ``""`` for a timer.
+        key: its key, ``None`` when it had none.
+        value: the record's value as JSON text (or its ``repr``).
+        at: event time in microseconds, ``None`` when unreadable.
+        error: one line.
+        diagnostics: the traceback, cut to a bounded length.
+    """
+
+    computation: str
+    stream: str
+    key: str | None
+    value: str
+    at: int | None
+    error: str
+    diagnostics: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleStatistics:
+    """
+    Counts of one bundle.
+
+    Attributes:
+        dropped: those late records that user code was not given.
+        weak: productions that are delivered within the superstep.
+        counters: what user code has counted.
+    """
+
+    records: int = 0
+    late: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+    timers: int = 0
+    keys: int = 0
+    weak: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductionSummary:
+    """
+    What a bundle produced to one stream.
+
+    Attributes:
+        stream: the stream.
+        count: how many records.
+        oldest_at: the oldest one's event time.
+        marks: the oldest times when a share of the records is left out, for each percentile
+            that the pipeline keeps.
+    """
+
+    stream: str
+    count: int
+    oldest_at: EventTimeMicros
+    marks: Marks = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleResult:
+    """
+    What a bundle leaves behind.
+
+    Attributes:
+        updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+        next_event_timer: earliest pending event-domain firing time of the whole interval.
+        next_wall_timer: earliest pending wall-domain firing time of the whole interval.
+        hold: oldest output timestamp that any row of the interval still owes.
+        next_marks: earliest firing time of the timers that wait for each percentile watermark.
+        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
+        productions: a summary a stream, of those that are kept.
+        weak: those that are to be delivered within the superstep; ``None`` where there are none.
+    """
+
+    updates: pa.Table | None
+    statistics: BundleStatistics
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_marks: Marks = field(default_factory=dict)
+    hold_marks: Marks = field(default_factory=dict)
+    productions: tuple[ProductionSummary, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    weak: WeakProductions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """
+    What a task reports of one interval; only collected manifests are ever committed (F12).
+
+    Attributes:
+        file: the row updates, written but not yet committed; ``None`` when nothing changed.
+        result: the bundle's result; its ``updates`` may be ``None``, for they are in ``file``.
+    """
+
+    interval: Interval
+    fence: Fence
+    file: RowFile | None
+    result: BundleResult

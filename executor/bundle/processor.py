@@ -1,0 +1,220 @@
+"""
+The interval processor: a bundle in, row updates and productions out (MillWheel §6.1.1).
+
+It is pure: no clock, no file, no thread, so the same code runs in a Spark task, in the
+local runner and in the simulator. What costs per record is done in whole columns; Python
+runs per key, and per record only where user code wants to see single records.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.executor.bundle.arrivals import Arrivals
+from millpond.executor.bundle.bundle import Bundle, BundleResult, BundleStatistics
+from millpond.executor.bundle.deduplication import Admission, admit
+from millpond.executor.bundle.grouping import Grouping, encode_keys, group
+from millpond.executor.bundle.key_executor import KeyTurns
+from millpond.executor.bundle.row_update import Outcome, row_updates, summarise, summarise_kept
+from millpond.executor.bundle.weak_productions import Draft, WeakProductions, split_productions
+from millpond.executor.computation.record_columns import RecordColumns
+from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.timer import Timers
+from millpond.executor.computation.watchdog import CodeLimit, OnStuck
+from millpond.statestore.check import check
+from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.pipeline.topology import ComputationNode
+    from millpond.executor.soft_state.soft_state import SoftState
+    from millpond.statestore.interval import Interval
+
+__all__ = ["IntervalProcessor"]
+
+
+class IntervalProcessor:
+    """
+    Runs a computation's code for the keys of one interval.
+
+    Args:
+        node: the computation in its place.
+        interval: whose keys.
+        soft_state: what is known of their rows; it must have been synchronised.
+        on_stuck: told if the code takes longer than it may and cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        node: ComputationNode,
+        interval: Interval,
+        soft_state: SoftState,
+        on_stuck: OnStuck | None = None,
+    ) -> None:
+        timeout_ms = node.user_code_timeout_ms
+        self._limit = None if timeout_ms is None else CodeLimit(node.name, timeout_ms, on_stuck)
+        self._node = node
+        self._interval = interval
+        self._soft_state = soft_state
+
+    def process(self, bundle: Bundle) -> BundleResult:
+        """
+        Handle a bundle; soft state takes the outcome in, but only tentatively.
+
+        Due timers and records run key by key in key order. If this raises, soft state is as
+        it was before.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline, or timers never end.
+            DataError: a committed file is missing or its bytes are wrong.
+        """
+        soft_state = self._soft_state
+        soft_state.begin()
+        arrivals = Arrivals.of(bundle.deliveries, with_ids=self._node.exactly_once)
+        codes = encode_keys(arrivals.keys)
+        admission = admit(arrivals, codes, soft_state)
+        late = _late(arrivals, admission, bundle)
+        kept = admission.kept
+        dropped = 0
+        if late.any() and self._node.on_late != "process":
+            refused = late & self._drops(arrivals, kept)
+            kept = np.flatnonzero(~refused) if kept is None else kept[~refused]
+            dropped = int(refused.sum())
+        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.marks)
+        grouping = group(codes, arrivals.at, kept, due)
+        self._check_keys(grouping)
+        at = arrivals.at[grouping.sources]
+        columns = RecordColumns(
+            at,
+            arrivals.streams_of(grouping.sources),
+            grouping.sources,
+            arrivals.values,
+            arrivals.ids,
+            bundle.watermark,
+        )
+        turns = KeyTurns(self._node, bundle, columns, self._limit)
+        with nullcontext() if self._limit is None else self._limit.watching():
+            outcome = _run(turns, grouping, soft_state)
+        statistics = BundleStatistics(
+            records=len(at) + dropped,
+            late=int(late.sum()),
+            dropped=dropped,
+            duplicates=admission.duplicates,
+            timers=turns.fired,
+            keys=len(grouping.keys),
+            counters=turns.counters.sums(),
+        )
+        return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
+
+    def _conclude(
+        self,
+        bundle: Bundle,
+        arrivals: Arrivals,
+        admission: Admission,
+        grouping: Grouping,
+        turns: KeyTurns,
+        outcome: Outcome,
+        statistics: BundleStatistics,
+    ) -> BundleResult:
+        soft_state = self._soft_state
+        weak = _weak_productions(bundle, arrivals, grouping, outcome)
+        updates = row_updates(bundle, arrivals, grouping, outcome, None if weak is None else weak.draft.kept)
+        # Weak productions may have to be kept after all, though nothing else changed.
+        if updates is not None or weak is not None:
+            soft_state.apply(
+                ROW_SCHEMA.empty_table() if updates is None else updates,
+                grouping.keys,
+                outcome.states,
+                {grouping.keys[place]: timers for place, timers in outcome.timers.items()},
+                admission.prints,
+                (bundle.watermark, bundle.wall_time),
+            )
+        queue = soft_state.timers
+        next_event, next_wall, hold = (
+            queue.next_at(TimeDomain.EVENT),
+            queue.next_at(TimeDomain.WALL),
+            queue.hold(),
+        )
+        return BundleResult(
+            updates=updates,
+            statistics=statistics if weak is None else replace(statistics, weak=weak.table.num_rows),
+            next_event_timer=None if next_event is None else EventTimeMicros(next_event),
+            next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
+            hold=None if hold is None else EventTimeMicros(hold),
+            next_marks=queue.next_marks(),
+            hold_marks=queue.holds(bundle.marks),
+            productions=summarise(outcome.productions, bundle.marks)
+            if weak is None
+            else summarise_kept(weak.draft.kept, bundle.marks),
+            dead_letters=tuple(turns.dead_letters),
+            weak=weak,
+        )
+
+    def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+        """
+        Which of the admitted records come on streams whose late records the code is not given.
+        """
+        by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
+        drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
+        return drops if kept is None else drops[kept]
+
+    def _check_keys(self, grouping: Grouping) -> None:
+        keys, interval = grouping.keys, self._interval
+        check(
+            not keys or (interval.contains(keys[0]) and interval.contains(keys[-1])),
+            "every key of a bundle lies in the interval",
+            interval=interval.app_id,
+        )
+
+
+def _weak_productions(
+    bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: Outcome
+) -> WeakProductions | None:
+    if not bundle.weak.fused or not len(outcome.productions):
+        return None
+    kept, (table, owners) = split_productions(outcome, bundle.weak)
+    return WeakProductions(table, owners, Draft(bundle, arrivals, grouping, outcome, kept))
+
+
+def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArray[np.bool_]:
+    """
+    Which of the admitted records are behind the low watermark.
+    """
+    at = arrivals.at if admission.kept is None else arrivals.at[admission.kept]
+    late: npt.NDArray[np.bool_] = at < bundle.watermark
+    return late
+
+
+def _run(turns: KeyTurns, grouping: Grouping, soft_state: SoftState) -> Outcome:
+    before = soft_state.load(grouping.keys)
+    states: list[Encoded | None] = []
+    timers: dict[int, Timers] = {}
+    kept_timers: dict[int, Timers] = {}
+    counts: list[int] = []
+    run, timers_of, productions, key_timers = turns.run, soft_state.timers_of, turns.productions, turns.timers
+    bounds = grouping.bounds.tolist()
+    produced = 0
+    for place, key in enumerate(grouping.keys):
+        old = timers_of(key)
+        states.append(run(key, before[place], old, bounds[place], bounds[place + 1]))
+        new = key_timers.changed()
+        if new is not None:
+            timers[place] = new
+        elif old:
+            kept_timers[place] = old
+        count = len(productions)
+        counts.append(count - produced)
+        produced = count
+    return Outcome(
+        before=before,
+        states=states,
+        timers=timers,
+        kept_timers=kept_timers,
+        productions=productions,
+        production_counts=counts,
+    )

@@ -1,0 +1,281 @@
+"""
+Row updates: what a bundle changed, as the Arrow table that becomes a row file.
+
+Columns are put together whole; record ids go from the deliveries to the file without
+ever being Python objects. A key for which nothing changed has no update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle.arrivals import Arrivals
+from millpond.executor.bundle.bundle import Bundle, ProductionSummary
+from millpond.executor.bundle.grouping import Grouping
+from millpond.executor.computation.productions import Productions
+from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.timer import Timer, Timers, hold_of, oldest_but
+from millpond.executor.event_time.clocks import clock_name
+from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["KeptProductions", "Outcome", "production_values", "row_updates", "summarise", "summarise_kept"]
+
+_Counts = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """
+    What user code left behind, one entry a key of the grouping.
+
+    Attributes:
+        before: states at the start of the bundle.
+        states: states at its end.
+        timers: all timers of the keys whose timers changed, by the key's place.
+        kept_timers: all timers of the keys that have some which did not change, by place.
+        productions: what was produced, key by key.
+        production_counts: how many of them each key produced.
+    """
+
+    before: Sequence[Encoded | None]
+    states: Sequence[Encoded | None]
+    timers: Mapping[int, Timers]
+    kept_timers: Mapping[int, Timers]
+    productions: Productions
+    production_counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptProductions:
+    """
+    The productions that a bundle's rows keep, key by key.
+
+    Attributes:
+        values: of type `PRODUCTION_TYPE`.
+        owners: the place of the key that produced each; rises.
+    """
+
+    values: pa.StructArray
+    owners: npt.NDArray[np.int64]
+
+
+def row_updates(
+    bundle: Bundle,
+    arrivals: Arrivals,
+    grouping: Grouping,
+    outcome: Outcome,
+    kept: KeptProductions | None = None,
+) -> pa.Table | None:
+    """
+    The updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+
+    Args:
+        bundle: the bundle.
+        arrivals: its records.
+        grouping: their keys.
+        outcome: what user code left behind.
+        kept: which productions the rows keep; ``None``: all of them.
+    """
+    count = len(grouping.keys)
+    changed = _changed_states(outcome)
+    deleted = _deleted(outcome, changed)
+    timers = _timers_to_write(outcome, deleted)
+    record_ids = _record_ids(arrivals, grouping)
+    if kept is None:
+        produced = np.asarray(outcome.production_counts, np.int64)
+    else:
+        produced = np.bincount(kept.owners, minlength=count).astype(np.int64)
+    written = changed | (produced > 0) | _at_places(timers, count) | deleted
+    if record_ids is not None:
+        written |= pc.is_valid(record_ids).to_numpy(zero_copy_only=False)
+    if not written.any():
+        return None
+    columns = {
+        "key": grouping.key_column,
+        "sequencer": _constant(bundle.fence.sequencer, count),
+        "commit_number": _constant(bundle.fence.commit_number, count),
+        "superstep": _constant(bundle.superstep, count),
+        **_states(outcome.states, changed & ~deleted),
+        "timers": _timers(timers, count),
+        "record_ids": pa.nulls(count, ROW_SCHEMA.field("record_ids").type)
+        if record_ids is None
+        else record_ids,
+        "productions": _productions(outcome.productions, kept, produced),
+        "hold": _holds(outcome, count),
+        "deleted": pa.array(deleted),
+    }
+    table = pa.table(columns, schema=ROW_SCHEMA)
+    return table if written.all() else table.filter(pa.array(written))
+
+
+def _changed_states(outcome: Outcome) -> _Mask:
+    pairs = zip(outcome.before, outcome.states, strict=True)
+    return np.fromiter((old != new for old, new in pairs), np.bool_, len(outcome.states))
+
+
+def _deleted(outcome: Outcome, changed: _Mask) -> _Mask:
+    """
+    Which keys lose their state, or the last timer of a row without state.
+    """
+    deleted = np.zeros(len(changed), np.bool_)
+    states = outcome.states
+    if None in states:
+        for place in np.flatnonzero(changed).tolist():
+            deleted[place] = states[place] is None
+        for place, timers in outcome.timers.items():
+            deleted[place] |= not timers and states[place] is None
+    return deleted
+
+
+def _timers_to_write(outcome: Outcome, deleted: _Mask) -> dict[int, Timers]:
+    # A deleting update without timers would take those along that stay.
+    staying = {place: timers for place, timers in outcome.kept_timers.items() if deleted[place]}
+    return {**outcome.timers, **staying}
+
+
+def _at_places(places: Mapping[int, object], count: int) -> _Mask:
+    mask = np.zeros(count, np.bool_)
+    mask[list(places)] = True
+    return mask
+
+
+def _constant(value: int, count: int) -> pa.Array:
+    return pa.array(np.full(count, value, np.int64))
+
+
+def _states(states: Sequence[Encoded | None], written: _Mask) -> dict[str, pa.Array]:
+    kept = (
+        states if written.all() else [s if w else None for s, w in zip(states, written.tolist(), strict=True)]
+    )
+    first = next((state for state in kept if state is not None), None)
+    nulls = len(states)
+    if isinstance(first, bytes):
+        return {"state": pa.nulls(nulls, pa.string()), "state_bytes": pa.array(kept, pa.binary())}
+    return {"state": pa.array(kept, pa.string()), "state_bytes": pa.nulls(nulls, pa.binary())}
+
+
+def _timestamps(times: Sequence[int | None]) -> pa.Array:
+    return pa.array(times, pa.int64()).cast(TIMESTAMP)
+
+
+def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
+    kind = ROW_SCHEMA.field("timers").type
+    if not timers:
+        return pa.nulls(count, kind)
+    counts = np.zeros(count, np.int64)
+    missing = np.ones(count, np.bool_)
+    flat: list[Timer] = []
+    for place in sorted(timers):
+        found = timers[place]
+        counts[place] = len(found)
+        missing[place] = False
+        flat += found
+    values = pa.StructArray.from_arrays(
+        [
+            pa.array([timer.tag for timer in flat], pa.string()),
+            pa.array([clock_name(timer.domain, timer.percentile) for timer in flat], pa.string()),
+            _timestamps([timer.at for timer in flat]),
+            _timestamps([timer.output_at for timer in flat]),
+        ],
+        fields=list(TIMER_TYPE),
+    )
+    return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=pa.array(missing))
+
+
+def _record_ids(arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
+    if arrivals.ids is None:
+        return None
+    positions = pa.array(grouping.sources)
+    ids, at, bounds = arrivals.ids.take(positions), arrivals.at[grouping.sources], grouping.bounds
+    if ids.null_count:
+        valid = pc.is_valid(ids).to_numpy(zero_copy_only=False)
+        ids, at = ids.drop_null(), at[valid]
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(valid)])[bounds]
+    values = pa.StructArray.from_arrays([ids, pa.array(at).cast(TIMESTAMP)], fields=list(RECORD_ID_TYPE))
+    return pa.ListArray.from_arrays(
+        pa.array(bounds.astype(np.int32)),
+        values,
+        type=ROW_SCHEMA.field("record_ids").type,
+        mask=pa.array(np.diff(bounds) == 0),
+    )
+
+
+def production_values(productions: Productions) -> pa.StructArray:
+    """
+    The productions as a column of `PRODUCTION_TYPE`, in order of emission.
+    """
+    return pa.StructArray.from_arrays(
+        [
+            pa.array(productions.streams, pa.string()),
+            pa.array(productions.keys, pa.string()),
+            pa.array(productions.texts, pa.string()),
+            pa.array(productions.blobs, pa.binary()),
+            _timestamps(productions.at),
+        ],
+        fields=list(PRODUCTION_TYPE),
+    )
+
+
+def _productions(productions: Productions, kept: KeptProductions | None, counts: _Counts) -> pa.Array:
+    kind = ROW_SCHEMA.field("productions").type
+    if not len(productions) or (kept is not None and not len(kept.owners)):
+        return pa.nulls(len(counts), kind)
+    values = production_values(productions) if kept is None else kept.values
+    return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=pa.array(counts == 0))
+
+
+def _offsets(counts: _Counts) -> pa.Array:
+    return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32))
+
+
+def _holds(outcome: Outcome, count: int) -> pa.Array:
+    if not outcome.timers and not outcome.kept_timers:
+        return pa.nulls(count, TIMESTAMP)
+    holds: list[int | None] = [None] * count
+    for places in (outcome.kept_timers, outcome.timers):
+        for place, timers in places.items():
+            holds[place] = hold_of(timers)
+    return _timestamps(holds)
+
+
+def summarise(productions: Productions, percentiles: Collection[float] = ()) -> tuple[ProductionSummary, ...]:
+    """
+    How many productions a stream got, and the oldest one's time; by percentile too where asked for.
+    """
+    return _summaries(zip(productions.streams, productions.at, strict=True), percentiles)
+
+
+def summarise_kept(
+    kept: KeptProductions, percentiles: Collection[float] = ()
+) -> tuple[ProductionSummary, ...]:
+    """
+    The same of those productions that rows keep, by the streams they are kept under.
+    """
+    streams = kept.values.field("stream").to_pylist()
+    times = kept.values.field("at").cast(pa.int64()).to_pylist()
+    return _summaries(zip(streams, times, strict=True), percentiles)
+
+
+def _summaries(
+    productions: Iterable[tuple[str, int]], percentiles: Collection[float]
+) -> tuple[ProductionSummary, ...]:
+    times: dict[str, list[int]] = {}
+    for stream, at in productions:
+        times.setdefault(stream, []).append(at)
+    return tuple(
+        ProductionSummary(
+            stream=stream,
+            count=len(at),
+            oldest_at=EventTimeMicros(min(at)),
+            marks=oldest_but(np.array(at, np.int64), percentiles) if percentiles else {},
+        )
+        for stream, at in sorted(times.items())
+    )

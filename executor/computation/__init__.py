@@ -1,0 +1,3 @@
+"""
+What user code sees: a computation, its context, state, timers and productions.
+"""

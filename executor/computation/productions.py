@@ -1,0 +1,53 @@
+"""
+What a bundle produces, column by column, in order of emission (MillWheel §6.1.2).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from millpond.statestore.rows.codec import JsonCodec
+
+__all__ = ["Productions"]
+
+_encode: Final = JsonCodec().encode
+
+
+class Productions:
+    """
+    Columns of produced records; values are encoded at once, so later changes do not reach them.
+    """
+
+    __slots__ = ("at", "blobs", "keys", "streams", "texts")
+
+    def __init__(self) -> None:
+        self.streams: list[str] = []
+        self.keys: list[str] = []
+        self.texts: list[str | None] = []
+        self.blobs: list[bytes | None] = []
+        self.at: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def append(self, stream: str, key: str, value: Any, at: int) -> None:
+        """
+        Add a production; bytes stay bytes, anything else becomes JSON.
+
+        Raises:
+            InvalidError: JSON cannot carry the value.
+        """
+        is_bytes = isinstance(value, bytes)
+        text = None if is_bytes else _encode(value)
+        self.streams.append(stream)
+        self.keys.append(key)
+        self.texts.append(text)
+        self.blobs.append(value if is_bytes else None)
+        self.at.append(at)
+
+    def truncate(self, count: int) -> None:
+        """
+        Take back all but the first ``count``.
+        """
+        for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
+            del column[count:]

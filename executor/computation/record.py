@@ -1,0 +1,199 @@
+"""
+Records: what a computation's code is handed (MillWheel §4.1).
+
+Records are made when they are looked at and decode their value when it is asked for: a
+computation that only counts pays for neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from millpond.executor.computation.record_columns import HookEnd, InputTime, RecordColumns
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["Record", "Records"]
+
+
+class Record:
+    """
+    One record, as delivered to one key.
+
+    Attributes:
+        key: the consumer's key.
+        value: the decoded value; changing it changes nobody else's.
+        at: event time in microseconds.
+        stream: the stream it came on.
+        late: whether it was behind the low watermark when it was handled.
+        id: its publisher's id, if it has one.
+    """
+
+    __slots__ = ("_columns", "_index", "at", "id", "key", "late", "stream", "value")
+
+    key: str
+    value: Any
+    at: EventTimeMicros
+    stream: str
+    late: bool
+    id: bytes | None
+    _columns: RecordColumns
+    _index: int
+
+    def __init__(
+        self,
+        key: str,
+        value: Any,
+        at: EventTimeMicros,
+        stream: str,
+        late: bool = False,
+        id: bytes | None = None,  # noqa: A002 - the paper's word
+    ) -> None:
+        self.key = key
+        self.value = value
+        self.at = at
+        self.stream = stream
+        self.late = late
+        self.id = id
+
+    def __getattr__(self, name: str) -> Any:
+        # Python comes here only while the slot is empty: a record of a bundle fills it now.
+        if name == "value":
+            columns = self._columns
+            columns.values_are_wanted = True
+            self.value = found = columns.value(self._index)
+            return found
+        if name == "id":
+            self.id = found = self._columns.id(self._index)
+            return found
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """
+        Travel with value and id, and without the bundle.
+        """
+        return (Record, _fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and _fields(self) == _fields(other)
+
+    __hash__ = None  # type: ignore[assignment]  # values need not be hashable
+
+    def __repr__(self) -> str:
+        return (
+            f"Record(key={self.key!r}, value={self.value!r}, at={self.at}, "
+            f"stream={self.stream!r}, late={self.late})"
+        )
+
+
+def _fields(record: Record) -> tuple[object, ...]:
+    return (record.key, record.value, record.at, record.stream, record.late, record.id)
+
+
+def _read_value(record: Record, columns: RecordColumns, index: int) -> None:
+    try:
+        value = columns.read(columns.sources[index])
+    except Exception:  # noqa: BLE001 - the code that asks for this value meets the error, no other does
+        return
+    record.value = value
+
+
+class Records(Sequence[Record]):
+    """
+    All of one key's records in a bundle, by (time, arrival).
+
+    Valid until the hook that it was handed to returns; single records stay valid.
+    While it is iterated, productions get the time of the record last seen; before and
+    after that, the newest record's. None may be below the oldest.
+    """
+
+    __slots__ = ("_columns", "_hook_end", "_input", "_key", "_start", "_stop")
+
+    def __init__(self, columns: RecordColumns, input_time: InputTime, hook_end: HookEnd) -> None:
+        self._columns = columns
+        self._input = input_time
+        self._hook_end = hook_end
+        self._key = ""
+        self._start = 0
+        self._stop = 0
+
+    def bind(self, key: str, start: int, stop: int) -> None:
+        """
+        Become the records ``start`` to ``stop``, which are the key's.
+        """
+        self._key = key
+        self._start = start
+        self._stop = stop
+        at = self._columns.at
+        self._input.at = at[stop - 1]
+        self._input.floor_at = at[start]
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __iter__(self) -> Iterator[Record]:
+        input_time = self._input
+        for record in self._made():
+            input_time.at = record.at
+            yield record
+        input_time.at = self._columns.at[self._stop - 1]
+
+    def one_by_one(self) -> Iterator[Record]:
+        """
+        The records, each as an input of its own, as ``process_record`` sees them.
+
+        Nothing may be produced below the record at hand, and a state that was read but
+        not set is read again for the next one.
+        """
+        # The hottest loop of the engine: what `_made` does, without a second generator.
+        input_time, end_hook = self._input, self._hook_end.end_hook
+        new, columns, key = Record.__new__, self._columns, self._key
+        at, streams, watermark = columns.at, columns.streams, columns.watermark
+        for index in range(self._start, self._stop):
+            record = new(Record)
+            record.key = key
+            input_time.at = input_time.floor_at = record.at = moment = at[index]  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                _read_value(record, columns, index)
+            yield record
+            end_hook()
+
+    def _made(self) -> Iterator[Record]:
+        new, columns, key = Record.__new__, self._columns, self._key
+        at, streams, watermark = columns.at, columns.streams, columns.watermark
+        for index in range(self._start, self._stop):
+            record = new(Record)
+            record.key = key
+            record.at = moment = at[index]  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                _read_value(record, columns, index)
+            yield record
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return list(self._made())[index]
+        count = self._stop - self._start
+        place = index + count if index < 0 else index
+        if not 0 <= place < count:
+            raise IndexError(index)
+        return self._one(self._start + place)
+
+    def _one(self, index: int) -> Record:
+        columns = self._columns
+        at = columns.at[index]
+        record = Record.__new__(Record)
+        record.key, record.at, record.late = self._key, EventTimeMicros(at), at < columns.watermark
+        record.stream, record._columns, record._index = columns.streams[index], columns, index  # noqa: SLF001
+        return record

@@ -1,0 +1,3 @@
+"""
+Instants, durations, clocks of event time, and how late data may be.
+"""

@@ -1,0 +1,94 @@
+"""
+The clocks that timers wait for, and how a row names them.
+
+In event time there is one clock for each percentile watermark that a computation asks for; 100
+is the low watermark itself (MillWheel §7.2). A *hold* waits for none: it is kept like a timer,
+because it must outlive the process like one, and only its output time counts (§5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from millpond.executor.event_time.delay_sketch import check_percentile
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
+
+__all__ = ["EXACT", "Clocks", "Marks", "clock_name", "declared_percentiles", "parse_clock"]
+
+EXACT: Final = 100.0
+"""The percentile of the low watermark itself."""
+
+Marks = Mapping[float, EventTimeMicros]
+"""Event times by percentile below 100."""
+
+_PERCENTILE: Final = "event@"
+
+
+@lru_cache(maxsize=1_024)
+def clock_name(domain: TimeDomain, percentile: float) -> str:
+    """
+    A clock as the row's ``domain`` has it.
+
+    Example:
+        >>> clock_name(TimeDomain.EVENT, 99.5), clock_name(TimeDomain.WALL, 100.0)
+        ('event@99.5', 'wall')
+    """
+    # 90 and 90.0 are one clock, so they have one name, whichever was asked for first.
+    return domain.value if percentile == EXACT else f"{_PERCENTILE}{float(percentile)!r}"
+
+
+@lru_cache(maxsize=1_024)
+def parse_clock(name: str) -> tuple[TimeDomain, float]:
+    """
+    The clock that a row names.
+
+    Raises:
+        DataError: no version ever wrote this.
+    """
+    try:
+        if name.startswith(_PERCENTILE):
+            return TimeDomain.EVENT, check_percentile(float(name.removeprefix(_PERCENTILE)))
+        return TimeDomain(name), EXACT
+    except (ValueError, InvalidError) as cause:
+        raise DataError("a timer waits for a clock that there is not", domain=name) from cause
+
+
+def declared_percentiles(declared: object, computation: str) -> tuple[float, ...]:
+    """
+    The percentiles below 100 that a computation asks for, each once, the greatest first.
+
+    Raises:
+        InvalidError: they are no percentiles.
+    """
+    if not isinstance(declared, tuple | list | frozenset | set):
+        raise InvalidError("percentiles is a tuple of numbers", computation=computation, found=declared)
+    return tuple(sorted({check_percentile(each) for each in declared} - {EXACT}, reverse=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """
+    What the clocks show during a bundle.
+
+    Attributes:
+        watermark: the input low watermark.
+        wall_time: the wall time.
+        marks: the percentile watermarks that the pipeline keeps.
+    """
+
+    watermark: int
+    wall_time: int
+    marks: Marks = field(default_factory=dict)
+
+    def of(self, domain: TimeDomain, percentile: float) -> int:
+        """
+        What a timer's clock shows; a percentile that nobody keeps any more is the low watermark.
+        """
+        if domain is TimeDomain.EVENT:
+            return self.watermark if percentile == EXACT else self.marks.get(percentile, self.watermark)
+        return self.wall_time if domain is TimeDomain.WALL else TIME_MIN_US

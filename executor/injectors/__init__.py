@@ -1,0 +1,3 @@
+"""
+How outside data enters: watermark policies and what they observe.
+"""

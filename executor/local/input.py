@@ -1,0 +1,165 @@
+"""
+Local input: injected rows on their way to the consumers' intervals, within one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries, InputObservation
+from millpond.executor.injectors.observation import Watch, observe_times
+from millpond.executor.pipeline.extract_rows import (
+    Injected,
+    Rows,
+    member_names,
+    newest_mark,
+    read_injected,
+    row_values,
+    scoped_ids,
+)
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.delivery import describe_value, take
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["Entered", "OutsideRows", "enter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideRows:
+    """
+    Rows of one injected stream for one superstep.
+    """
+
+    stream: str
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """
+    Outside rows as their consumers get them.
+
+    Attributes:
+        by_computation: the readable records, with each consumer's own keys.
+        letters: the unreadable ones, a letter for each consumer.
+        observations: what was seen of each stream.
+    """
+
+    by_computation: Mapping[str, list[Deliveries]]
+    letters: list[DeadLetter]
+    observations: list[InputObservation]
+
+
+def enter(
+    topology: Topology,
+    outside: Sequence[OutsideRows],
+    *,
+    is_bounded: bool,
+    watches: Mapping[str, Watch] | None = None,
+    id_scope: Callable[[str, str], bytes] | None = None,
+) -> Entered:
+    """
+    Read key, time and id of every row, for every consumer.
+
+    Args:
+        topology: who consumes what.
+        outside: the rows, in the order of their arrival.
+        is_bounded: leave the newest times out, so that watermarks wait for the input's end.
+        watches: what to look at in each stream's records, where it is more than their times.
+        id_scope: what goes before record ids, by computation and stream; see `Topology.id_scope`.
+    """
+    scope_of = id_scope or topology.id_scope
+    by_computation: dict[str, list[Deliveries]] = {}
+    letters: list[DeadLetter] = []
+    observations: list[InputObservation] = []
+    for each in _merged(outside):
+        watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
+        readings = _read_for_consumers(topology, each, watch.stamp_at)
+        for name, injected in readings.items():
+            scoped = scoped_ids(injected.ids, scope_of(name, each.stream))
+            deliveries, unreadable = _split(each, name, replace(injected, ids=scoped))
+            by_computation.setdefault(name, []).append(deliveries)
+            letters += unreadable
+        node = topology.injectors[each.stream]
+        members = member_names(node, each.rows)
+        seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
+        observations.append(replace(seen, mark_at=newest_mark(node, each.rows)))
+    return Entered(by_computation=by_computation, letters=letters, observations=observations)
+
+
+def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
+    """
+    One entry a stream for rows that are Python objects; tables stay as they are, for their columns may differ.
+    """
+    rows_of: dict[str, list[Mapping[str, Any]]] = {}
+    merged: list[OutsideRows] = []
+    for each in outside:
+        if isinstance(each.rows, pa.Table):
+            merged.append(each)
+            # Order of arrival counts: rows that come after a table must not join those before it.
+            rows_of.pop(each.stream, None)
+        elif each.stream in rows_of:
+            rows_of[each.stream].extend(each.rows)
+        else:
+            rows_of[each.stream] = list(each.rows)
+            merged.append(OutsideRows(stream=each.stream, rows=rows_of[each.stream]))
+    return merged
+
+
+def _read_for_consumers(
+    topology: Topology, outside: OutsideRows, stamp_at: EventTimeMicros | None
+) -> dict[str, Injected]:
+    injector = topology.injectors[outside.stream]
+    return {
+        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows, stamp_at)
+        for consumer in topology.consumers_of(outside.stream)
+    }
+
+
+def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[Deliveries, list[DeadLetter]]:
+    values = row_values(outside.rows)
+    deliveries = Deliveries(
+        stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=injected.ids
+    )
+    if not injected.errors:
+        return deliveries, []
+    keys = injected.keys
+    letters = [
+        DeadLetter(
+            computation=computation,
+            stream=outside.stream,
+            key=keys[row].as_py(),
+            value=describe_value(values.value(row)),
+            at=None if row in injected.untimed else int(injected.at[row]),
+            error=error,
+        )
+        for row, error in injected.errors.items()
+    ]
+    chosen = np.setdiff1d(np.arange(len(keys)), np.fromiter(injected.errors, np.int64), assume_unique=True)
+    return take(deliveries, chosen), letters
+
+
+def _observation(
+    watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
+) -> InputObservation:
+    """
+    What the injector learns: the times of the rows that any consumer can read.
+
+    Rows are counted for the first consumer only, so that each counts once.
+    """
+    at = readings[0].at if readings else np.empty(0, np.int64)
+    records = len(at) - len(readings[0].errors) if readings else 0
+    unreadable = set[int]().union(*(each.errors for each in readings[:1]))
+    unreadable.intersection_update(*(each.errors for each in readings[1:]))
+    if unreadable:
+        at = np.delete(at, list(unreadable))
+        if members is not None:
+            members = [member for row, member in enumerate(members) if row not in unreadable]
+    if is_bounded:
+        return InputObservation(stream=watch.stream, records=records, newest_at=None)
+    return replace(observe_times(watch, at, members), records=records)

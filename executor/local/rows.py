@@ -1,0 +1,70 @@
+"""
+Rows as people hand them to the local runner: tables of any kind, or mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from millpond.executor.pipeline.extract_rows import Rows, row_count
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["RowsLike", "pieces", "rows_from"]
+
+RowsLike: TypeAlias = Any
+"""An Arrow or pandas table, anything that speaks Arrow's C stream, a mapping, or an iterable of mappings."""
+
+
+def rows_from(given: RowsLike) -> Rows:
+    """
+    The rows as an Arrow table, or as a list of mappings.
+
+    Mappings are copied, so the caller may reuse them.
+
+    Example:
+        >>> rows_from({"city": "Bergen"})
+        [{'city': 'Bergen'}]
+
+    Raises:
+        InvalidError: these are no rows, or a table has columns that Arrow cannot hold.
+    """
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, Mapping):
+        return [dict(given)]
+    if hasattr(given, "__arrow_c_stream__") or isinstance(given, pa.RecordBatch):
+        return _table(given)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidError("rows are a table or an iterable of mappings", type=type(given).__name__)
+    return [dict(row) if isinstance(row, Mapping) else row for row in given]
+
+
+def _table(given: RowsLike) -> pa.Table:
+    try:
+        if isinstance(given, pa.RecordBatch):
+            return pa.Table.from_batches([given])
+        # pandas: its index is no column of the data
+        is_pandas = type(given).__module__.split(".")[0] == "pandas"
+        return pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
+    except (pa.ArrowException, TypeError, ValueError) as cause:
+        raise InvalidError(
+            "the table cannot be read as Arrow: give a column one type, or pass a list of dicts",
+            type=type(given).__name__,
+            reason=str(cause).partition("\n")[0],
+        ) from cause
+
+
+def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
+    """
+    The rows cut into pieces of at most ``records_max``, each with its count.
+    """
+    for start in range(0, row_count(rows), records_max):
+        piece = (
+            rows.slice(start, records_max)
+            if isinstance(rows, pa.Table)
+            else rows[start : start + records_max]
+        )
+        yield row_count(piece), piece

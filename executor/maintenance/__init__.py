@@ -1,0 +1,3 @@
+"""
+Work beside the supersteps: compaction and garbage collection, scheduled and offline.
+"""

@@ -1,0 +1,257 @@
+"""
+Upkeep by hand: what `Upkeep` does beside a pipeline, for a store on which none runs.
+
+It takes the leases of each pipeline that nobody holds, commits the fence, folds everything that
+may be folded, and gives the leases back. A pipeline that runs folds by itself and is left alone;
+the log and removed files are collected either way, behind the same horizons. It and a repair keep each
+other away, for repair may bring back what is garbage now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import unquote
+
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.pipeline.positions import claimed_by, superstep_app_id, superstep_of, watermark_app_id
+from millpond.executor.superstep.dead_letter import control_interval
+from millpond.gc.collector import Collection
+from millpond.gc.fold import FoldRules, fold_files
+from millpond.gc.fold_plan import Fold, plan_fold
+from millpond.gc.orphan import Owned
+from millpond.gc.round import Round, collect_garbage
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.lease import Lease
+from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import (
+    TIME_MAX_US,
+    TIME_MIN_US,
+    Clock,
+    CommitNumber,
+    EventTimeMicros,
+    Rng,
+    Sequencer,
+    Superstep,
+)
+
+__all__ = ["collect_by_hand"]
+
+_LOG = logging.getLogger("millpond")
+_SUPERSTEP_PREFIX: Final = superstep_app_id("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owned:
+    """
+    A pipeline whose intervals are held.
+    """
+
+    pipeline: str
+    superstep: Superstep
+    fences: dict[Interval, Fence]
+
+
+def collect_by_hand(
+    store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
+) -> Round:
+    """
+    One round of everything.
+
+    Args:
+        store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
+        clock: the source of time.
+        rng: the source of file names.
+        policy: what stays.
+        dry_run: change nothing.
+
+    Raises:
+        ConflictError: another process repairs the store, or collects its garbage by hand.
+        DataError: something that had to be read is damaged.
+        FencedError: this process slept for longer than its session; again does no harm.
+        UnavailableError: the store, ZooKeeper or the catalog is away.
+    """
+    if dry_run:
+        return _collect(store, clock, rng, policy, check=None, dry_run=True)
+    with alone_by_hand(store.leases) as hold:
+        return _collect(store, clock, rng, policy, check=hold.check, dry_run=False)
+
+
+def _collect(
+    store: Store,
+    clock: Clock,
+    rng: Rng,
+    policy: UpkeepPolicy,
+    *,
+    check: Callable[[], None] | None,
+    dry_run: bool,
+) -> Round:
+    positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
+    prefix = _SUPERSTEP_PREFIX
+    pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
+    folded: list[Collection] = []
+    owned: dict[Interval, Owned] = {}
+    with _held(store, pipelines, dry_run=dry_run) as (held, running):
+        for each in held:
+            folded.append(_fold_pipeline(store, rng, each, policy, dry_run=dry_run))
+            owned |= {
+                interval: Owned(fence.sequencer, each.superstep) for interval, fence in each.fences.items()
+            }
+        catalog = _catalog_to_look_at(store) if dry_run else store.catalog
+        found = collect_garbage(
+            store.objects,
+            catalog,
+            clock,
+            retention=policy.kept,
+            owned=owned,
+            check=check,
+            dry_run=dry_run,
+        )
+    left = tuple(f"pipeline {name} is running and folds by itself" for name in running)
+    folds = Collection(
+        kind="folds",
+        paths=tuple(path for each in folded for path in each.paths),
+        made=tuple(path for each in folded for path in each.made),
+        freed_bytes=sum(each.freed_bytes for each in folded),
+        skipped=left,
+    )
+    return replace(found, collections=(folds, *found.collections))
+
+
+def _catalog_to_look_at(store: Store) -> Catalog | None:
+    try:
+        return store.catalog
+    except (InvalidError, UnavailableError) as error:
+        _LOG.info("readers and savepoints of the catalog are not looked at: %s", error)
+        return None
+
+
+@contextmanager
+def _held(
+    store: Store, pipelines: Sequence[str], *, dry_run: bool
+) -> Iterator[tuple[list[_Owned], list[str]]]:
+    """
+    The pipelines that nobody runs, held; and the names of those that somebody does.
+    """
+    held: list[_Owned] = []
+    running: list[str] = []
+    leases: list[Lease] = []
+    if dry_run:
+        snapshot = store.snapshot()
+        yield [_as_stored(snapshot, pipeline) for pipeline in pipelines], running
+        return
+    try:
+        for pipeline in pipelines:
+            snapshot = store.committer.snapshot
+            intervals = _intervals_of(snapshot, pipeline)
+            above = {each: _sequencer(snapshot, each) for each in intervals}
+            try:
+                taken = store.leases.take_all(above, on_held="refuse")
+            except ConflictError:
+                running.append(pipeline)
+                continue
+            leases += taken
+            fences = {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
+            writes = tuple(IntervalWrite(interval=each, fence=fence) for each, fence in fences.items())
+            store.committer.commit(CommitRequest(kind="fence", writes=writes))
+            superstep = superstep_of(store.committer.snapshot.txns, pipeline)
+            held.append(_Owned(pipeline=pipeline, superstep=superstep, fences=fences))
+        yield held, running
+    finally:
+        for lease in leases:
+            store.leases.release(lease)
+
+
+def _intervals_of(snapshot: Snapshot, pipeline: str) -> list[Interval]:
+    positions = snapshot.txns
+    claimed = claimed_by(positions, pipeline)
+    known = (Interval.from_app_id(app_id) for app_id in positions)
+    own = sorted(each for each in known if each is not None and each.computation in claimed)
+    return [control_interval(pipeline), *own]
+
+
+def _sequencer(snapshot: Snapshot, interval: Interval) -> Sequencer:
+    fence = snapshot.fence_of(interval)
+    return Sequencer(0) if fence is None else fence.sequencer
+
+
+def _as_stored(snapshot: Snapshot, pipeline: str) -> _Owned:
+    none = Fence(Sequencer(1), CommitNumber(0))
+    fences = {each: snapshot.fence_of(each) or none for each in _intervals_of(snapshot, pipeline)}
+    return _Owned(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
+
+
+def _fold_pipeline(
+    store: Store, rng: Rng, owned: _Owned, policy: UpkeepPolicy, *, dry_run: bool
+) -> Collection:
+    snapshot = store.snapshot() if dry_run else store.committer.snapshot
+    planned = [
+        plan_fold(
+            snapshot.files_of(interval),
+            interval,
+            before=owned.superstep,
+            policy=policy.folds,
+            everything=True,
+        )
+        for interval in owned.fences
+    ]
+    folds = [fold for fold in planned if fold is not None]
+    if dry_run:
+        paths = tuple(file.path for fold in folds for file in fold.files)
+        return Collection(kind="folds", paths=paths)
+    done = [_fold(store, rng, owned, fold, policy) for fold in folds]
+    return Collection(
+        kind="folds",
+        paths=tuple(path for each in done for path in each.paths),
+        made=tuple(path for each in done for path in each.made),
+        freed_bytes=sum(each.freed_bytes for each in done),
+    )
+
+
+def _fold(store: Store, rng: Rng, owned: _Owned, fold: Fold, policy: UpkeepPolicy) -> Collection:
+    """
+    One fold, one commit: by hand nobody waits, and little is lost when it is interrupted.
+    """
+    last = owned.fences[fold.interval]
+    rules = FoldRules(
+        pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, fold.interval, policy)
+    )
+    names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
+    folded = fold_files(
+        store.objects,
+        fold,
+        rules,
+        fence=last,
+        token=names.token(),
+        row_format=store.row_format,
+        memory_bytes_max=policy.folds.memory_bytes_max,
+    )
+    fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
+    request = CommitRequest(kind="fold", writes=(folded.write(fence),), metadata={"pipeline": owned.pipeline})
+    store.committer.commit(request)
+    owned.fences[fold.interval] = fence
+    made = () if folded.file is None else (folded.file.path,)
+    return Collection(
+        kind="folds",
+        paths=tuple(file.path for file in fold.files),
+        made=made,
+        freed_bytes=folded.freed_bytes,
+    )
+
+
+def _ids_from(store: Store, pipeline: str, interval: Interval, policy: UpkeepPolicy) -> EventTimeMicros:
+    name = watermark_app_id(pipeline, "computation", interval.computation)
+    watermark = store.committer.snapshot.txns.get(name, TIME_MIN_US)
+    if watermark in {TIME_MIN_US, TIME_MAX_US}:
+        return TIME_MIN_US
+    return EventTimeMicros(max(watermark - policy.id_slack_us, TIME_MIN_US))

@@ -1,0 +1,328 @@
+"""
+Ownership: the intervals of a pipeline that this process holds, and their fences.
+
+Taking over is a commit: before a new owner writes anything, it commits a fence without
+files, and from then on every write of the former owner fails, however late it lands
+(MillWheel §6.2: "new workers invalidate any extant sequencers"). Whoever owns the control
+interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
+so two owners never leave two sets of intervals behind, whose timers would fire twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle.bundle import BundleResult
+from millpond.executor.ownership.scan import IntervalSummary, scan_interval
+from millpond.executor.ownership.service_retry import Patience
+from millpond.executor.pipeline.positions import (
+    bare_ids_app_id,
+    claim_app_id,
+    pipeline_number,
+    rival_of,
+    stream_number,
+)
+from millpond.executor.pipeline.topology import ComputationNode, Topology
+from millpond.executor.superstep.dead_letter import control_interval
+from millpond.statestore.commit.committer import CommitRequest, Committed, IntervalWrite
+from millpond.statestore.errors import FencedError, InvalidError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, CommitNumber, Sequencer
+
+__all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
+
+_STANDBY_MS: Final = 10 * 365 * 86_400_000
+"""A standby waits for as long as the owner lives: ten years, say. An owner waits for nobody who has overtaken it."""
+
+_CUT_CHARACTERS_MAX: Final = 256
+"""A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
+
+
+class OwnedInterval:
+    """
+    An interval that this process holds: its lease, its last fence, what is pending in it.
+    """
+
+    def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
+        self.interval = interval
+        self.lease = lease
+        self.fence = Fence(lease.sequencer, CommitNumber(0))
+        self.summary = summary
+
+    @property
+    def next_fence(self) -> Fence:
+        """
+        What the interval's next commit must carry.
+        """
+        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
+
+    def observe(self, result: BundleResult) -> None:
+        """
+        Take over what a committed bundle says is pending.
+        """
+        self.summary = IntervalSummary(
+            next_event_timer=result.next_event_timer,
+            next_wall_timer=result.next_wall_timer,
+            hold=result.hold,
+            next_marks=result.next_marks,
+            hold_marks=result.hold_marks,
+        )
+
+
+class Ownership:
+    """
+    Takes, fences and gives back the intervals of one pipeline.
+
+    Args:
+        store: the open store.
+        topology: the checked pipeline.
+        clock: for waiting.
+        intervals: how many intervals a computation gets unless it names a number.
+        on_held: what to do about an interval that another process holds.
+        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        on_taken: told of every commit that takes intervals over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        *,
+        clock: Clock,
+        intervals: int,
+        on_held: OnHeld,
+        pause_timeout_ms: float,
+        on_taken: Callable[[CommitRequest, Committed], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._topology = topology
+        self._intervals = intervals
+        self._on_held = on_held
+        self.patience = Patience(clock, pause_timeout_ms)
+        self._on_taken = on_taken
+        self._owned: dict[Interval, OwnedInterval] = {}
+        self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
+        self._control = control_interval(topology.name)
+
+    @property
+    def control(self) -> OwnedInterval:
+        """
+        The driver's own interval, part of every commit.
+        """
+        return self._owned[self._control]
+
+    def all(self) -> Sequence[OwnedInterval]:
+        """
+        Every interval held, the control interval included.
+        """
+        return list(self._owned.values())
+
+    def of(self, computation: str) -> tuple[OwnedInterval, ...]:
+        """
+        The intervals of a computation in key order; empty when it has never run.
+        """
+        return self._by_computation.get(computation, ())
+
+    def get(self, interval: Interval) -> OwnedInterval:
+        """
+        The interval's ownership.
+        """
+        return self._owned[interval]
+
+    def open(self) -> None:
+        """
+        Take every interval that the table knows of this pipeline, and the control interval.
+
+        Raises:
+            InvalidError: a computation of this name belongs to another pipeline of the store.
+        """
+        self._store.committer.refresh()
+        self._take([self._control, *self._known()])
+        # A former owner may have cut keys until that very fence; nobody can after it.
+        missed = [interval for interval in self._known() if interval not in self._owned]
+        if missed:
+            self._take(missed)
+
+    def create(self, node: ComputationNode, sample: pa.Array) -> None:
+        """
+        Cut the keys of a computation that has never run, and take the intervals.
+
+        Raises:
+            FencedError: another process owns the pipeline; nothing was written.
+            InvalidError: a computation of this name belongs to another pipeline of the store.
+        """
+        self.wait_until_held()
+        stored = self._store.committer.refresh().fence_of(self._control)
+        if stored != self.control.fence:
+            # Before any lease is taken: the new owner may hold one on the same interval.
+            raise FencedError(
+                "another process has taken the pipeline", stored=stored, mine=self.control.fence
+            )
+        count = node.intervals or self._intervals
+        cuts = boundaries_of(sample, count)
+        self._take(list(intervals_from_boundaries(node.name, cuts)))
+
+    def close(self) -> None:
+        """
+        Give every lease back.
+        """
+        for owned in self._owned.values():
+            self._store.leases.release(owned.lease)
+        self._owned.clear()
+        self._by_computation.clear()
+        reach("lease.released")
+
+    def commit(self, request: CommitRequest) -> Committed:
+        """
+        Commit, and move the fences of the touched intervals on.
+
+        Waits while a lease is suspended or the store's answer is unknown, up to the pause
+        timeout; settles an unknown outcome by reading back, never by a blind retry.
+        """
+        committed = self._commit_settled(request)
+        self._move_on(request)
+        return committed
+
+    def wait_until_held(self) -> None:
+        """
+        Wait while ZooKeeper is away.
+
+        Raises:
+            FencedError: a lease is lost.
+            UnavailableError: it did not come back within the pause timeout.
+        """
+
+        def check() -> None:
+            for owned in self._owned.values():
+                owned.lease.check()
+
+        self.patience.outlast(check, self._store.revive_zookeeper)
+
+    def _known(self) -> list[Interval]:
+        """
+        The pipeline's intervals in the table, except the control interval.
+        """
+        found = map(Interval.from_app_id, self._store.committer.snapshot.txns)
+        names = self._topology.computations
+        return sorted(
+            interval for interval in found if interval is not None and interval.computation in names
+        )
+
+    def _take(self, intervals: Sequence[Interval]) -> None:
+        snapshot = self._store.committer.refresh()
+        claims = self._claims(intervals)
+        owned_before = self._owned.get(self._control)
+        wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
+        timeout_ms = TIMEOUT_MS
+        if self._on_held == "wait" and owned_before is None:
+            # Arrow imports pandas when it first meets numpy: half a second that a standby has now.
+            pa.array(np.empty(0))
+            timeout_ms = _STANDBY_MS
+        leases = self._store.leases.take_all(wanted, on_held=self._on_held, timeout_ms=timeout_ms)
+        reach("lease.taken")
+        self._owned |= {
+            interval: OwnedInterval(interval, lease, IntervalSummary())
+            for interval, lease in zip(intervals, leases, strict=True)
+        }
+        writes = [
+            IntervalWrite(interval=interval, fence=self._owned[interval].fence) for interval in intervals
+        ]
+        if owned_before is not None:
+            writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
+        request = CommitRequest(kind="fence", writes=tuple(writes), positions=claims, metadata={})
+        committed = self._commit_settled(request)
+        self._move_on(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
+        reach("lease.fenced")
+        # Only now is the scan final: nothing of a former owner can land after the fence.
+        fenced = self._store.committer.snapshot
+        for interval in intervals:
+            if interval != self._control:
+                files = fenced.files_of(interval)
+                self._owned[interval].summary = scan_interval(
+                    self._store.objects, interval, files, self._topology.percentiles
+                )
+        reach("recovery.scanned")
+        self._index()
+
+    def _claims(self, intervals: Sequence[Interval]) -> dict[str, int]:
+        """
+        What the commit that takes ``intervals`` must claim, after a look at who else does.
+        """
+        pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
+        names = {interval.computation for interval in intervals if interval != self._control}
+        for name in sorted(names):
+            rival = rival_of(positions, pipeline, name)
+            if rival is not None:
+                raise InvalidError(
+                    "the computation's rows belong to another pipeline of this store: choose another name",
+                    computation=name,
+                    pipeline=pipeline,
+                    belongs_to=rival,
+                )
+        claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+        for name in sorted(names):
+            stream = self._topology.bare_stream(name)
+            if stream is not None and bare_ids_app_id(name) not in positions:
+                claims[bare_ids_app_id(name)] = stream_number(stream)
+        return claims
+
+    def _move_on(self, request: CommitRequest) -> None:
+        for write in request.writes:
+            self._owned[write.interval].fence = write.fence
+
+    def _index(self) -> None:
+        self._by_computation = {
+            name: tuple(
+                self._owned[interval] for interval in sorted(self._owned) if interval.computation == name
+            )
+            for name in self._topology.computations
+        }
+
+    def _commit_settled(self, request: CommitRequest) -> Committed:
+        """
+        Commit the request once, however often the store has to be asked.
+
+        ``commit`` settles what it left unknown before, and equal requests are one commit, so
+        asking again is a read-back first and never a blind retry.
+        """
+
+        def commit() -> Committed:
+            self.wait_until_held()
+            return self._store.committer.commit(request)
+
+        return self.patience.outlast(commit)
+
+
+def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
+    """
+    Cuts that give each of ``count`` intervals about the same share of the sampled keys.
+
+    Fewer cuts come back when the sample has fewer distinct keys. Of a long key its beginning is
+    the cut, which divides the keys nearly as well.
+
+    Example:
+        >>> boundaries_of(pa.array(["a", "b", "c", "d"]), 2)
+        ('c',)
+    """
+    if count < 2 or not len(sample):
+        return ()
+    ordered = sample.take(pc.sort_indices(sample))
+    positions = [len(ordered) * part // count for part in range(1, count)]
+    lowest = ordered[0].as_py()
+    cuts = {ordered[position].as_py()[:_CUT_CHARACTERS_MAX] for position in positions}
+    return tuple(sorted(cut for cut in cuts if cut > lowest))
+
+
+def _stored_sequencer(fence: Fence | None) -> Sequencer:
+    return Sequencer(0) if fence is None else fence.sequencer

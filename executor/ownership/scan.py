@@ -1,0 +1,141 @@
+"""
+The initial scan: what a new owner must know of the rows before it may work.
+
+It finds the pending timers, the holds and the undelivered productions of each interval
+in the committed files (MillWheel §6.2, §7.1). Rows themselves stay where they are: the
+soft state of a worker reads them when it needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.computation.timer import oldest_but
+from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.soft_state.row_summary import percentile_clocks
+from millpond.executor.superstep.delivery import ProductionSource
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.files import MERGE_COLUMNS, combine_updates, read_row_files
+from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+
+__all__ = ["IntervalSummary", "scan_interval", "undelivered_sources"]
+
+_STATE_COLUMNS = ("state", "state_bytes")
+_SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSummary:
+    """
+    What the driver keeps of an interval between supersteps.
+
+    Attributes:
+        next_event_timer: earliest pending timer in event time.
+        next_wall_timer: earliest pending timer in wall time.
+        hold: oldest output timestamp that a row still owes.
+        next_marks: earliest pending timer for each percentile watermark.
+        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
+    """
+
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_marks: Marks = field(default_factory=dict)
+    hold_marks: Marks = field(default_factory=dict)
+
+    def is_due(self, now: WallTimeMicros, mark: Callable[[float], EventTimeMicros]) -> bool:
+        """
+        Whether a pending timer fires now.
+
+        Args:
+            now: the wall time.
+            mark: the computation's input watermark at a percentile.
+        """
+        if self.next_wall_timer is not None and self.next_wall_timer <= now:
+            return True
+        if self.next_event_timer is not None and self.next_event_timer <= mark(EXACT):
+            return True
+        return any(at <= mark(percentile) for percentile, at in self.next_marks.items())
+
+
+def scan_interval(
+    objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
+) -> IntervalSummary:
+    """
+    Read the timers and holds of an interval from its files.
+
+    Args:
+        objects: where the files are.
+        interval: whose.
+        files: all its live files.
+        percentiles: the percentile watermarks that the pipeline keeps.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    if not files:
+        return IntervalSummary()
+    updates = read_row_files(
+        objects, [file.path for file in files], columns=list(_SCAN_COLUMNS), interval=interval
+    )
+    # State is the bulk of a row and has no say in timers and holds: it is not read.
+    for name in _STATE_COLUMNS:
+        updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
+    rows = combine_updates(updates)
+    timers = rows.column("timers").combine_chunks()
+    flat = pc.list_flatten(timers)
+    holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
+    marks = {each: _earliest(flat, clock) for each, clock in percentile_clocks(flat.field("domain"))}
+    event = _earliest(flat, TimeDomain.EVENT.value)
+    wall = _earliest(flat, TimeDomain.WALL.value)
+    return IntervalSummary(
+        next_event_timer=None if event is None else EventTimeMicros(event),
+        next_wall_timer=None if wall is None else WallTimeMicros(wall),
+        hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
+        next_marks={each: EventTimeMicros(at) for each, at in marks.items() if at is not None},
+        hold_marks=oldest_but(holds, percentiles) if len(holds) else {},
+    )
+
+
+def _earliest(timers: pa.StructArray, clock: str) -> int | None:
+    chosen = timers.filter(pc.equal(timers.field("domain"), clock))
+    earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
+    return None if earliest is None else int(earliest)
+
+
+def undelivered_sources(
+    snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
+) -> tuple[ProductionSource, ...]:
+    """
+    The files that may hold productions of ``superstep``, the last one committed.
+
+    Superstep *n* delivers everything that earlier ones produced, so only the last one's
+    productions can be undelivered. Files that somebody else rewrote carry no tags; they
+    are included whenever their range of supersteps reaches that far. The order is that of the
+    run itself, by computation and then by key, so that a restart changes no order of arrival.
+
+    Args:
+        snapshot: the table.
+        computations: the pipeline's, those included that it has no more.
+        control: the pipeline's own interval, which holds its dead letters and nobody else's.
+        superstep: the last one.
+    """
+    files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
+    for computation in sorted(computations):
+        files += [(file, None) for file in sorted(snapshot.files_in(computation), key=_by_key)]
+    return tuple(
+        ProductionSource(path=file.path, superstep=superstep, interval=interval)
+        for file, interval in files
+        if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
+    )
+
+
+def _by_key(file: LiveFile) -> tuple[str, int, str]:
+    return file.min_key or "", file.added_version, file.path

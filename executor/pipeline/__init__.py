@@ -1,0 +1,3 @@
+"""
+What the user describes: streams, computations and how they connect; the checked topology.
+"""

@@ -1,0 +1,245 @@
+"""
+Checks on a topology before anything runs; every error names the culprit.
+
+They are pure functions over a `Topology`, listed once in ``CHECKS``: a new fact that a
+pipeline must satisfy is one more function there. What can be seen at a single declaration
+(a bad name, a negative bound, the wrong type) is refused by `Pipeline` right at that line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from typing import Final
+
+import cloudpickle
+
+from millpond.executor.pipeline.topology import ComputationNode, Topology
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["check_inputs", "check_name", "check_topology"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+_RESERVED: Final = frozenset({DEAD_LETTERS})
+
+
+def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
+    """
+    Refuse a name that could not be a table in SQL, a folder and a ZooKeeper node alike.
+
+    Args:
+        kind: what is named, for the error.
+        name: the name.
+        reserved: names that are taken.
+
+    Raises:
+        InvalidError: not text, empty, too long, with other characters, or reserved.
+    """
+    if not isinstance(name, str):
+        raise InvalidError(f"the {kind}'s name is not text", name=name, type=type(name).__name__)
+    if not name:
+        raise InvalidError(f"the {kind}'s name is empty")
+    if not _NAME.fullmatch(name):
+        raise InvalidError(
+            f"the {kind}'s name must be a letter or _, then at most 99 letters, digits, _, - or .", name=name
+        )
+    if name in reserved:
+        raise InvalidError(f"the {kind}'s name is reserved", name=name)
+    return name
+
+
+def check_topology(topology: Topology) -> None:
+    """
+    Refuse a pipeline that could not run as its author means it.
+
+    Raises:
+        InvalidError: the first fact that does not hold, with the name of the culprit.
+    """
+    for fact in CHECKS:
+        fact(topology)
+
+
+def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
+    """
+    Refuse inputs that no injector names, and injectors without an input.
+
+    Raises:
+        InvalidError: names the stream.
+    """
+    given = set(inputs)
+    expected = set(topology.injectors)
+    for stream in sorted(given - expected):
+        raise InvalidError("no injector names this input", input=stream, injected=sorted(expected))
+    for stream in sorted(expected - given):
+        raise InvalidError("an injected stream has no input", stream=stream, inputs=sorted(given))
+
+
+def _has_an_injector(topology: Topology) -> None:
+    if not topology.injectors:
+        raise InvalidError("the pipeline has no injector, so nothing can ever happen", pipeline=topology.name)
+
+
+def _names_differ_by_more_than_case(topology: Topology) -> None:
+    seen: dict[str, str] = {}
+    for name in topology.computations:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise InvalidError(
+                "two computations differ only by case, which SQL does not tell apart",
+                first=other,
+                second=name,
+            )
+
+
+def _injected_streams_are_not_produced(topology: Topology) -> None:
+    for stream in topology.injectors:
+        for node in topology.producers_of(stream):
+            raise InvalidError("an injected stream is also produced", stream=stream, computation=node.name)
+
+
+def _sources(topology: Topology) -> set[str]:
+    produced = {stream for node in topology.computations.values() for stream in node.produces}
+    return produced | set(topology.injectors) | {DEAD_LETTERS}
+
+
+def _references(topology: Topology) -> Iterator[tuple[str, dict[str, str]]]:
+    for node in topology.computations.values():
+        for subscription in node.subscriptions:
+            yield subscription.stream, {"computation": node.name}
+    for sink in topology.sinks.values():
+        yield sink.stream, {"sink": sink.name}
+
+
+def _streams_have_a_source(topology: Topology) -> None:
+    sources = _sources(topology)
+    for stream, culprit in _references(topology):
+        if stream not in sources:
+            close = get_close_matches(stream, sources, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InvalidError(
+                f"unknown stream: nobody injects or produces it{hint}", stream=stream, **culprit
+            )
+
+
+def _computations_can_be_reached(topology: Topology) -> None:
+    reached: set[str] = set()
+    fresh: list[str] = [*topology.injectors, DEAD_LETTERS]
+    while fresh:
+        for consumer in topology.consumers_of(fresh.pop()):
+            if consumer.computation.name not in reached:
+                reached.add(consumer.computation.name)
+                fresh.extend(consumer.computation.produces)
+    for name in topology.computations:
+        if name not in reached:
+            raise InvalidError("no injected record can ever reach this computation", computation=name)
+
+
+def _horizons_are_in_no_cycle(topology: Topology) -> None:
+    for node in topology.computations.values():
+        if node.horizon_us and node.name in _downstream(topology, node):
+            raise InvalidError(
+                "a computation in a cycle would hold its own watermark back for ever: "
+                "its late_data_horizon is 0 or unbounded",
+                computation=node.name,
+            )
+
+
+def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
+    found: set[str] = set()
+    fresh = [*node.produces, DEAD_LETTERS]
+    while fresh:
+        for consumer in topology.consumers_of(fresh.pop()):
+            if consumer.computation.name not in found:
+                found.add(consumer.computation.name)
+                fresh += [*consumer.computation.produces, DEAD_LETTERS]
+    return found
+
+
+def _sinks_take_productions(topology: Topology) -> None:
+    for sink in topology.sinks.values():
+        if sink.stream in topology.injectors:
+            raise InvalidError(
+                "a sink takes what a computation produces, and this stream is injected: put a computation between",
+                sink=sink.name,
+                stream=sink.stream,
+            )
+
+
+def _sinks_have_their_own_place(topology: Topology) -> None:
+    seen: dict[str, str] = {}
+    for node in topology.sinks.values():
+        other = seen.setdefault(node.sink.identity, node.name)
+        if other != node.name:
+            raise InvalidError(
+                "two sinks write to one place", first=other, second=node.name, path=node.sink.identity
+            )
+
+
+def _code_can_travel(topology: Topology) -> None:
+    for node in topology.computations.values():
+        _check_computation_pickles(node)
+        for subscription in node.subscriptions:
+            culprit = {"computation": node.name, "stream": subscription.stream}
+            _check_pickles("the key extractor cannot be pickled", subscription.key, culprit)
+    for injector in topology.injectors.values():
+        for field in ("key", "at", "id", "watermark", "member"):
+            culprit = {"stream": injector.stream, "argument": field}
+            _check_pickles("the injector cannot be pickled", getattr(injector, field), culprit)
+
+
+def _check_computation_pickles(node: ComputationNode) -> None:
+    cause = _pickling_failure(node.computation)
+    if cause is None:
+        return
+    culprit = {"computation": node.name, "type": type(node.computation).__qualname__}
+    attribute = _unpicklable_attribute(node.computation)
+    if attribute is not None:
+        culprit["attribute"] = attribute
+    error = InvalidError(
+        "the computation cannot be pickled, so it cannot travel to a worker", **culprit, reason=cause
+    )
+    raise error from cause
+
+
+def _unpicklable_attribute(computation: object) -> str | None:
+    """
+    Where it went wrong: an attribute of the object, of its class, or a free variable of a method.
+    """
+    found = dict(getattr(computation, "__dict__", {}))
+    for name, value in inspect.getmembers_static(type(computation)):
+        if not name.startswith("__"):
+            found.setdefault(name, value)
+    return next((name for name, value in found.items() if _pickling_failure(value) is not None), None)
+
+
+def _check_pickles(message: str, value: object, culprit: dict[str, str]) -> None:
+    cause = _pickling_failure(value)
+    if cause is not None:
+        raise InvalidError(message, **culprit, reason=cause) from cause
+
+
+def _pickling_failure(value: object) -> Exception | None:
+    if value is None or isinstance(value, str):
+        return None
+    try:
+        cloudpickle.dumps(value)
+    except Exception as failure:  # noqa: BLE001 - any __reduce__ of the user's may raise anything
+        return failure
+    return None
+
+
+CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
+    _has_an_injector,
+    _names_differ_by_more_than_case,
+    _injected_streams_are_not_produced,
+    _streams_have_a_source,
+    _computations_can_be_reached,
+    _horizons_are_in_no_cycle,
+    _sinks_take_productions,
+    _sinks_have_their_own_place,
+    _code_can_travel,
+)
+"""Every fact that a pipeline must satisfy, in the order in which they are asked."""

@@ -1,0 +1,256 @@
+"""
+Injection: outside rows become records, or dead letters (MillWheel §5.2).
+
+An injector says where key, event time and id of a row are; a consumer may take its key from
+elsewhere (§4.2). A row without a readable key, time or id has an error in place of them, and
+the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle.bundle import Values
+from millpond.executor.computation.values import ArrowValues, PythonValues
+from millpond.executor.event_time.duration import InstantColumn, instant_column_us, parse_instant_us
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.policies import MarkColumn
+from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
+from millpond.executor.pipeline.topology import FieldExtractor, InjectorNode
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["Injected", "Rows", "member_names", "newest_mark", "read_injected", "row_count", "row_values"]
+
+_Read = TypeVar("_Read")
+
+Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
+"""Outside rows: an Arrow table, or a mapping of fields for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """
+    What one consumer gets of outside rows, column by column.
+
+    Attributes:
+        keys: the keys; null where ``errors`` has an entry about the key.
+        at: event times in microseconds; meaningless where ``errors`` has an entry.
+        ids: ids under which the publisher repeats records, or ``None`` when it does not.
+        errors: why a row is unreadable, by its position.
+        untimed: positions of the rows whose time is unreadable.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
+    ids: pa.BinaryArray | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+    untimed: frozenset[int] = frozenset()
+
+
+def read_injected(
+    node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
+) -> Injected:
+    """
+    Read key, time and id of every row.
+
+    Args:
+        node: where the injector says that they are.
+        key: the consumer's own key extractor; ``None`` keeps the injector's.
+        rows: the rows.
+        stamp_at: the time of their arrival, where the injector goes by that.
+
+    Raises:
+        InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
+    """
+    wanted = node.key if key is None else key
+    if isinstance(rows, pa.Table):
+        keys = extract_key_column(wanted, rows)
+        times = _arrival_or(node, rows, stamp_at, _time_column)
+        ids, id_errors = _id_column(node.id, rows)
+    else:
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
+        times = _arrival_or(node, rows, stamp_at, _times)
+        ids, id_errors = _ids(node.id, rows)
+    errors = {**id_errors, **times.errors, **keys.errors}
+    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
+    """
+    Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
+
+    Raises:
+        InvalidError: the column is missing.
+    """
+    if node.member is None:
+        return None
+    if isinstance(node.member, str) and isinstance(rows, pa.Table):
+        found = _existing(rows, node.member, "member").to_pylist()
+    else:
+        plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        found, _ = _cells(node.member, plain, lambda cell: cell, None)
+    return [cell if isinstance(cell, str) and cell else None for cell in found]
+
+
+def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
+    """
+    Record ids with their scope before them; see `Topology.id_scope`.
+    """
+    if ids is None or not scope:
+        return ids
+    return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
+
+
+def newest_mark(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
+    """
+    The greatest of the source's own marks, where its policy goes by marks and any row has one.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    if not isinstance(node.watermark, MarkColumn):
+        return None
+    column = node.watermark.column
+    found = _time_column(column, rows) if isinstance(rows, pa.Table) else _times(column, rows)
+    marks = np.delete(found.at, list(found.errors))
+    return EventTimeMicros(int(marks.max())) if len(marks) else None
+
+
+def row_count(rows: Rows) -> int:
+    """
+    How many rows there are.
+    """
+    return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
+
+
+def row_values(rows: Rows) -> Values:
+    """
+    The rows as record values: each is a ``dict`` of its fields.
+    """
+    return ArrowValues(rows) if isinstance(rows, pa.Table) else PythonValues(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def _cells(
+    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
+) -> tuple[list[_Read], dict[int, str]]:
+    """
+    What ``read`` makes of each row's cell; ``absent`` and an error where it cannot.
+    """
+    found: list[_Read] = []
+    errors: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        try:
+            found.append(read(_cell(extractor, row)))
+        except InvalidError as error:
+            found.append(absent)
+            errors[position] = str(error)
+    return found, errors
+
+
+def _cell(extractor: FieldExtractor, row: Any) -> Any:
+    if isinstance(extractor, str):
+        if not isinstance(row, Mapping):
+            raise InvalidError("the row has no fields", type=type(row).__name__)
+        if extractor not in row:
+            raise InvalidError("the row has no such field", field=extractor)
+        return row[extractor]
+    try:
+        return extractor(row)
+    except Exception as cause:
+        raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
+
+
+def _arrival_or(
+    node: InjectorNode,
+    rows: Rows,
+    stamp_at: EventTimeMicros | None,
+    read: Callable[[FieldExtractor, Any], InstantColumn],
+) -> InstantColumn:
+    if not isinstance(node.at, IngressTime):
+        return read(node.at, rows)
+    return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
+
+
+def _time_column(extractor: FieldExtractor, rows: pa.Table) -> InstantColumn:
+    if not isinstance(extractor, str):
+        return _times(extractor, rows.to_pylist())
+    return instant_column_us(_existing(rows, extractor, "time"), extractor)
+
+
+def _times(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> InstantColumn:
+    at, errors = _cells(extractor, rows, parse_instant_us, EventTimeMicros(0))
+    return InstantColumn(at=np.array(at, dtype=np.int64), errors=errors)
+
+
+def _id_column(
+    extractor: FieldExtractor | None, rows: pa.Table
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if not isinstance(extractor, str):
+        return _ids(extractor, [] if extractor is None else rows.to_pylist())
+    column = _existing(rows, extractor, "id")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_id(kind):
+        raise InvalidError(
+            "the id column is neither text nor binary nor a number", column=extractor, type=kind
+        )
+    plain = column.cast(kind)
+    made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
+    return (made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made), {}
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_integer,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _ids(
+    extractor: FieldExtractor | None, rows: Sequence[Mapping[str, Any]]
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if extractor is None:
+        return None, {}
+    ids, errors = _cells(extractor, rows, _id_bytes, None)
+    return pa.array(ids, pa.binary()), errors
+
+
+def _id_bytes(value: Any) -> bytes | None:
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            return value.encode("utf-8", "surrogatepass")
+        case int() if not isinstance(value, bool):
+            return str(value).encode()
+    raise InvalidError("the id is neither text nor bytes nor a whole number", type=type(value).__name__)
+
+
+def _existing(rows: pa.Table, name: str, use: str) -> pa.ChunkedArray:
+    if name not in rows.column_names:
+        raise InvalidError(f"the input has no such {use} column", column=name, columns=rows.column_names)
+    return rows.column(name)

@@ -1,0 +1,232 @@
+"""
+Names of the positions that a pipeline keeps in the table as Delta ``txn`` actions.
+
+A ``txn`` outlives log cleanup and checkpoints, moves in the same commit as the rows,
+and every Delta reader sees it; so whatever a restart must know is one. All of them
+only ever rise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, unquote
+
+from millpond.executor.event_time.clocks import clock_name
+from millpond.statestore.catalog.facts import input_app_id, superstep_app_id
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import Superstep
+
+__all__ = [
+    "BOUNDED_SOURCE",
+    "LOCAL_SOURCE",
+    "admit_batch",
+    "bare_ids_app_id",
+    "claim_app_id",
+    "claimed_by",
+    "input_app_id",
+    "input_positions",
+    "pipeline_number",
+    "rival_of",
+    "stream_number",
+    "superstep_app_id",
+    "superstep_of",
+    "total_app_id",
+    "watermark_app_id",
+]
+
+BOUNDED_SOURCE = "bounded"
+"""Source id of an input that is a bounded DataFrame: its only batch is 0."""
+
+LOCAL_SOURCE = "local"
+"""Source id of rows handed to a runner in process."""
+
+
+def _app_id(*parts: str) -> str:
+    return "/".join(["millpond", *(quote(part, safe="") for part in parts)])
+
+
+def watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = 100.0) -> str:
+    """
+    Names a journaled watermark; ``kind`` is ``injector`` or ``computation``.
+    """
+    # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
+    clock = clock_name(TimeDomain.EVENT, percentile)
+    return _app_id("watermark", pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
+
+
+def total_app_id(pipeline: str, counter: str) -> str:
+    """
+    Names a running total over the pipeline's whole life, such as ``records``.
+    """
+    return _app_id("total", pipeline, counter)
+
+
+def standing_app_id(pipeline: str, stream: str, member: str) -> str:
+    """
+    Names what was declared of a stream's member, or of a stream without members (``""``).
+    """
+    return _app_id("standing", pipeline, stream, member)
+
+
+_COUNT_PREFIX: Final = "millpond/count/"
+
+
+def count_app_id(pipeline: str, computation: str, counter: str) -> str:
+    """
+    Names a counter of one computation; see `millpond.executor.superstep.totals`.
+    """
+    return _app_id("count", pipeline, computation, counter)
+
+
+def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
+    """
+    Every counter of a pipeline's computations, by name.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for app_id, value in positions.items():
+        if app_id.startswith(_COUNT_PREFIX):
+            of, computation, counter = (unquote(part) for part in app_id.split("/")[2:])
+            if of == pipeline:
+                found.setdefault(computation, {})[counter] = value
+    return found
+
+
+_CLAIM_PREFIX: Final = "millpond/claim/"
+_SUPERSTEP_PREFIX: Final = superstep_app_id("")
+
+
+def claim_app_id(computation: str) -> str:
+    """
+    Names the claim of a pipeline on a computation, whose version is the `pipeline_number`.
+
+    There is one a computation, so that of two pipelines that want the same one a single commit wins.
+    """
+    return _CLAIM_PREFIX + quote(computation, safe="")
+
+
+def pipeline_number(pipeline: str) -> int:
+    """
+    A pipeline's name as a number that a Delta ``txn`` can hold.
+    """
+    return _number_of(pipeline)
+
+
+def bare_ids_app_id(computation: str) -> str:
+    """
+    Names the choice of the stream whose record ids a computation keeps as they came.
+
+    The version is its `stream_number`. The choice is made once, when the first stream with ids
+    is consumed, and outlives changes of the pipeline: ids that are kept must be found again.
+    """
+    return "millpond/bare_ids/" + quote(computation, safe="")
+
+
+def stream_number(stream: str) -> int:
+    """
+    A stream's name as a number that a Delta ``txn`` can hold.
+    """
+    return _number_of(stream)
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
+    """
+    Every computation that a pipeline has ever run, those included that it has no more.
+    """
+    number = pipeline_number(pipeline)
+    return frozenset(
+        unquote(app_id.removeprefix(_CLAIM_PREFIX))
+        for app_id, version in positions.items()
+        if version == number and app_id.startswith(_CLAIM_PREFIX)
+    )
+
+
+def rival_of(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
+    """
+    The other pipeline that a computation belongs to; ``None`` when it is free or one's own.
+    """
+    number = positions.get(claim_app_id(computation))
+    if number in (None, pipeline_number(pipeline)):
+        return None
+    names = (
+        unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))
+        for app_id in positions
+        if app_id.startswith(_SUPERSTEP_PREFIX)
+    )
+    return next((name for name in names if pipeline_number(name) == number), "another one")
+
+
+def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
+    """
+    The last superstep that has been committed; 0 before the first.
+    """
+    return Superstep(positions.get(superstep_app_id(pipeline), 0))
+
+
+def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
+    """
+    Source id → last batch consumed, of one input.
+
+    Example:
+        >>> input_positions({input_app_id("p", "s", "q1"): 4}, "p", "s")
+        {'q1': 4}
+    """
+    prefix = input_app_id(pipeline, stream, "")
+    return {
+        unquote(app_id.removeprefix(prefix)): version
+        for app_id, version in positions.items()
+        # A repair cannot take a position out of the table; below 0 it was never consumed.
+        if app_id.startswith(prefix) and version >= 0
+    }
+
+
+def admit_batch(
+    known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
+) -> bool:
+    """
+    Whether a batch is news; a batch that Spark replays after a crash is not.
+
+    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
+    anything else means that checkpoint and store do not belong together.
+
+    Args:
+        known: source id → last batch consumed.
+        stream: the input, for the message.
+        source: id of the source that offers the batch.
+        batch: its number.
+        accept_checkpoint: take a source that the store does not know from where it stands.
+
+    Raises:
+        InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
+    """
+    belongs = "go on with the checkpoint that belongs to this store, start with a new store"
+    way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
+    if_repaired = (
+        "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "
+    )
+    last = known.get(source)
+    if last is None:
+        if accept_checkpoint or (not known and batch == 0):
+            return True
+        if known:
+            raise InvalidError(
+                f"this store has consumed the input through another checkpoint; {way_out}",
+                input=stream, checkpoint=source, known=dict(known),
+            )  # fmt: skip
+        raise InvalidError(
+            f"the checkpoint has handed out batches that this store never saw; {if_repaired}{way_out}",
+            input=stream, checkpoint=source, batch=batch,
+        )  # fmt: skip
+    if batch in (last, last + 1):
+        return batch == last + 1
+    fault = "was rewound; " if batch < last else f"is ahead of the store; {if_repaired}"
+    raise InvalidError(
+        f"the checkpoint {fault}{belongs}",
+        input=stream, checkpoint=source, batch=batch, store_has_consumed=last,
+    )  # fmt: skip

@@ -1,0 +1,3 @@
+"""
+Taking a damaged store back to its newest sound version.
+"""

@@ -1,0 +1,284 @@
+"""
+What a repair would do: the newest state of a damaged store that can be put together again.
+
+In this order: a damaged file that a fold made is replaced by the files that it was folded from, where
+these are still there, and nothing is lost. Else the whole table goes back to the newest version
+all of whose files are whole: state, timers, ids and productions of all keys together with the
+positions of all inputs, so that what was consumed since is read again. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from millpond.executor.pipeline.positions import superstep_app_id
+from millpond.statestore.catalog.facts import INPUT_PREFIX
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.integrity.bit_flip import turn_back_a_bit
+from millpond.statestore.integrity.table_history import TableHistory, TableState, read_histories
+from millpond.statestore.log.action import Add, Txn
+from millpond.statestore.log.boundary import log_boundary
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.high_water import Mark
+from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.row_format import parquet_seal_holds
+from millpond.statestore.types import Objects, TableVersion
+
+__all__ = ["RepairPlan", "Restored", "plan_repair"]
+
+_SUPERSTEP_PREFIX = superstep_app_id("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """
+    A damaged file, and the whole ones that say the same.
+    """
+
+    path: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """
+    How a store becomes whole again.
+
+    Attributes:
+        newest: the newest version that there ever was, as far as log and mark tell.
+        state: what the table will be: live files, and transactions before they are moved on.
+        history: what the log tells, up to where it can be read.
+        healed: files in which one bit was flipped, as they were written, by path.
+        restored: damaged files whose contents are found elsewhere.
+        lost: damaged or missing live files whose contents are not.
+        set_aside: files of the log that cannot stay; copies are kept.
+        txns: the newest transactions that any readable commit tells of.
+        is_readable: whether the log can be read to its end, so that older versions stay readable.
+    """
+
+    newest: TableVersion
+    state: TableState
+    history: TableHistory
+    healed: dict[str, bytes]
+    restored: tuple[Restored, ...]
+    lost: tuple[str, ...]
+    set_aside: tuple[str, ...]
+    txns: dict[str, int]
+    is_readable: bool
+
+    @property
+    def is_needed(self) -> bool:
+        """
+        Whether there is anything to repair.
+        """
+        return bool(self.healed or self.set_aside or self.restored or self.is_rollback)
+
+    @property
+    def is_rollback(self) -> bool:
+        """
+        Whether commits are undone.
+        """
+        return self.state.version < self.newest
+
+    def supersteps(self) -> dict[str, tuple[int, int]]:
+        """
+        By application id of a pipeline's superstep, the last that stays and the last that there was.
+        """
+        return self._moved(_SUPERSTEP_PREFIX)
+
+    def inputs(self) -> dict[str, tuple[int, int]]:
+        """
+        By application id of an input, how far it stays consumed and how far it was; -1 for not at all.
+        """
+        return self._moved(INPUT_PREFIX)
+
+    def consumed(self) -> dict[str, int]:
+        """
+        By source of an input, how far the store will have consumed it; -1 for not at all.
+        """
+        found: dict[str, int] = {}
+        for app_id in self.txns:
+            if app_id.startswith(INPUT_PREFIX):
+                source = unquote(app_id.rpartition("/")[2])
+                found[source] = max(self.state.txns.get(app_id, -1), found.get(source, -1))
+        return found
+
+    @property
+    def is_after_repair(self) -> bool:
+        """
+        Whether the newest commit is that of an earlier repair, which may have been cut short after it.
+        """
+        return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
+
+    def _moved(self, prefix: str) -> dict[str, tuple[int, int]]:
+        return {
+            app_id: (self.state.txns.get(app_id, -1), was)
+            for app_id, was in sorted(self.txns.items())
+            if app_id.startswith(prefix) and self.state.txns.get(app_id, -1) != was
+        }
+
+
+class _Files:
+    """
+    Which row files are whole, or would be if a bit were turned back; each is read once.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._whole: dict[str, bool] = {}
+        self.healed: dict[str, bytes] = {}
+
+    def is_whole(self, path: str) -> bool:
+        if path not in self._whole:
+            try:
+                read_row_files(self._objects, [path])
+            except DataError:
+                self._whole[path] = self._heal(path)
+            else:
+                self._whole[path] = True
+        return self._whole[path]
+
+    def _heal(self, path: str) -> bool:
+        try:
+            damaged = self._objects.get(path)
+        except ObjectMissingError:
+            return False
+        name = path.rpartition("/")[2]
+        whole = turn_back_a_bit(damaged, lambda data: parquet_seal_holds(memoryview(data), name))
+        if whole is None:
+            return False
+        held = MemoryObjects()
+        held.put(path, whole)
+        try:
+            read_row_files(held, [path])
+        except DataError:
+            return False
+        self.healed[path] = whole
+        return True
+
+    def sources_of(self, path: str, history: TableHistory) -> tuple[Add, ...] | None:
+        """
+        The whole files that a damaged one was folded from; ``None`` if some of them are gone.
+        """
+        made = history.maker_of(path)
+        if made is None or made.kind != "fold":
+            return None
+        interval = next(add.tags.get("interval") for add in made.added if add.path == path)
+        found: list[Add] = []
+        for source in made.removed:
+            if source.tags.get("interval") != interval:
+                continue
+            deeper = (source,) if self.is_whole(source.path) else self.sources_of(source.path, history)
+            if deeper is None:
+                return None
+            found += deeper
+        return tuple(found) or None
+
+
+def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
+    """
+    Find the newest state that can be had.
+
+    Args:
+        objects: the table's root.
+        mark: the high-water mark; ``None`` if it is not known.
+
+    Raises:
+        DataError: there is none; only a copy of the store helps.
+        UnavailableError: the store is away.
+    """
+    log, files = Log(objects), _Files(objects)
+    inventory = log.inventory()
+    latest = max(-1 if inventory.latest is None else inventory.latest, -1 if mark is None else mark.version)
+    newest, lost = TableVersion(latest), set[str]()
+    for history in read_histories(log, mark):
+        bad = set[str]()
+        for state, came_back in history.states():
+            bad = {path for path in bad if path in state.live}
+            bad |= {path for path in came_back if not files.is_whole(path)}
+            sources = {path: files.sources_of(path, history) for path in bad}
+            gone = [path for path, found in sources.items() if found is None]
+            if gone:
+                lost.update(gone)
+                continue
+            restored = []
+            for path, found in sorted(sources.items()):
+                del state.live[path]
+                state.live |= {add.path: add for add in found or ()}
+                restored.append(Restored(path=path, sources=tuple(add.path for add in found or ())))
+            is_readable = history.newest == newest
+            return RepairPlan(
+                newest=newest,
+                state=state,
+                history=history,
+                healed={path: data for path, data in files.healed.items() if path in state.live}
+                | {commit_path(version): data for version, data in history.healed.items()},
+                restored=tuple(restored),
+                lost=tuple(sorted(lost)),
+                set_aside=_set_aside(log, inventory, history, is_readable=is_readable),
+                txns=_newest_txns(log, inventory, history),
+                is_readable=is_readable,
+            )
+    raise DataError(
+        "no version of the store is whole any more: restore it from a copy", store=objects.url, lost=len(lost)
+    )
+
+
+def _set_aside(
+    log: Log, inventory: LogInventory, history: TableHistory, *, is_readable: bool
+) -> tuple[str, ...]:
+    broken = set[str]()
+    for checkpoint in inventory.checkpoints:
+        try:
+            tuple(log.read_checkpoint(checkpoint))
+        except DataError:
+            broken.update(checkpoint.paths)
+    if not is_readable:
+        return tuple(path for path in log.objects.list(LOG_FOLDER) if _is_of_log(path))
+    boundary = log_boundary(log.objects)
+    before = [version for version in inventory.versions if boundary <= version < history.start]
+    if not history.is_start_chained and history.start in inventory.versions:
+        before.append(history.start)
+    whole = range(before[0], history.start) if before else range(0)
+    if before and (list(whole) != before or any(not _is_whole(log, version) for version in before)):
+        # A reader begins with the first commit, so all before the checkpoint go together.
+        broken.update(commit_path(version) for version in before)
+        broken.update(
+            path
+            for checkpoint in inventory.checkpoints
+            if checkpoint.version < history.start
+            for path in checkpoint.paths
+        )
+    return tuple(sorted(broken))
+
+
+def _is_of_log(path: str) -> bool:
+    return path.removeprefix(f"{LOG_FOLDER}/")[:20].isdecimal()
+
+
+def _is_whole(log: Log, version: TableVersion) -> bool:
+    try:
+        decode(log.read(version) or b"", commit_path(version))
+    except DataError:
+        return False
+    return True
+
+
+def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
+    """
+    Where transactions stood at last: by the history, and by single commits after it that can be read.
+    """
+    found = dict(history.state.txns)
+    for version in inventory.versions:
+        if version > history.newest:
+            try:
+                actions = decode(log.read(version) or b"", commit_path(version))
+            except DataError:
+                continue
+            for action in actions:
+                if isinstance(action, Txn):
+                    found[action.app_id] = max(action.version, found.get(action.app_id, action.version))
+    return found

@@ -1,0 +1,328 @@
+"""
+Repair: a damaged store made whole again, by one fenced commit that says what it did.
+
+Everything goes back together. Going back to version *g* means the rows of *g* and the input
+positions of *g*, so a runner reads again what was consumed since, where its source still has it. Two
+numbers do not go back. Fences rise, by leases taken for the repair: whoever ran the pipeline cannot
+write any more. And supersteps rise above every one that ever was: a sink that has the outputs of
+the undone supersteps must not take their successors for repetitions. So rows whose productions
+are undelivered at *g* are written anew under the new number.
+
+The log stays what it is where it can be read to its end: older versions stay readable. Where it cannot,
+the repair's commit says everything, a checkpoint repeats it, and the files of the old log are
+set aside. Killed at any moment, a repair leaves a store that can be repaired again. What is to follow
+the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
+pipeline starts in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.pipeline.positions import claimed_by, superstep_app_id
+from millpond.executor.repair.plan import RepairPlan
+from millpond.executor.superstep.dead_letter import control_interval
+from millpond.statestore.catalog.facts import INPUT_PREFIX, SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.errors import ConflictError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.lease import Lease, Leases
+from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.commit_file import digest_of, encode
+from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.log import LOG_FOLDER, commit_path
+from millpond.statestore.log.plan import Committed
+from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.row import Fence, pack_fence, unpack_fence
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    Clock,
+    CommitNumber,
+    Objects,
+    Rng,
+    Sequencer,
+    Superstep,
+    TableVersion,
+)
+
+__all__ = ["SET_ASIDE_FOLDER", "hold_store", "repair_store"]
+
+SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
+"""Where copies of what was taken out of the log lie, a folder a repair."""
+
+_SUPERSTEP_PREFIX: Final = superstep_app_id("")
+_SAVEPOINT_PREFIX: Final = savepoint_app_id("")
+_LOST_TOLD_MAX: Final = 100
+_COUNTED_ANEW: Final = {"millpond/total/": 0, "millpond/count/": 0, "millpond/watermark/": int(TIME_MIN_US)}
+
+
+def repair_store(
+    objects: Objects,
+    plan: RepairPlan,
+    leases: Leases,
+    clock: Clock,
+    rng: Rng,
+    *,
+    then: Callable[[], None] | None = None,
+) -> Committed:
+    """
+    Do what a plan says.
+
+    Args:
+        objects: the table's root.
+        plan: made just before; nobody may have written since.
+        leases: of the store; those of every interval are taken and given back.
+        clock: the source of time.
+        rng: the source of file names.
+        then: what to do after the commit, before the leases are given back.
+
+    Returns:
+        The repair's commit: the newest version of the table.
+
+    Raises:
+        ConflictError: a pipeline of the store is running; stop it first. Or another repair or a collection by
+            hand is, or took files that the plan needs. Nothing was changed.
+        FencedError: this process slept for longer than its session; repair again.
+        ObjectExistsError: somebody has committed since the plan was made. Nothing was changed.
+        UnavailableError: a service is away; repair again.
+    """
+    with hold_store(plan, leases) as (hold, owners):
+        committed = _commit(objects, plan, owners, clock, rng, hold)
+        leases.high_water.advance(committed.version, committed.digest)
+        leases.high_water.flush()
+        if then is not None:
+            then()
+    return committed
+
+
+@contextmanager
+def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
+    """
+    Hold the store alone: no pipeline of it runs meanwhile, no other repair, and no collection by hand.
+
+    Yields:
+        The hold on work by hand, and the fences of the leases of every interval.
+
+    Raises:
+        ConflictError: one of them is running.
+        UnavailableError: the lease service is away.
+    """
+    fences = {
+        interval: _fence_of(plan, app_id)
+        for app_id in plan.txns
+        if (interval := Interval.from_app_id(app_id)) is not None
+    }
+    with alone_by_hand(leases) as hold:
+        taken = leases.take_all(fences, on_held="refuse") if fences else ()
+        try:
+            yield hold, {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
+        finally:
+            for lease in taken:
+                leases.release(lease)
+
+
+def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
+    return unpack_fence(max(plan.txns[app_id], plan.state.txns.get(app_id, 0))).sequencer
+
+
+def _commit(
+    objects: Objects,
+    plan: RepairPlan,
+    owners: Mapping[Interval, Fence],
+    clock: Clock,
+    rng: Rng,
+    hold: Lease,
+) -> Committed:
+    version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
+    _check_files(objects, plan)
+    for path, data in sorted(plan.healed.items()):
+        objects.put(path, data)
+    supersteps = _next_supersteps(objects, plan)
+    live = dict(plan.state.live)
+    if plan.is_rollback:
+        for path, add in _written_anew(objects, plan, supersteps, owners, version, now_ms, rng):
+            del live[path]
+            live[add.path] = add
+    txns = _transactions(plan, supersteps, owners)
+    changes = list(_changes(plan, live, now_ms))
+    changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
+    info = CommitInfo(
+        operation="MILLPOND REPAIR",
+        timestamp_ms=now_ms,
+        parameters={"kind": "repair", "restoredVersion": str(plan.state.version)},
+        read_version=plan.newest,
+        millpond={
+            "kind": "repair",
+            "writer": rng.token(),
+            "previous": plan.history.digest if plan.is_readable else "",
+            "restored_version": int(plan.state.version),
+            "lost": list(plan.lost[:_LOST_TOLD_MAX]),
+        },
+    )
+    data = encode([info, *changes])
+    hold.check()
+    put_new(objects, commit_path(version), data)
+    if not plan.is_readable:
+        actions = tuple(changes)
+        path = checkpoint_path(version)
+        objects.put(path, write_part(actions, path))
+        objects.put(
+            f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps({"version": version, "size": len(actions)})
+        )
+    _set_aside(objects, plan, version)
+    return Committed(version=version, digest=digest_of(data))
+
+
+def _check_files(objects: Objects, plan: RepairPlan) -> None:
+    """
+    Refuse a plan whose files have gone since: a collection ran in between, which changes no version.
+    """
+    gone = plan.state.live.keys() - set(objects.list(""))
+    if gone:
+        raise ConflictError(
+            "garbage was collected meanwhile, and files went that the repair needs; repair again",
+            path=min(gone),
+            files=len(gone),
+        )
+
+
+def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
+    """
+    What makes the table consist of ``live``: all of it where nothing of the log can be built on.
+    """
+    if not plan.is_readable:
+        yield plan.history.protocol
+        if plan.history.metadata is not None:
+            yield plan.history.metadata
+        yield from live.values()
+        return
+    before = plan.history.state.live
+    for path, add in before.items():
+        if path not in live:
+            yield Remove(
+                path=path,
+                deletion_time_ms=now_ms,
+                partition_values=add.partition_values,
+                size_bytes=add.size_bytes,
+            )
+    yield from (add for path, add in live.items() if path not in before)
+
+
+def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
+    """
+    By pipeline, a superstep above every one that the log or any file's name tells of.
+    """
+    found: dict[str, Superstep] = {}
+    names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
+    for app_id, last in plan.txns.items():
+        if app_id.startswith(_SUPERSTEP_PREFIX):
+            pipeline = unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))
+            own = claimed_by(plan.txns, pipeline) | {control_interval(pipeline).computation}
+            numbers = (
+                int(name.partition("-")[0])
+                for folder, _, name in names
+                if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
+            )
+            found[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
+    return found
+
+
+def _transactions(
+    plan: RepairPlan, supersteps: Mapping[str, Superstep], owners: Mapping[Interval, Fence]
+) -> dict[str, int]:
+    fences = {
+        interval.app_id: pack_fence(each.sequencer, each.commit_number) for interval, each in owners.items()
+    }
+    if not plan.is_rollback:
+        return fences
+    found: dict[str, int] = {}
+    for app_id, was in plan.txns.items():
+        restored = plan.state.txns.get(app_id)
+        if app_id.startswith(_SUPERSTEP_PREFIX):
+            found[app_id] = supersteps[unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))]
+        elif app_id.startswith(INPUT_PREFIX):
+            found[app_id] = -1 if restored is None else restored
+        elif app_id.startswith(_SAVEPOINT_PREFIX):
+            is_kept = plan.is_readable and was <= plan.newest
+            found[app_id] = was if is_kept else SAVEPOINT_RELEASED
+        else:
+            anew = next((at for prefix, at in _COUNTED_ANEW.items() if app_id.startswith(prefix)), was)
+            found[app_id] = anew if restored is None else restored
+    return found | fences
+
+
+def _written_anew(
+    objects: Objects,
+    plan: RepairPlan,
+    supersteps: Mapping[str, Superstep],
+    owners: Mapping[Interval, Fence],
+    version: TableVersion,
+    now_ms: int,
+    rng: Rng,
+) -> Iterator[tuple[str, Add]]:
+    """
+    Files with rows of a pipeline's last superstep, whose productions are undelivered, under its new number.
+    """
+    for pipeline, superstep in sorted(supersteps.items()):
+        last = plan.state.txns.get(superstep_app_id(pipeline))
+        if last is None:
+            continue
+        control = control_interval(pipeline)
+        sequencer = owners[control].sequencer if control in owners else Sequencer(1)
+        names = OwnedNames(rng, pipeline, partial(Sequencer, sequencer))
+        own = claimed_by(plan.state.txns, pipeline)
+        for path, add in sorted(plan.state.live.items()):
+            file = LiveFile.from_add(add, plan.state.version)
+            if file.computation not in own and file.interval_id != control.app_id:
+                continue
+            rows = read_row_files(objects, [path])
+            is_last = pc.equal(rows.column("superstep"), int(last))
+            if not pc.any(is_last).as_py():
+                continue
+            numbers = pc.if_else(is_last, pa.scalar(int(superstep), pa.int64()), rows.column("superstep"))
+            place = rows.schema.get_field_index("superstep")
+            interval = Interval.from_app_id(file.interval_id) or Interval(file.computation)
+            fence = owners.get(interval) or Fence(Sequencer(1 << 30), CommitNumber(0))
+            written = write_row_file(
+                objects,
+                interval,
+                rows.set_column(place, rows.schema.field(place), numbers),
+                superstep=superstep,
+                fence=fence,
+                token=names.token(),
+            )
+            yield (
+                path,
+                row_file_to_add(
+                    written, interval, version=version, modification_time_ms=now_ms, rewrite=True
+                ),
+            )
+
+
+def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> None:
+    """
+    Take files out of the log, oldest first, and keep copies.
+    """
+    gone = []
+    for path in plan.set_aside:
+        try:
+            data = objects.get(path)
+        except ObjectMissingError:
+            continue
+        objects.put(f"{SET_ASIDE_FOLDER}/{version:020d}/{path.rpartition('/')[2]}", data)
+        gone.append(path)
+    if plan.is_readable and gone:
+        # It may name a checkpoint that is gone; without it Delta readers list the log.
+        gone.append(f"{LOG_FOLDER}/_last_checkpoint")
+    objects.delete(sorted(gone))

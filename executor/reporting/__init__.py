@@ -1,0 +1,3 @@
+"""
+What a run shows while it works, and says at its end.
+"""

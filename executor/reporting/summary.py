@@ -1,0 +1,34 @@
+"""
+What a run has done, in numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.executor.superstep.totals import Totals
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["RunSummary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """
+    Counts of one run, and of the pipeline's whole life (restarts included).
+
+    Attributes:
+        supersteps: how many this run committed.
+        superstep: number of the last one ever committed.
+        run: counts of this run.
+        totals: counts of the pipeline's whole life.
+        watermark: the lowest output watermark; everything before it is done.
+        elapsed_ms: how long this run took.
+    """
+
+    supersteps: int
+    superstep: int
+    run: Totals
+    totals: Totals
+    watermark: EventTimeMicros
+    elapsed_ms: float

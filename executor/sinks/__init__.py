@@ -1,0 +1,3 @@
+"""
+How streams leave, exactly once: Delta tables that are appended to or kept up to date.
+"""

@@ -1,0 +1,178 @@
+"""
+Sink columns: productions as the columns of a table outside of Millpond.
+
+Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON text. With one,
+the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
+name in the record's value (a value that is no object fills the column ``value``). A field that
+the schema does not name is left out; a column that the value does not have is null.
+
+Of a windowed step's pane, which travels in an envelope, a column may be a field of the envelope,
+``window_start``, ``window_end`` (null for the global window), ``is_retraction``, or a field of the
+value inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.row import TIMESTAMP
+
+__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "retractions", "sink_table"]
+
+SINK_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
+)
+"""Columns of a sink without a schema; ``value`` is JSON text."""
+
+ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("window_start", TIMESTAMP),
+        pa.field("window_end", TIMESTAMP),
+        pa.field("at", TIMESTAMP),
+        pa.field("value", pa.string()),
+    ]
+)
+"""Columns of a sink without a schema that keeps a row for each key and window; ``value`` is JSON text."""
+
+_OWN: Final = ("key", "at")
+_ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
+_WINDOW_BOUNDS: Final = {"window_start": 0, "window_end": 1}
+_VALUE: Final = "value"
+_MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
+
+
+def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa.Table:
+    """
+    The productions as a table with the sink's columns, in the same order.
+
+    Args:
+        productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
+        schema: the sink's schema; ``None`` means `SINK_SCHEMA`.
+        sink: the sink's name, for errors.
+
+    Raises:
+        InvalidError: a value does not fit its column; the error names sink, column and key.
+        DataError: a value is not JSON.
+    """
+    _refuse_bytes(productions, sink)
+    if schema is None:
+        return productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA)
+    values = _decoded(productions, sink)
+    if schema is ROW_SCHEMA_BY_WINDOW:
+        values = [_with_text(value) for value in values]
+    columns = [_column(productions, values, field, sink) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def retractions(productions: pa.Table, sink: str) -> list[bool]:
+    """
+    Which productions take back what was produced before, in their order.
+
+    Raises:
+        DataError: a value is not JSON.
+    """
+    values = _decoded(productions, sink)
+    return [_is_envelope(value) and bool(value["pane"].get("is_retraction")) for value in values]
+
+
+def _is_envelope(value: Any) -> bool:
+    # The shape that `millpond.dataflow.step.pane` defines, which lies above this room.
+    return isinstance(value, dict) and value.keys() == _ENVELOPE and isinstance(value["pane"], dict)
+
+
+def _with_text(value: Any) -> Any:
+    """
+    The value inside as JSON text, window bounds kept.
+    """
+    if _is_envelope(value):
+        return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
+    return orjson.dumps(value).decode()
+
+
+def _refuse_bytes(productions: pa.Table, sink: str) -> None:
+    blobs = productions.column("value_bytes")
+    if blobs.null_count < len(blobs):
+        raise InvalidError("a Delta sink has no column for values that are plain bytes", sink=sink)
+
+
+def _decoded(productions: pa.Table, sink: str) -> list[Any]:
+    texts = productions.column(_VALUE).to_pylist()
+    try:
+        return [None if text is None else orjson.loads(text) for text in texts]
+    except orjson.JSONDecodeError as cause:
+        raise DataError("a production's value is not JSON", sink=sink) from cause
+
+
+def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str) -> pa.Array:
+    if field.name in _OWN:
+        found = productions.column(field.name).combine_chunks()
+        return found if found.type == field.type else found.cast(field.type)
+    cells = [_cell(value, field.name) for value in values]
+    try:
+        return _array(cells, field)
+    except _MISFITS as cause:
+        row = next(row for row, cell in enumerate(cells) if not _fits(cell, field))
+        error = InvalidError(
+            "a value does not fit its column of the sink",
+            sink=sink,
+            column=field.name,
+            type=field.type,
+            key=productions.column("key")[row],
+            value=cells[row],
+        )
+        raise error from cause
+
+
+def _cell(value: Any, name: str) -> Any:
+    if _is_envelope(value):
+        return _pane_cell(value, name)
+    if isinstance(value, Mapping):
+        return value.get(name)
+    return value if name == _VALUE else None
+
+
+def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
+    if name in envelope:
+        return envelope[name]
+    if name in _WINDOW_BOUNDS:
+        bound = envelope["window"][_WINDOW_BOUNDS[name]]
+        return bound if INSTANT_MIN_US <= bound <= INSTANT_MAX_US else None
+    if name == "is_retraction":
+        return envelope["pane"][name]
+    inner = envelope[_VALUE]
+    return inner.get(name) if isinstance(inner, Mapping) else None
+
+
+def _array(cells: list[Any], field: pa.Field) -> pa.Array:
+    made = pa.array([None if cell is None else _converted(cell, field.type) for cell in cells], field.type)
+    if made.null_count and not field.nullable:
+        raise InvalidError("the column does not take nulls", column=field.name)
+    return made
+
+
+def _converted(cell: Any, kind: pa.DataType) -> Any:
+    """
+    What JSON cannot say is read from text: times, dates, decimal numbers.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)
+    if pa.types.is_date(kind):
+        return date.fromisoformat(cell)
+    return Decimal(str(cell)) if pa.types.is_decimal(kind) else cell
+
+
+def _fits(cell: Any, field: pa.Field) -> bool:
+    try:
+        _array([cell], field)
+    except _MISFITS:
+        return False
+    return True

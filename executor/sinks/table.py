@@ -1,0 +1,89 @@
+"""
+Where a sink writes: a Delta table that fits it, opened or made.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+import pyarrow as pa
+
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.log.delta_schema import delta_schema
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import create_table
+from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.types import Clock, Objects, Rng
+
+__all__ = ["open_table"]
+
+
+def open_table(
+    objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
+) -> LogWriter:
+    """
+    The writer of a sink's table; made when it is not there.
+
+    Args:
+        objects: the table's root.
+        clock: for timestamps and waiting.
+        rng: for the table's identity.
+        name: the sink's name.
+        schema: the columns that it must have.
+        whole: it may have no other columns, for its rows are going to be written anew.
+
+    Raises:
+        InvalidError: there is a table with other columns, or a partitioned one.
+        UnavailableError: the folder or bucket does not answer.
+    """
+    log = Log(objects)
+    if log.latest_version() is None:
+        try:
+            return create_table(log, clock, rng, schema=schema, name=name)
+        except ConflictError:
+            # Another process has made it since; whether it fits is looked at below.
+            pass
+    snapshot = load(log)
+    _check_fits(snapshot, schema, name, objects.url)
+    if whole:
+        _check_no_others(snapshot, schema, name, objects.url)
+    return LogWriter(log, snapshot, clock, rng)
+
+
+_FIELDS: Final = "fields"
+
+
+def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
+    metadata = snapshot.metadata
+    if metadata is None:
+        raise InvalidError("the sink's table has no metadata", sink=name, path=url)
+    if metadata.partition_columns:
+        raise InvalidError(
+            "a Delta sink cannot append to a partitioned table",
+            sink=name,
+            path=url,
+            partition_columns=list(metadata.partition_columns),
+        )
+    there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
+    for column in orjson.loads(delta_schema(schema))[_FIELDS]:
+        found = there.get(column["name"])
+        if found != column["type"]:
+            raise InvalidError(
+                "the sink's table has other columns",
+                sink=name,
+                path=url,
+                column=column["name"],
+                wanted=column["type"],
+                found=found,
+            )
+
+
+def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
+    there = orjson.loads(snapshot.metadata.schema_string)[_FIELDS] if snapshot.metadata else ()
+    others = sorted({column["name"] for column in there} - set(schema.names))
+    if others:
+        raise InvalidError(
+            "the sink's table has columns that an upsert would lose", sink=name, path=url, columns=others
+        )

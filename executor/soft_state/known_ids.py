@@ -1,0 +1,188 @@
+"""
+Which record ids an interval has consumed already (MillWheel §6.1.1).
+
+A Bloom filter says "never seen" for nearly every fresh id. A hit is settled exactly, by
+the ``record_ids`` of the key: those of the newest files are still in memory, those of
+older ones are read. False hits cost a read and never a record.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.soft_state.known_files import FileKeys
+from millpond.executor.soft_state.row_reader import RowReader
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.bloom import RecordIdFilter
+
+__all__ = ["ID_COLUMNS", "KnownIds", "ids_in"]
+
+ID_COLUMNS: Final = ("key", "record_ids")
+
+_CAPACITY_MIN: Final = 262_144
+_CAPACITY_MAX: Final = 16_777_216
+_ERROR_RATE: Final = 1e-6
+_FILES_AT_ONCE: Final = 8
+# What Arrow's objects around a small table take, which `nbytes` leaves out.
+_TABLE_BYTES: Final = 4_096
+
+
+class KnownIds:
+    """
+    The ids of one interval: a filter, built at the first question, and the newest ids themselves.
+
+    A filter forgets nothing, while folds drop the ids that are past the horizon. So it is built anew from the
+    files when as many ids have been added to it as it was made for.
+
+    Args:
+        interval: whose ids.
+        reader: reads ``record_ids`` back.
+        budget_bytes: how much of the newest ids stays in memory.
+        capacity_max: how many ids the filter is made for at most, at 8 bytes each.
+    """
+
+    def __init__(
+        self, interval: Interval, reader: RowReader, budget_bytes: int, *, capacity_max: int = _CAPACITY_MAX
+    ) -> None:
+        self._interval = interval
+        self._reader = reader
+        self._budget_bytes = budget_bytes
+        self._capacity_max = capacity_max
+        self._filter: RecordIdFilter | None = None
+        self._full_at = 0
+        self._recent: OrderedDict[str, pa.Table] = OrderedDict()
+        self._recent_bytes = 0
+
+    def prepare(self, files: Sequence[FileKeys]) -> None:
+        """
+        Build the filter from the files, unless there is one that is not full.
+
+        Args:
+            files: all that hold rows of the interval, those of adopted bundles included.
+        """
+        if self._filter is not None and self._filter.count < self._full_at:
+            return
+        built = RecordIdFilter(
+            min(_CAPACITY_MIN, self._capacity_max), _ERROR_RATE, capacity_max=self._capacity_max
+        )
+        # A few files at a time: all ids of an interval may be more than should be in memory at once.
+        for start in range(0, len(files), _FILES_AT_ONCE):
+            paths = [file.path for file in files[start : start + _FILES_AT_ONCE]]
+            built.add(ids_in(self._reader.read(paths, ID_COLUMNS, interval=self._interval)))
+        # Where more ids are alive than it is made for, reading them again soon would win nothing.
+        self._full_at = built.count + max(built.count, self._capacity_max)
+        self._filter = built
+
+    def may_be_known(self, prints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """
+        False where an id was never consumed, by its fingerprint; call `prepare` first.
+        """
+        if self._filter is None:
+            return np.ones(len(prints), dtype=np.bool_)
+        return self._filter.might_contain(prints)
+
+    def add(self, prints: npt.NDArray[np.uint64]) -> None:
+        """
+        Note ids that a bundle consumes.
+        """
+        if self._filter is not None:
+            self._filter.add(prints)
+
+    def follow(self, updates: pa.Table) -> None:
+        """
+        Note the ids in updates that another process committed.
+        """
+        if self._filter is not None:
+            ids = ids_in(updates)
+            if len(ids):
+                self._filter.add(ids)
+
+    @property
+    def is_prepared(self) -> bool:
+        """
+        Whether the filter has been built.
+        """
+        return self._filter is not None
+
+    @property
+    def recent_bytes(self) -> int:
+        """
+        What the newest ids occupy, by estimate.
+        """
+        return self._recent_bytes
+
+    def keep(self, path: str, updates: pa.Table) -> None:
+        """
+        Keep the ids of a file that this process has written.
+        """
+        if self._filter is None:
+            return
+        table = updates.select(ID_COLUMNS)
+        self._recent[path] = table
+        self._recent_bytes += _size_bytes(table)
+        while self._recent_bytes > self._budget_bytes:
+            self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
+
+    def keep_only(self, files: Sequence[FileKeys]) -> None:
+        """
+        Let go of the ids of files that are no longer among the interval's.
+        """
+        for path in self._recent.keys() - {file.path for file in files}:
+            self.drop(path)
+
+    def drop(self, path: str) -> None:
+        """
+        Let go of the ids of a file that was written in vain.
+        """
+        table = self._recent.pop(path, None)
+        if table is not None:
+            self._recent_bytes -= _size_bytes(table)
+
+    def consumed(
+        self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
+    ) -> npt.NDArray[np.bool_]:
+        """
+        Exactly whether each (key, id) has been consumed.
+        """
+        wanted = pa.array(sorted(set(ids)), pa.binary())
+        low, high = min(keys), max(keys)
+        near = [file.path for file in files if file.may_hold_any(low, high)]
+        tables = [self._recent[path] for path in near if path in self._recent]
+        far = [path for path in near if path not in self._recent]
+        found: set[tuple[str, bytes]] = set()
+        for table in tables:
+            found |= _pairs(table, wanted)
+        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in found}
+        if far and missing:
+            read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
+            found |= _pairs(read, wanted)
+        return np.fromiter((pair in found for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
+
+
+def ids_in(updates: pa.Table) -> pa.Array:
+    """
+    All record ids of row updates.
+    """
+    lists = updates.column("record_ids").combine_chunks()
+    ids = lists.flatten().field("id")
+    return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+
+
+def _size_bytes(table: pa.Table) -> int:
+    return int(table.nbytes) + _TABLE_BYTES
+
+
+def _pairs(updates: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
+    lists = updates.column("record_ids").combine_chunks()
+    ids = lists.flatten().field("id")
+    chosen = pc.is_in(ids, wanted)
+    rows = pc.list_parent_indices(lists).filter(chosen)
+    keys = updates.column("key").combine_chunks().take(rows)
+    return set(zip(keys.to_pylist(), ids.filter(chosen).to_pylist(), strict=True))

@@ -1,0 +1,288 @@
+"""
+The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
+
+While nothing was ever evicted, a key that is not here provably has no row. After that a
+filter of all keys that ever had one answers for most new keys, and the others are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import repeat
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.timer import Timers
+from millpond.executor.soft_state.cold_rows import ColdRows
+from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
+from millpond.executor.soft_state.row_reader import LoadedRows
+from millpond.executor.soft_state.row_summary import ROW_BYTES, TIMER_BYTES, RowSummary
+from millpond.statestore.rows.bloom import RecordIdFilter
+
+__all__ = ["CacheUndo", "RowCache"]
+
+_KEEP: Final = 0.9
+"""Eviction stops at this share of the budget, so that it does not come with every bundle."""
+
+_FILTER_CAPACITY_MIN: Final = 65_536
+_FILTER_CAPACITY_MAX: Final = 16_777_216
+_FILTER_ERROR_RATE: Final = 0.001
+
+
+class _Absence(Enum):
+    MISSING = "missing"
+
+
+_MISSING: Final = _Absence.MISSING
+_Cached: TypeAlias = Encoded | Literal[_Absence.MISSING] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUndo:
+    """
+    What a bundle overwrote.
+    """
+
+    keys: Sequence[str]
+    states: list[_Cached]
+    timers: dict[str, Timers]
+
+
+class RowCache:
+    """
+    Rows in order of their last use.
+
+    Args:
+        budget_bytes: what rows may occupy, by estimate.
+        policy: whom to evict first.
+    """
+
+    def __init__(self, budget_bytes: int, policy: EvictionPolicy = window_aware) -> None:
+        self._budget_bytes = budget_bytes
+        self._policy = policy
+        self._states: dict[str, Encoded | None] = {}
+        self._timers: dict[str, Timers] = {}
+        self._cold: ColdRows | None = None
+        self._existing: RecordIdFilter | None = None
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._states) + (0 if self._cold is None else len(self._cold))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._states
+
+    @property
+    def is_complete(self) -> bool:
+        """
+        Whether every key that has a row is here.
+        """
+        return self._existing is None
+
+    @property
+    def is_over_budget(self) -> bool:
+        """
+        Whether rows should go.
+        """
+        return self.used_bytes > self._budget_bytes
+
+    def warm(self, keys: Sequence[str]) -> None:
+        """
+        Make objects of those of the keys' rows that are still as they were read; before all else with them.
+        """
+        cold = self._cold
+        if cold is None:
+            return
+        found = cold.among(keys)
+        if found:
+            rows, weight = cold.take(found)
+            self.used_bytes -= weight
+            self._take_in(rows)
+        if not len(cold):
+            self._cold = None
+
+    def replace_cold(self, keys: Sequence[str]) -> None:
+        """
+        Forget these keys' rows as they were read: all of each is about to be put.
+        """
+        if self._cold is not None:
+            self.used_bytes -= self._cold.drop(self._cold.among(keys))
+
+    def absent(self, keys: Sequence[str]) -> list[str]:
+        """
+        The keys that are not here, even after `warm`, and may have a row.
+        """
+        if self._existing is None:
+            return []
+        states = self._states
+        unknown = [key for key in keys if key not in states]
+        if not unknown:
+            return []
+        may_exist = self._existing.might_contain(pa.array(unknown, pa.string()))
+        return [unknown[place] for place in np.flatnonzero(may_exist).tolist()]
+
+    def states_of(self, keys: Sequence[str]) -> list[Encoded | None]:
+        """
+        The states of keys of which none is `absent`; ``None`` for a key without one.
+        """
+        return list(map(self._states.get, keys))
+
+    def timers_of(self, key: str) -> Timers:
+        """
+        The timers of a key that is not `absent`.
+        """
+        return self._timers.get(key, ())
+
+    def fill(self, merged: pa.Table, summary: RowSummary) -> None:
+        """
+        Take in as many of all rows as the budget allows, those that would be evicted last, as they are.
+        """
+        if int(summary.weights.sum()) <= self._budget_bytes:
+            self._keep_cold(merged, summary.weights)
+            return
+        self._forget_completeness(merged.num_rows)
+        self._remember(merged.column("key"))
+        order = self._policy(summary.waits)[::-1]
+        used = np.cumsum(summary.weights[order])
+        kept = np.zeros(merged.num_rows, np.bool_)
+        kept[order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))]] = True
+        # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
+        self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
+
+    def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
+        if rows.num_rows:
+            self._cold = ColdRows(rows, weights)
+            self.used_bytes += int(weights.sum())
+
+    def load(self, rows: LoadedRows) -> None:
+        """
+        Take in rows as they were read.
+        """
+        self._take_in(rows)
+        if self._existing is not None:
+            self._remember(pa.array(rows.keys, pa.string()))
+
+    def _take_in(self, rows: LoadedRows) -> None:
+        self._forget(rows.keys)
+        self._states.update(zip(rows.keys, rows.states, strict=True))
+        self._timers.update(rows.timers)
+        self.used_bytes += _weight(rows.keys, rows.states) + _timers_weight(rows.timers.values())
+
+    def put(
+        self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
+    ) -> CacheUndo:
+        """
+        Take in a bundle's outcome: states of all its keys, timers of those whose timers changed.
+        """
+        overwritten = {key: self._timers.get(key, ()) for key in timers}
+        before = self._take_out(keys)
+        self._states.update(zip(keys, states, strict=True))
+        self._set_timers(timers)
+        self.used_bytes += _weight(keys, states)
+        if None in states:
+            self._drop_rowless(keys, states)
+        if self._existing is not None:
+            new = [key for key, old in zip(keys, before, strict=True) if old is _MISSING]
+            self._remember(pa.array(new, pa.string()))
+        return CacheUndo(keys, before, overwritten)
+
+    def undo(self, undo: CacheUndo) -> None:
+        """
+        Bring back what `put` overwrote, or forget it where files can tell.
+        """
+        if self._existing is not None:
+            # Some of these rows may have been evicted since: only files know them whole. A row that
+            # the bundle deleted is in no filter that was made after it, though a file may have it.
+            self._forget(undo.keys)
+            self._remember(pa.array(undo.keys, pa.string()))
+            return
+        self._take_out(undo.keys)
+        known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
+        self._states.update(known)
+        self.used_bytes += _weight([key for key, _ in known], [old for _, old in known])
+        self._set_timers(undo.timers)
+
+    def remember(self, keys: Sequence[str]) -> None:
+        """
+        Note that these keys have rows, though they are not here.
+        """
+        self._remember(pa.array(keys, pa.string()))
+
+    def evict(self, waits: Mapping[str, float]) -> int:
+        """
+        Let rows go until the budget holds; returns how many went.
+
+        Args:
+            waits: how long each key with timers waits for the next one.
+        """
+        if not self.is_over_budget:
+            return 0
+        # Rows that nobody has asked for since they were read are the longest unused.
+        cold = [] if self._cold is None else self._cold.keys
+        keys = [*cold, *self._states]
+        if self._existing is None:
+            self._forget_completeness(len(keys))
+            self._remember(pa.array(keys, pa.string()))
+        order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
+        hot = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
+        weights = np.asarray(hot if self._cold is None else [*self._cold.weights.tolist(), *hot])
+        freed = np.cumsum(weights[order])
+        surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
+        count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
+        gone = order[:count]
+        self._forget([keys[place] for place in gone[gone >= len(cold)].tolist()])
+        if self._cold is not None:
+            self.used_bytes -= self._cold.drop(keys[place] for place in gone[gone < len(cold)].tolist())
+        return count
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        self._take_out(keys)
+        for key in keys if self._timers else ():
+            timers = self._timers.pop(key, None)
+            if timers:
+                self.used_bytes -= TIMER_BYTES * len(timers)
+
+    def _take_out(self, keys: Sequence[str]) -> list[_Cached]:
+        states = self._states
+        size = len(states)
+        before: list[_Cached] = list(map(states.pop, keys, repeat(_MISSING)))
+        if size - len(states) == len(keys):
+            self.used_bytes -= _weight(keys, before)
+        elif size > len(states):
+            known = [place for place, old in enumerate(before) if old is not _MISSING]
+            self.used_bytes -= _weight([keys[place] for place in known], [before[place] for place in known])
+        return before
+
+    def _set_timers(self, timers: Mapping[str, Timers]) -> None:
+        for key, new in timers.items():
+            old = self._timers.pop(key, ())
+            if new:
+                self._timers[key] = new
+            self.used_bytes += TIMER_BYTES * (len(new) - len(old))
+
+    def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
+        timers = self._timers
+        gone = [key for key, state in zip(keys, states, strict=True) if state is None and key not in timers]
+        self._take_out(gone)
+
+    def _forget_completeness(self, keys: int) -> None:
+        capacity = max(2 * keys, _FILTER_CAPACITY_MIN)
+        self._existing = RecordIdFilter(min(capacity, _FILTER_CAPACITY_MAX), _FILTER_ERROR_RATE)
+
+    def _remember(self, keys: pa.Array | pa.ChunkedArray) -> None:
+        if self._existing is not None and len(keys):
+            self._existing.add(keys)
+
+
+def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
+
+
+def _timers_weight(timers: Iterable[Timers]) -> int:
+    return TIMER_BYTES * sum(map(len, timers))

@@ -1,0 +1,157 @@
+"""
+How soft state reads the rows of its interval back from committed files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.timer import Timer, Timers
+from millpond.executor.event_time.clocks import parse_clock
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.types import Objects
+
+__all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_changes", "load_rows"]
+
+
+class RowReader(Protocol):
+    """
+    Reads row updates of named files.
+    """
+
+    def read(
+        self,
+        paths: Sequence[str],
+        columns: Sequence[str],
+        *,
+        keys: Iterable[str] | None = None,
+        interval: Interval | None = None,
+    ) -> pa.Table:
+        """
+        The updates in the files, of ``keys`` and within ``interval`` only.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong.
+        """
+        ...
+
+
+class StoreRowReader:
+    """
+    `RowReader` over an object store.
+
+    Args:
+        objects: the table's root.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def read(
+        self,
+        paths: Sequence[str],
+        columns: Sequence[str],
+        *,
+        keys: Iterable[str] | None = None,
+        interval: Interval | None = None,
+    ) -> pa.Table:
+        """
+        The updates in the files, of ``keys`` and within ``interval`` only.
+        """
+        return read_row_files(self._objects, paths, columns, keys=keys, interval=interval)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """
+    Rows as Python objects: one key, one state, and the timers of the keys that have any.
+    """
+
+    keys: list[str]
+    states: list[Encoded | None]
+    timers: dict[str, Timers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """
+    What row updates change.
+
+    Attributes:
+        keys: the keys that were updated.
+        states: their new states; ``None``: deleted, unless the key is in ``same_state``.
+        timers: all timers of the keys whose timers were set or deleted.
+        same_state: the keys whose state did not change.
+    """
+
+    keys: list[str]
+    states: list[Encoded | None]
+    timers: dict[str, Timers]
+    same_state: frozenset[str]
+
+
+def load_rows(merged: pa.Table) -> LoadedRows:
+    """
+    Merged rows as Python objects, a column at a time.
+    """
+    keys = merged.column("key").to_pylist()
+    return LoadedRows(keys, _load_states(merged), _load_timers(keys, merged.column("timers")))
+
+
+def load_changes(combined: pa.Table) -> RowChanges:
+    """
+    Combined updates, in the meaning of a row update, as Python objects.
+    """
+    keys = combined.column("key").to_pylist()
+    deleted = combined.column("deleted")
+    has_state = pc.or_(combined.column("state").is_valid(), combined.column("state_bytes").is_valid())
+    has_timers = combined.column("timers").is_valid()
+    timers = _load_timers(keys, combined.column("timers"))
+    for key in combined.column("key").filter(pc.or_(has_timers, deleted)).to_pylist():
+        timers.setdefault(key, ())
+    same_state = pc.invert(pc.or_(has_state, deleted))
+    return RowChanges(
+        keys=keys,
+        states=_load_states(combined),
+        timers=timers,
+        same_state=frozenset(combined.column("key").filter(same_state).to_pylist()),
+    )
+
+
+def _load_states(rows: pa.Table) -> list[Encoded | None]:
+    texts: list[Encoded | None] = rows.column("state").to_pylist()
+    if rows.column("state_bytes").null_count == rows.num_rows:
+        return texts
+    blobs = rows.column("state_bytes").to_pylist()
+    return [blob if text is None else text for text, blob in zip(texts, blobs, strict=True)]
+
+
+def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
+    lists = column.combine_chunks()
+    flat = lists.flatten()
+    if not len(flat):
+        return {}
+    tags, names, at, output_at = flat.flatten()
+    domains, percentiles = zip(*map(parse_clock, names.to_pylist()), strict=True)
+    columns = (
+        tags.to_pylist(),
+        domains,
+        at.cast(pa.int64()).to_pylist(),
+        output_at.cast(pa.int64()).to_pylist(),
+        percentiles,
+    )
+    timers = map(Timer._make, zip(*columns, strict=True))
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()
+    return {
+        key: (next(timers),) if count == 1 else tuple(islice(timers, count))
+        for key, count in zip(keys, counts, strict=True)
+        if count
+    }

@@ -1,0 +1,117 @@
+"""
+What soft state needs to know of all rows at once, without making Python objects of them.
+
+When a new owner scans its rows (MillWheel §7.1) there may be millions: their next timers,
+holds and sizes are found in whole columns, and only rows that fit the cache are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.event_time.clocks import EXACT, parse_clock
+from millpond.executor.soft_state.eviction import NEVER, Waits
+from millpond.statestore.rows.row import TimeDomain
+
+__all__ = ["ROW_BYTES", "TIMER_BYTES", "KeyTimes", "RowSummary", "percentile_clocks", "summarise_rows"]
+
+ROW_BYTES: Final = 240
+"""What a cached row costs in CPython besides its characters: two strings and its share of a dict."""
+
+TIMER_BYTES: Final = 160
+"""What a cached timer costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTimes:
+    """
+    One time for each of some keys.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSummary:
+    """
+    Merged rows at a glance.
+
+    Attributes:
+        event: the earliest event timer of each key that has one.
+        wall: the same for wall timers.
+        percentiles: the same for those that wait for a percentile watermark, by percentile.
+        hold: the oldest output time that each key with timers owes.
+        waits: for each row, the time of its next timer on either clock; `NEVER`: none.
+        weights: for each row, what it costs in the cache, by estimate.
+    """
+
+    event: KeyTimes
+    wall: KeyTimes
+    percentiles: Mapping[float, KeyTimes]
+    hold: KeyTimes
+    waits: Waits
+    weights: npt.NDArray[np.int64]
+
+
+def summarise_rows(merged: pa.Table) -> RowSummary:
+    """
+    The summary of merged rows: one row a key.
+    """
+    keys = merged.column("key").combine_chunks()
+    lists = merged.column("timers").combine_chunks()
+    rows = pc.list_parent_indices(lists).to_numpy()
+    flat = lists.flatten()
+    at = flat.field("at").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    output_at = flat.field("output_at").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    clock_of = flat.field("domain")
+    waits = np.full(merged.num_rows, NEVER)
+    np.minimum.at(waits, rows, at.astype(np.float64))
+
+    def earliest(clock: str) -> KeyTimes:
+        of_clock = pc.equal(clock_of, clock).to_numpy(zero_copy_only=False)
+        return _earliest(keys, rows[of_clock], at[of_clock])
+
+    return RowSummary(
+        event=earliest(TimeDomain.EVENT.value),
+        wall=earliest(TimeDomain.WALL.value),
+        percentiles={percentile: earliest(clock) for percentile, clock in percentile_clocks(clock_of)},
+        hold=_earliest(keys, rows, output_at),
+        waits=waits,
+        weights=_weights(merged, lists),
+    )
+
+
+def percentile_clocks(clocks: pa.Array) -> list[tuple[float, str]]:
+    """
+    The percentile watermarks that any of some timers waits for, with their clocks' names.
+    """
+    parsed = [(*parse_clock(clock), clock) for clock in pc.unique(clocks).to_pylist()]
+    return [(each, clock) for domain, each, clock in parsed if domain is TimeDomain.EVENT and each != EXACT]
+
+
+def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:
+    """
+    The least time of each row; ``rows`` rises.
+    """
+    if not len(rows):
+        return KeyTimes(keys.slice(0, 0), at)
+    owners, starts = np.unique(rows, return_index=True)
+    return KeyTimes(keys.take(pa.array(owners)), np.minimum.reduceat(at, starts))
+
+
+def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
+    characters = np.zeros(merged.num_rows, np.int64)
+    for name in ("key", "state", "state_bytes"):
+        lengths = pc.fill_null(pc.binary_length(merged.column(name)), 0)
+        characters += lengths.to_numpy(zero_copy_only=False)
+    counts = pc.fill_null(pc.list_value_length(timers), 0).to_numpy(zero_copy_only=False)
+    weights: npt.NDArray[np.int64] = ROW_BYTES + characters + TIMER_BYTES * counts.astype(np.int64)
+    return weights

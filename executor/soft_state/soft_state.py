@@ -1,0 +1,306 @@
+"""
+Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
+
+Everything here can be rebuilt from committed files at any time, and nothing is believed
+beyond them. `SoftState.synchronise` is told the committed files before each bundle: what
+others committed is read, and what this process did that was not committed is taken back.
+Nothing else makes a retried, speculated or moved task safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.timer import TimerQueue, Timers
+from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
+from millpond.executor.soft_state.gc_pause import collector_paused
+from millpond.executor.soft_state.known_files import FileKeys, KnownFiles
+from millpond.executor.soft_state.known_ids import KnownIds
+from millpond.executor.soft_state.row_cache import CacheUndo, RowCache
+from millpond.executor.soft_state.row_reader import (
+    RowChanges,
+    RowReader,
+    StoreRowReader,
+    load_changes,
+    load_rows,
+)
+from millpond.executor.soft_state.row_summary import summarise_rows
+from millpond.statestore.check import check
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.files import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+
+__all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
+
+BUDGET_BYTES: Final = 256 * 2**20
+"""Default budget of an interval's row cache."""
+
+_TENTATIVE_MAX: Final = 64
+"""So many bundles may be adopted between two calls of `SoftState.synchronise`."""
+
+
+@dataclass(slots=True)
+class _Tentative:
+    """
+    A bundle of this process that is not known to be committed.
+    """
+
+    undo: CacheUndo
+    updates: pa.Table
+    path: str | None = None
+    superstep: int = 0
+
+
+class SoftState:
+    """
+    Rows, timers and record ids of one interval.
+
+    Args:
+        interval: whose rows.
+        reader: reads committed row updates.
+        budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
+        policy: which rows to let go first.
+    """
+
+    def __init__(
+        self,
+        interval: Interval,
+        reader: RowReader,
+        budget_bytes: int = BUDGET_BYTES,
+        *,
+        policy: EvictionPolicy = window_aware,
+    ) -> None:
+        self._interval = interval
+        self._reader = reader
+        self._budget_bytes = budget_bytes
+        self._policy = policy
+        self.reset()
+
+    def reset(self) -> None:
+        """
+        Forget everything; the next `synchronise` reads all files.
+        """
+        self._cache = RowCache(self._budget_bytes, self._policy)
+        self._timers = TimerQueue()
+        self._ids = KnownIds(self._interval, self._reader, self._budget_bytes // 4)
+        self._files = KnownFiles()
+        self._tentative: list[_Tentative] = []
+
+    @property
+    def position(self) -> str | None:
+        """
+        The last file applied, be it only adopted; ``None`` before the first.
+        """
+        adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
+        return adopted[-1] if adopted else self._files.position
+
+    @property
+    def timers(self) -> TimerQueue:
+        """
+        When each key wants to be woken.
+        """
+        return self._timers
+
+    @property
+    def ids(self) -> KnownIds:
+        """
+        The record ids that were consumed.
+        """
+        return self._ids
+
+    @property
+    def files(self) -> list[FileKeys]:
+        """
+        The files that hold the interval's rows, adopted ones included.
+        """
+        return self._files.all
+
+    @property
+    def used_bytes(self) -> int:
+        """
+        What the cached rows occupy, by estimate.
+        """
+        return self._cache.used_bytes
+
+    # ------------------------------------------------------------- following the store
+
+    def synchronise(self, files: Sequence[LiveFile]) -> None:
+        """
+        Become what the committed files say.
+
+        Args:
+            files: all live files that may hold the interval's rows.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong; nothing is believed then.
+        """
+        try:
+            self._settle_tentative({file.path for file in files})
+            with collector_paused():
+                self._follow(files)
+        except BaseException:
+            self.reset()
+            raise
+
+    def confirm(self, file: RowFile | None) -> None:
+        """
+        Take in that the last adopted bundle was committed, and that nobody else has changed anything.
+
+        It says what `synchronise` would find out, at a cost that does not grow with the files.
+
+        Args:
+            file: the bundle's file; ``None`` when it changed nothing.
+        """
+        self._settle_tentative(set() if file is None else {file.path})
+
+    def _settle_tentative(self, committed: set[str]) -> None:
+        while self._tentative and self._tentative[-1].path not in committed:
+            self._take_back(self._tentative.pop())
+        for bundle in self._tentative:
+            if bundle.path is not None:
+                self._files.confirm(bundle.path, bundle.superstep)
+        self._tentative.clear()
+
+    def _take_back(self, bundle: _Tentative) -> None:
+        self._cache.undo(bundle.undo)
+        self._timers.put(bundle.undo.timers)
+        if bundle.path is not None:
+            self._files.disown(bundle.path)
+            self._ids.drop(bundle.path)
+
+    def _follow(self, files: Sequence[LiveFile]) -> None:
+        if self._files.are(files):
+            return
+        news = self._files.news_in(files)
+        if news is None:
+            self._rebuild(files)
+            return
+        self._files.take_in(files, news)
+        self._ids.keep_only(self._files.all)
+        if news:
+            self._catch_up(news)
+
+    def _rebuild(self, files: Sequence[LiveFile]) -> None:
+        self.reset()
+        self._files.take_in(files, files)
+        if not files:
+            return
+        paths = [file.path for file in files]
+        merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
+        summary = summarise_rows(merged)
+        self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
+        self._cache.fill(merged, summary)
+
+    def _catch_up(self, news: Sequence[LiveFile]) -> None:
+        columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
+        updates = self._reader.read([file.path for file in news], columns, interval=self._interval)
+        if self._ids.is_prepared:
+            self._ids.follow(updates)
+        self._apply_changes(load_changes(combine_updates(updates)))
+
+    def _apply_changes(self, changes: RowChanges) -> None:
+        keys, states, timers = changes.keys, changes.states, changes.timers
+        if self._cache.is_complete:
+            self._cache.replace_cold([key for key in keys if key in timers and key not in changes.same_state])
+        self._cache.warm(keys)
+        if changes.same_state:
+            old = self._cache.states_of(keys)
+            same = changes.same_state
+            states = [was if key in same else now for key, was, now in zip(keys, old, states, strict=True)]
+        self._timers.put(timers)
+        if not self._cache.is_complete:
+            self._cache.remember(keys)
+            here = [place for place, key in enumerate(keys) if key in self._cache]
+            keys, states = [keys[place] for place in here], [states[place] for place in here]
+            timers = {key: timers[key] for key in keys if key in timers}
+        self._cache.put(keys, states, timers)
+        self._evict((0, 0))
+
+    # ------------------------------------------------------------- serving a bundle
+
+    def begin(self) -> None:
+        """
+        Make ready for a bundle: one that was processed but never adopted is taken back.
+        """
+        if self._tentative and self._tentative[-1].path is None:
+            self._take_back(self._tentative.pop())
+
+    def load(self, keys: Sequence[str]) -> list[Encoded | None]:
+        """
+        The states of the keys, read back where they are not at hand; ``None`` for no state.
+        """
+        self._cache.warm(keys)
+        absent = self._cache.absent(keys)
+        if absent:
+            self._fetch(absent)
+        return self._cache.states_of(keys)
+
+    def timers_of(self, key: str) -> Timers:
+        """
+        The pending timers of a key that was loaded.
+        """
+        return self._cache.timers_of(key)
+
+    def _fetch(self, keys: list[str]) -> None:
+        low, high = min(keys), max(keys)
+        paths = [file.path for file in self._files.all if file.may_hold_any(low, high)]
+        updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval)
+        self._cache.load(load_rows(merge_updates(updates)))
+
+    def apply(
+        self,
+        updates: pa.Table,
+        keys: Sequence[str],
+        states: Sequence[Encoded | None],
+        timers: Mapping[str, Timers],
+        prints: npt.NDArray[np.uint64] | None,
+        clocks: tuple[int, int],
+    ) -> None:
+        """
+        Take in a bundle's outcome, until `adopt` or `synchronise` says what became of it.
+
+        Args:
+            updates: the row updates that will be written.
+            keys: all keys of the bundle.
+            states: their states now.
+            timers: the timers of those whose timers changed.
+            prints: fingerprints of the ids that were consumed.
+            clocks: low watermark and wall time, for choosing what to evict.
+        """
+        undo = self._cache.put(keys, states, timers)
+        self._timers.put(timers)
+        if prints is not None:
+            self._ids.add(prints)
+        self._tentative.append(_Tentative(undo, updates))
+        self._evict(clocks)
+
+    def adopt(self, file: RowFile | None) -> None:
+        """
+        The last bundle's updates have been written to ``file``; ``None``: there were none.
+
+        The next `synchronise` finds out whether the file was committed.
+        """
+        if file is None:
+            return
+        check(
+            bool(self._tentative) and self._tentative[-1].path is None,
+            "a file is adopted once, after its bundle",
+            path=file.path,
+        )
+        bundle = self._tentative[-1]
+        bundle.path, bundle.superstep = file.path, file.superstep
+        self._ids.keep(file.path, bundle.updates)
+        bundle.updates = bundle.updates.slice(0, 0)
+        self._files.adopt(file)
+        check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
+
+    def _evict(self, clocks: tuple[int, int]) -> None:
+        if self._cache.is_over_budget:
+            self._cache.evict(self._timers.waits(*clocks))

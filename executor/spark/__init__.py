@@ -1,0 +1,3 @@
+"""
+The runner that works on Spark.
+"""

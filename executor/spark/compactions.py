@@ -1,0 +1,173 @@
+"""
+Folds as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
+
+A task opens the store for itself, as a superstep's does, and answers with what it wrote. It is pure
+towards the store: one that is repeated, speculated or cancelled leaves a file that no commit names,
+and that is an orphan. Whether a fold lands is the driver's commit alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+import pyarrow as pa
+
+from millpond.gc.fold import Folded, FoldRules, fold_files
+from millpond.gc.fold_plan import Fold
+from millpond.statestore.errors import MillpondError, UnavailableError
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row_format import RowFormat
+from millpond.statestore.types import Objects
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+__all__ = ["POOL", "SparkFolds", "fold_in_task", "is_one_machine"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+POOL: Final = "millpond-folds"
+"""Spark's scheduler pool of these jobs: where the session schedules fairly, they share with the supersteps."""
+
+_LOG = logging.getLogger("millpond")
+_CANCEL_AGAIN_S: Final = 0.2
+
+
+def is_one_machine(master: str) -> bool:
+    """
+    Whether a Spark master runs tasks beside the driver, so that a fold's job takes a superstep's slot.
+
+    Example:
+        >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
+        [True, True, False, False]
+    """
+    return master.partition("[")[0] == "local"
+
+
+class SparkFolds(Executor):
+    """
+    Does work in Spark's executors, each piece as a job of one task; what it is given must pickle.
+
+    A piece whose job fails or is cancelled fails with `UnavailableError`; errors of ours come as they are.
+
+    Args:
+        context: Spark's.
+        tag: names the jobs, and no others, so that they can be cancelled.
+        at_once: how many jobs run at a time.
+
+    Example::
+
+        folds = SparkFolds(spark.sparkContext, tag="millpond-folds-1", at_once=2)
+        folded = folds.submit(fold_in_task, objects, fold, rules, fence=fence, token=token).result()
+    """
+
+    def __init__(self, context: SparkContext, *, tag: str, at_once: int) -> None:
+        self._context = context
+        self._tag = tag
+        self._threads = ThreadPoolExecutor(at_once, tag)
+        self._futures: set[Future[Any]] = set()
+        self._is_closed = False
+
+    def submit(
+        self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        """
+        Have ``fn`` called in a task.
+        """
+        future = self._threads.submit(self._run, partial(fn, *args, **kwargs))
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """
+        Take no more work; with ``cancel_futures`` also end the jobs that are under way.
+        """
+        if cancel_futures:
+            self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
+        running = set(self._futures)
+        while cancel_futures and running:
+            # A job that was just about to begin was not there to be cancelled: hence again.
+            self._cancel()
+            running = wait_for(running, timeout=_CANCEL_AGAIN_S).not_done
+        self._threads.shutdown(wait=wait)
+
+    def _cancel(self) -> None:
+        try:
+            self._context.cancelJobsWithTag(self._tag)
+        except Exception as error:  # noqa: BLE001 - a context that was stopped has no jobs either
+            _LOG.debug("jobs could not be cancelled: %s", error)
+
+    def _run(self, work: Callable[[], _Result]) -> _Result:
+        if self._is_closed:
+            raise UnavailableError("the run is over")
+        try:
+            # This thread has a thread of the JVM to itself, whose tags and pool no superstep sees.
+            self._context.addJobTag(self._tag)
+            self._context.setLocalProperty("spark.scheduler.pool", POOL)
+            self._context.setJobDescription("Millpond folds an interval")
+            answers = self._context.parallelize([pickle.dumps(work)], 1).mapPartitions(_answers).collect()
+        except Exception as error:
+            raise UnavailableError(
+                "a Spark job of upkeep failed", cause=str(error).partition("\n")[0]
+            ) from error
+        succeeded, value = pickle.loads(answers[0])  # noqa: S301 - our own task's words
+        if not succeeded:
+            raise value
+        result: _Result = value
+        return result
+
+
+def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
+    """
+    What a task does; an error of ours no retry of Spark's can mend.
+    """
+    for question in questions:
+        try:
+            answer = True, pickle.loads(question)()  # noqa: S301 - our own driver's words
+        except MillpondError as error:
+            answer = False, error
+        yield pickle.dumps(answer)
+
+
+def fold_in_task(
+    objects: Objects,
+    fold: Fold,
+    rules: FoldRules,
+    *,
+    fence: Fence,
+    token: str,
+    row_format: RowFormat,
+    memory_bytes_max: int,
+) -> Folded:
+    """
+    `fold_files` in a Spark task: each attempt writes a file of its own, and scratch files go where Spark's do.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = 0 if context is None else context.taskAttemptId()
+    try:
+        return fold_files(
+            objects,
+            fold,
+            rules,
+            fence=fence,
+            token=hashlib.sha256(f"{token}\n{attempt}".encode()).hexdigest()[:32],
+            row_format=row_format,
+            memory_bytes_max=memory_bytes_max,
+            scratch=os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None,
+        )
+    finally:
+        # The worker goes on with supersteps, whose soft state needs the room.
+        pa.default_memory_pool().release_unused()

@@ -1,0 +1,122 @@
+"""
+Embedding: one computation as the ``foreachBatch`` of somebody's own streaming query.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.topology import FieldExtractor
+from millpond.executor.sinks.sink import Sink
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner
+from millpond.statestore.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ForeachBatch", "foreach_batch"]
+
+INPUT = "input"
+"""Name of the injected stream of an embedded computation."""
+
+
+class ForeachBatch:
+    """
+    A function for ``writeStream.foreachBatch`` that keeps a computation's state in a store.
+
+    Leases are taken at the first batch; `close` gives them back (and so does the end of the process,
+    and a failure: the next batch, of a query that was started again, takes them anew).
+    """
+
+    def __init__(self, runner: SparkRunner, pipeline: Pipeline, *, tick_ms: float) -> None:
+        self._runner = runner
+        self._pipeline = pipeline
+        self._tick_ms = tick_ms
+        self._lock = threading.Lock()
+        self._run: SparkRun | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """
+        Consume one micro-batch: exactly one superstep, one commit.
+        """
+        run = self._opened()
+        try:
+            run.on_batch(INPUT)(frame, batch)
+        except BaseException:
+            self._forget(run)
+            run.abandon()
+            raise
+
+    def close(self) -> None:
+        """
+        Give the leases back; everything committed stays.
+        """
+        with self._lock:
+            run = self._run
+        if run is not None:
+            self._forget(run)
+            run.stop()
+
+    def _forget(self, run: SparkRun) -> None:
+        with self._lock:
+            if self._run is run:
+                self._run = None
+                atexit.unregister(self.close)
+
+    def _opened(self) -> SparkRun:
+        with self._lock:
+            if self._run is None:
+                self._run = self._runner.open(self._pipeline)
+                self._run.start_ticker(self._tick_ms)
+                atexit.register(self.close)
+            return self._run
+
+
+def foreach_batch(
+    store: Store | str | Path,
+    computation: Computation,
+    *,
+    key: FieldExtractor,
+    at: FieldExtractor,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    watermark: WatermarkPolicy = BoundedDisorder("0s"),  # noqa: B008 - frozen
+    name: str | None = None,
+    sink: Sink | None = None,
+    tick_ms: float = 250,
+    **runner_options: Any,
+) -> ForeachBatch:
+    """
+    Embed a computation in a streaming query of your own.
+
+    Args:
+        store: path of the store, or an open one.
+        computation: what to run for each key.
+        key: column (or function of the row) with the key.
+        at: column (or function of the row) with the event time.
+        id: column (or function of the row) with the id under which a record may be repeated.
+        watermark: how the low watermark follows from the records.
+        name: the computation's name in the store; its class's name otherwise.
+        sink: where its productions (to the stream named as the computation) go.
+        tick_ms: how long the query must be silent before due timers fire without a batch.
+        runner_options: further arguments of `SparkRunner`.
+
+    Example::
+
+        df.writeStream.foreachBatch(
+            foreach_batch("pond", SpikeDetector(), key="query", at="time")
+        ).option("checkpointLocation", "…").start()
+    """
+    chosen = name or type(computation).__name__
+    pipeline = Pipeline(chosen)
+    stream = pipeline.inject(INPUT, key=key, at=at, id=id, watermark=watermark)
+    output = stream.apply(computation, name=chosen)
+    if sink is not None:
+        output.sink(chosen, sink)
+    return ForeachBatch(SparkRunner(store, **runner_options), pipeline, tick_ms=tick_ms)

@@ -1,0 +1,341 @@
+"""
+Routing: every record of an outside DataFrame on its way to the interval that owns its key.
+
+As long as columns name key, event time and id, all of it happens in the JVM and Python sees a
+record for the first time in the task that processes it; functions as extractors cost a Python
+stage of their own. What to select is worked out once for an input and kept, for a streaming
+query has the same columns in every batch and each call into the JVM costs a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
+from pyspark.sql.functions import expr
+
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.pipeline.extract_rows import read_injected
+from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.pipeline.topology import InjectorNode, Topology
+from millpond.executor.spark.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from millpond.executor.superstep.plan import SuperstepPlan
+
+__all__ = ["Route", "Routed", "Router", "routes_of"]
+
+_ADDED_FIELDS = (
+    T.StructField(TARGET, T.IntegerType()),
+    T.StructField(KEY, T.StringType()),
+    T.StructField(AT, T.LongType()),
+    T.StructField(ID, T.BinaryType()),
+    T.StructField(ERROR, T.StringType()),
+)
+_CUTS_SUMMED_MAX = 64
+_CHOICE = "__millpond_choice"
+_UNSTAMPED = "CAST(0 AS BIGINT)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """
+    One consumer of the input: its intervals' positions in the plan and how it gets its keys.
+
+    Attributes:
+        first: position of its first interval; the others follow in key order.
+        lows: low bounds of its intervals, the first ``""``.
+        key: its extractor; ``None`` keeps the injector's key.
+    """
+
+    first: int
+    lows: tuple[str, ...]
+    key: KeyExtractor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """
+    Routed rows, each in the partition of its slot, and where their parts are.
+    """
+
+    frame: DataFrame
+    columns: RoutedColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selection:
+    """
+    What to select, in Spark SQL: one pass, or two when a row has several consumers.
+    """
+
+    columns: RoutedColumns
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+
+
+def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Route, ...]:
+    """
+    Where the records of ``stream`` go in this superstep.
+    """
+    found = []
+    for consumer in topology.consumers_of(stream):
+        name = consumer.computation.name
+        mine = [i for i, part in enumerate(plan.intervals) if part.interval.computation == name]
+        lows = tuple(plan.intervals[i].interval.low for i in mine)
+        found.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
+    return tuple(found)
+
+
+class Router:
+    """
+    Routes the batches of one input.
+
+    Args:
+        node: how key, time and id are got.
+    """
+
+    def __init__(self, node: InjectorNode) -> None:
+        self._node = node
+        self._kept: tuple[tuple[Route, ...], _Selection] | None = None
+
+    def route(self, frame: DataFrame, routes: tuple[Route, ...], slots: int) -> Routed:
+        """
+        The records, one row per consumer, in the partition of their slot.
+
+        Args:
+            frame: a batch.
+            routes: the consumers.
+            slots: number of tasks; the interval at position *i* belongs to slot ``i % slots``.
+
+        Raises:
+            InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
+        """
+        spread = _spread(frame, self._node, routes, self._selection(frame, routes))
+        position = f"CASE WHEN {TARGET} < 0 THEN -1 - {TARGET} ELSE {TARGET} END"
+        slot = expr(f"CAST(pmod({position}, {slots}) AS INT)")
+        return Routed(frame=spread.frame.repartitionById(slots, slot), columns=spread.columns)
+
+    def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
+        """
+        The readable keys, in a single column, that a consumer gets of ``frame``: for sampling.
+        """
+        routes = (Route(first=0, lows=("",), key=key),)
+        named = _is_named(self._node, routes)
+        probe = _spread(
+            frame, self._node, routes, _select(frame.schema, self._node, routes) if named else None
+        )
+        return probe.frame.where(f"{TARGET} >= 0").select(probe.columns.key)
+
+    def _selection(self, frame: DataFrame, routes: tuple[Route, ...]) -> _Selection | None:
+        if not _is_named(self._node, routes):
+            return None
+        if self._kept is None or self._kept[0] != routes:
+            self._kept = routes, _select(frame.schema, self._node, routes)
+        return self._kept[1]
+
+
+def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
+    parts = [
+        node.key,
+        None if isinstance(node.at, IngressTime) else node.at,
+        node.id,
+        *(route.key for route in routes),
+    ]
+    return all(part is None or isinstance(part, str) for part in parts)
+
+
+def _spread(
+    frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
+) -> Routed:
+    """
+    One row per consumer, not yet moved; in Python where there is nothing to select in the JVM.
+    """
+    if selection is None:
+        return _spread_in_python(frame, node, routes)
+    spread = frame.selectExpr(*selection.first)
+    if selection.second:
+        spread = spread.selectExpr(*selection.second)
+    return Routed(frame=spread, columns=selection.columns)
+
+
+def _carried(names: Sequence[str]) -> tuple[str, ...]:
+    """
+    The input's columns, all of which Spark can bring to Python.
+    """
+    for name in names:
+        if "." in name or "`" in name:
+            raise InvalidError(
+                "Spark brings no column to Python whose name has a dot or a backtick in it: rename it",
+                column=name,
+            )
+    return tuple(names)
+
+
+# -- in the JVM ----------------------------------------------------------------------------
+
+
+def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
+    own = _carried(schema.names)
+    # What gets its time on arrival is stamped in the task.
+    at, at_column = (_UNSTAMPED, None) if isinstance(node.at, IngressTime) else _time(schema, str(node.at))
+    record_id = None if node.id is None else _id(schema, str(node.id))
+    keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
+    targets = [_target(key, at, route) for key, route in zip(keys, routes, strict=True)]
+    added_at = () if at_column is not None else (f"{at} AS {AT}",)
+    quoted = tuple(map(_quoted, own))
+    if len(routes) == 1:
+        key_column = str(node.key) if routes[0].key is None else str(routes[0].key)
+        columns = RoutedColumns(key=key_column, at=at_column or AT, id=record_id, error=None, own=own)
+        return _Selection(columns=columns, first=(f"{targets[0]} AS {TARGET}", *added_at, *quoted))
+    choices = ", ".join(
+        f"named_struct('t', {target}, 'k', {key})" for target, key in zip(targets, keys, strict=True)
+    )
+    columns = RoutedColumns(key=KEY, at=at_column or AT, id=record_id, error=None, own=own)
+    spread = f"explode(array({choices})) AS {_CHOICE}"
+    kept_at = () if at_column is not None else (AT,)
+    return _Selection(
+        columns=columns,
+        first=(spread, *added_at, *quoted),
+        second=(f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *quoted),
+    )
+
+
+def _target(key: str, at: str, route: Route) -> str:
+    # A null key or time makes the condition null, which is not true.
+    readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}"
+    return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {-1 - route.first} END AS INT)"
+
+
+def _position(key: str, route: Route) -> str:
+    cuts = [_literal(cut) for cut in route.lows[1:]]
+    if len(cuts) <= _CUTS_SUMMED_MAX:
+        return " + ".join([str(route.first), *(f"CAST({key} >= {cut} AS INT)" for cut in cuts)])
+    return f"{route.first} + size(filter(array({', '.join(cuts)}), cut -> cut <= {key}))"
+
+
+def _literal(text: str) -> str:
+    # In hexadecimal no key needs escaping, whatever is in it; Spark folds the cast away.
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _type_of(schema: T.StructType, name: str, use: str) -> T.DataType:
+    if name not in schema.names:
+        raise InvalidError(f"the input has no such {use} column", column=name, columns=schema.names)
+    return schema[name].dataType
+
+
+def _key(schema: T.StructType, name: str) -> str:
+    kind = _type_of(schema, name, "key")
+    if not isinstance(kind, T.StringType):
+        raise InvalidError("the key column is not text", column=name, type=kind.simpleString())
+    return _quoted(name)
+
+
+def _time(schema: T.StructType, name: str) -> tuple[str, str | None]:
+    """
+    The time in SQL as microseconds, and the input's own column if that is one a task can read.
+    """
+    kind = _type_of(schema, name, "time")
+    column = _quoted(name)
+    if isinstance(kind, T.TimestampType):
+        return f"unix_micros({column})", name
+    if isinstance(kind, T.LongType):
+        return column, name
+    if isinstance(kind, T.IntegerType):
+        return f"CAST({column} AS BIGINT)", None
+    if isinstance(kind, T.StringType):
+        return f"unix_micros(try_cast({_whole_instant(column)} AS TIMESTAMP))", None
+    if isinstance(kind, T.TimestampNTZType):
+        raise InvalidError(
+            "the time column has no zone; say which one it means, for example with to_utc_timestamp",
+            column=name,
+        )
+    raise InvalidError("the time column is no time", column=name, type=kind.simpleString())
+
+
+def _whole_instant(column: str) -> str:
+    """
+    SQL that completes a time in text; null for what is none, though Spark would take it for one.
+
+    Text without a zone is UTC, whatever the session's zone: the same in both runners.
+    """
+    text = f"trim({column})"
+    date, zone = INSTANT_TEXT.date, INSTANT_TEXT.zone
+    minute = f"{date}[T ]{INSTANT_TEXT.minute}"
+    second = f"{minute}{INSTANT_TEXT.second}"
+    cases = {
+        f"{second}{zone}": text,
+        second: f"concat({text}, 'Z')",
+        date: f"concat({text}, 'T00:00:00Z')",
+        minute: f"concat({text}, ':00Z')",
+        f"{minute}{zone}": f"concat(left({text}, 16), ':00', substring({text}, 17))",
+    }
+    # A dollar would let a newline at the end pass.
+    whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())
+    return f"CASE {' '.join(whens)} END"
+
+
+def _id(schema: T.StructType, name: str) -> str:
+    kind = _type_of(schema, name, "id")
+    if isinstance(kind, T.BinaryType | T.StringType | T.LongType | T.IntegerType):
+        return name
+    raise InvalidError(
+        "the id column is neither text nor binary nor a number", column=name, type=kind.simpleString()
+    )
+
+
+# -- in Python -----------------------------------------------------------------------------
+
+
+def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
+    schema = T.StructType([*_ADDED_FIELDS, *frame.schema.fields])
+    own = _carried(frame.columns)
+    record_id = None if node.id is None else ID
+    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own)
+    return Routed(frame=frame.mapInArrow(_python_router(node, routes), schema), columns=columns)
+
+
+def _python_router(
+    node: InjectorNode, routes: tuple[Route, ...]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for route in routes:
+                yield _routed_batch(batch, node, route)
+
+    return router
+
+
+def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, route: Route) -> pa.RecordBatch:
+    injected = read_injected(node, route.key, pa.Table.from_batches([batch]))
+    keys = injected.keys.to_pylist()
+    errors = [injected.errors.get(row) for row in range(batch.num_rows)]
+    targets = [
+        -1 - route.first if error is not None or key is None else route.first + locate(route.lows, key)
+        for key, error in zip(keys, errors, strict=True)
+    ]
+    ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids
+    untimed = np.isin(np.arange(batch.num_rows), list(injected.untimed))
+    added = [
+        pa.array(targets, pa.int32()),
+        injected.keys,
+        pa.array(injected.at, pa.int64(), mask=untimed),
+        ids,
+        pa.array(errors, pa.string()),
+    ]
+    names = [TARGET, KEY, AT, ID, ERROR, *batch.schema.names]
+    return pa.RecordBatch.from_arrays([*added, *batch.columns], names=names)

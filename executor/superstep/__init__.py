@@ -1,0 +1,3 @@
+"""
+One round over all intervals with work, and its one commit.
+"""

@@ -1,0 +1,497 @@
+"""
+The coordinator: one superstep after the other, each ending in exactly one fenced commit.
+
+Both runners drive it the same way::
+
+    coordinator = Coordinator(store, topology, clock=clock, rng=rng)
+    coordinator.open()                          # leases, fences, the initial scan
+    plan = coordinator.begin(inputs={"queries"})
+    manifests = ...                             # run the intervals of the plan
+    report = coordinator.commit(plan, manifests, position=InputPosition(...))
+
+Superstep *n* delivers every production of earlier supersteps, so productions never need
+an acknowledgement of their own: consuming them and committing the effect is one commit.
+A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import pyarrow as pa
+
+from millpond.executor.bundle.bundle import DeadLetter, InputObservation, Manifest
+from millpond.executor.maintenance.scheduler import Upkeep, UpkeepPolicy
+from millpond.executor.ownership.catalog_recorder import Journal
+from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.ownership.ownership import OwnedInterval, Ownership
+from millpond.executor.pipeline.positions import (
+    admit_batch,
+    bare_ids_app_id,
+    input_app_id,
+    input_positions,
+    superstep_app_id,
+    superstep_of,
+)
+from millpond.executor.pipeline.topology import ComputationNode, Topology
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
+from millpond.executor.superstep.delivery import keys_of, read_productions
+from millpond.executor.superstep.pending import PendingProductions, pending_of, recover_pending
+from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.report import SuperstepReport, report_of
+from millpond.executor.superstep.sink_delivery import SinkDelivery
+from millpond.executor.superstep.totals import Totals, count
+from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
+from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.log.action import JsonValue
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    Clock,
+    EventTimeMicros,
+    Rng,
+    Superstep,
+    WallTimeMicros,
+)
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """
+    Owns a pipeline's intervals and turns manifests into commits.
+
+    Args:
+        store: the open store.
+        topology: the checked pipeline.
+        clock: the source of time.
+        rng: the source of file names.
+        intervals: how many intervals a computation is cut into, unless it says so itself.
+        accept_checkpoint: take an outside source that the store does not know.
+        pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
+        on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
+        upkeep: how the store is kept small; ``None`` leaves it alone.
+        threads: whether sinks are written beside the next superstep; without, all is done in turn.
+
+    Attributes:
+        names: draws file names that are this owner's alone; once it is open.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        *,
+        clock: Clock,
+        rng: Rng,
+        intervals: int = 1,
+        accept_checkpoint: bool = False,
+        pause_timeout_ms: float = 300_000,
+        on_held: OnHeld = "take",
+        upkeep: UpkeepPolicy | None = None,
+        threads: bool = True,
+    ) -> None:
+        self.topology = topology
+        self._store = store
+        self._clock = clock
+        self._accept_checkpoint = accept_checkpoint
+        self._journal = Journal(store, topology, clock)
+        self._ownership = Ownership(
+            store,
+            topology,
+            clock=clock,
+            intervals=intervals,
+            on_held=on_held,
+            pause_timeout_ms=pause_timeout_ms,
+            on_taken=self._journal.record,
+        )
+        self.names = OwnedNames(rng, topology.name, lambda: self._ownership.control.fence.sequencer)
+        self._time = TimeKeeper(topology, clock)
+        self._sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
+        self._upkeep = Upkeep(
+            store, self._ownership, self._journal, topology.name, clock=clock, rng=self.names, policy=upkeep
+        )
+        self._pending = PendingProductions()
+        self._superstep = Superstep(0)
+        self._totals = Totals()
+
+    # -- life cycle ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """
+        Take the leases, fence former owners, and read what is pending.
+
+        Raises:
+            ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
+            UnavailableError: ZooKeeper or the object store is away.
+            DataError: a file is missing or its bytes are wrong.
+        """
+        self._ownership.open()
+        positions = self._store.committer.snapshot.txns
+        pipeline = self.topology.name
+        self._superstep = superstep_of(positions, pipeline)
+        self._time.restore(positions)
+        self._totals = Totals.restored(positions, pipeline)
+        self._set_pending(recover_pending(self._store, self.topology, self._superstep))
+        reach("recovery.productions_found")
+        for owned in self._ownership.all():
+            self._observe(owned)
+        self._sinks.open(self._superstep, self._pending.sources)
+        self._journal.open()
+        self._upkeep.open()
+
+    def close(self) -> None:
+        """
+        Wait for the sinks, give the leases back. What was committed stays; nothing else was promised.
+        """
+        try:
+            self._sinks.close()
+        finally:
+            self._upkeep.close()
+            self._journal.close()
+            self._ownership.close()
+
+    # -- what there is to do ---------------------------------------------------------------
+
+    @property
+    def superstep(self) -> Superstep:
+        """
+        The last superstep committed.
+        """
+        return self._superstep
+
+    @property
+    def totals(self) -> Totals:
+        """
+        Counts over the pipeline's whole life.
+        """
+        return self._totals
+
+    @property
+    def undelivered(self) -> int:
+        """
+        Number of productions that wait for the next superstep.
+        """
+        return self._pending.count
+
+    def watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The computation's input low watermark.
+        """
+        return self._time.input_watermark(computation)
+
+    def low_watermark(self) -> EventTimeMicros:
+        """
+        The lowest output watermark of all computations: all work before it is done.
+        """
+        return self._time.low_watermark()
+
+    @property
+    def time(self) -> TimeKeeper:
+        """
+        The injectors and watermarks of the pipeline.
+        """
+        return self._time
+
+    def give_up(self) -> None:
+        """
+        Wait for no service any more; any thread may say so.
+        """
+        self._ownership.patience.end()
+
+    def admit(self, position: InputPosition) -> bool:
+        """
+        Whether a batch is news; see `admit_batch`.
+
+        Raises:
+            InvalidError: the source's checkpoint does not belong to this store.
+        """
+        positions = self._store.committer.snapshot.txns
+        known = input_positions(positions, self.topology.name, position.stream)
+        accept = self._accept_checkpoint
+        return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
+
+    def has_work(self) -> bool:
+        """
+        Whether a superstep without new input would do anything: productions to deliver, timers due.
+        """
+        if self._time.tick() or any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
+            return True
+        now = self._clock.now_us()
+        return any(self._is_due(owned, now) for owned in self._ownership.all())
+
+    def next_wall_timer(self) -> WallTimeMicros | None:
+        """
+        When the next wall timer of any interval is due.
+        """
+        times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
+        return min((at for at in times if at is not None), default=None)
+
+    def advance_injector(
+        self, stream: str, watermark: EventTimeMicros, member: str | None = None, percentile: float = 100
+    ) -> None:
+        """
+        Move an injector's watermark by hand (a test stream); takes effect with the next superstep.
+
+        What it gives up: records before the low ``watermark`` are late from then on.
+        """
+        self._time.advance(stream, watermark, member, percentile)
+
+    def finish_input(self, stream: str) -> None:
+        """
+        The input has ended: its low watermark is after all time.
+        """
+        self._time.finish(stream)
+
+    def settle_sinks(self) -> None:
+        """
+        Wait until the sinks have what the last commit gave them.
+
+        Raises:
+            MillpondError: what a sink raised.
+        """
+        self._sinks.wait()
+
+    # -- intervals -------------------------------------------------------------------------
+
+    def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
+        """
+        Consumers of ``streams`` that have never run, so that nobody has cut their keys yet.
+        """
+        nodes, found = self.topology.computations.values(), self.topology.readers_of(streams)
+        return tuple(node for node in nodes if node.name in found and not self._ownership.of(node.name))
+
+    def create_intervals(self, computation: str, sample: pa.Array) -> None:
+        """
+        Cut a computation's keys into intervals by a sample of its keys, and take them.
+
+        Args:
+            computation: its name.
+            sample: a string array of keys, repeated as often as they occur.
+        """
+        self._ownership.create(self.topology.computations[computation], sample)
+
+    def id_scope(self, computation: str, stream: str) -> bytes:
+        """
+        What goes before the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
+        """
+        bare = self._store.committer.snapshot.txns.get(bare_ids_app_id(computation))
+        return self.topology.id_scope(computation, stream, bare)
+
+    def intervals_of(self, computation: str) -> tuple[Interval, ...]:
+        """
+        The computation's intervals, in key order.
+        """
+        return tuple(owned.interval for owned in self._ownership.of(computation))
+
+    # -- a superstep -----------------------------------------------------------------------
+
+    def begin(self, inputs: Collection[str] = (), *, with_files: bool = True) -> SuperstepPlan:
+        """
+        Plan the next superstep.
+
+        Args:
+            inputs: injected streams that bring records; their consumers must have intervals
+                (see `create_intervals`).
+            with_files: whether to list each interval's files; a runner that follows the log
+                itself need not pay for it.
+        """
+        self._time.tick(inputs)
+        self._create_downstream_intervals()
+        now = self._clock.now_us()
+        concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
+        chosen: list[IntervalPlan] = []
+        for name in self.topology.computations:
+            chosen += self.parts_of(name, now, only_due=name not in concerned, with_files=with_files)
+        reach("superstep.planned")
+        return SuperstepPlan(
+            superstep=Superstep(self._superstep + 1),
+            wall_time=now,
+            started_us=self._clock.monotonic_us(),
+            intervals=tuple(chosen),
+            sources=self._pending.sources,
+        )
+
+    def parts_of(
+        self, computation: str, now: WallTimeMicros, *, only_due: bool = False, with_files: bool = True
+    ) -> list[IntervalPlan]:
+        """
+        The parts of a computation's intervals in the superstep that was planned at ``now``.
+        """
+        snapshot = self._store.committer.snapshot
+        found = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
+        return [
+            IntervalPlan(
+                interval=owned.interval,
+                fence=owned.next_fence,
+                watermark=self._time.input_watermark(computation),
+                files=snapshot.files_of(owned.interval) if with_files else (),
+                due=due,
+                marks=self._time.marks(computation),
+            )
+            for owned, due in found
+            if due or not only_due
+        ]
+
+    def commit(
+        self,
+        plan: SuperstepPlan,
+        manifests: Sequence[Manifest],
+        *,
+        position: InputPosition | None = None,
+        inputs: Sequence[InputObservation] = (),
+        dead_letters: Sequence[DeadLetter] = (),
+    ) -> SuperstepReport:
+        """
+        Make a superstep durable: every manifest, the input's position and the watermarks, in one commit.
+
+        Args:
+            plan: what `begin` returned.
+            manifests: one per interval that ran; intervals without one are left untouched.
+            position: how far the outside input has been consumed by this superstep.
+            inputs: what was seen of the outside inputs; moves their injectors' watermarks.
+            dead_letters: records that never reached an interval, such as those without a key.
+
+        Raises:
+            FencedError: another process has taken an interval; nothing was written.
+            OutcomeUnknownError: the store is away for longer than the runner waits.
+            UnavailableError: ZooKeeper is away for longer than the runner waits.
+        """
+        letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
+        self._time.observe(inputs)
+        ordered = sorted(manifests, key=lambda manifest: manifest.interval)
+        control = self._ownership.control
+        written_letters = self._ownership.patience.outlast(
+            lambda: self._write_letters(plan, letters, control.next_fence)
+        )
+        writes = [self._write_of(control, written_letters.file)]
+        writes += [
+            self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None
+        ]
+        counts = count(ordered, letters, inputs)
+        totals = self._totals.plus(counts)
+        request = CommitRequest(
+            kind="superstep",
+            writes=tuple(writes),
+            positions=self._positions(plan, position, totals),
+            metadata=self._metadata(counts, position),
+        )
+        self._sinks.wait()
+        reach("superstep.before_commit")
+        committing_us = self._clock.monotonic_us()
+        committed = self._ownership.commit(request)
+        reach("superstep.committed")
+        commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
+        self._journal.record(request, committed, commit_ms)
+        self._upkeep.note(request)
+        self._totals = totals
+        self._superstep = plan.superstep
+        self._apply(ordered, written_letters)
+        reach("superstep.applied")
+        self._sinks.deliver(plan.superstep, self._pending.sources)
+        return report_of(
+            plan,
+            committed.version,
+            counts,
+            now_us=self._clock.now_us(),
+            elapsed_us=self._clock.monotonic_us() - plan.started_us,
+            watermark=self.low_watermark(),
+            commit_ms=commit_ms,
+            pending=self._pending.count,
+        )
+
+    def maintain(self) -> None:
+        """
+        Let the upkeep do its part, between two supersteps: it costs one commit at most.
+
+        Raises:
+            FencedError: another process has taken an interval.
+        """
+        self._upkeep.run(self._superstep, self._time.input_watermark)
+
+    def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
+        written = [(letters.file, letters.productions)]
+        for manifest in manifests:
+            owned = self._ownership.get(manifest.interval)
+            owned.observe(manifest.result)
+            self._observe(owned)
+            written.append((manifest.file, manifest.result.productions))
+        self._set_pending(pending_of(written, self.topology, self._superstep))
+        self._time.take_effect()
+
+    def _set_pending(self, pending: PendingProductions) -> None:
+        self._pending = pending
+        self._time.set_undelivered(pending)
+
+    def _observe(self, owned: OwnedInterval) -> None:
+        if owned.interval.computation != DEAD_LETTERS:
+            summary = owned.summary
+            self._time.update_interval(
+                owned.interval, owned.fence.sequencer, summary.hold, summary.hold_marks
+            )
+
+    def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
+        name = owned.interval.computation
+        if name == DEAD_LETTERS:
+            return False
+        return owned.summary.is_due(now, lambda percentile: self._time.mark(name, percentile))
+
+    def _create_downstream_intervals(self) -> None:
+        missing = self.computations_without_intervals(self._pending.summaries)
+        if not missing:
+            return
+        productions = read_productions(self._store.objects, self._pending.sources)
+        for node in missing:
+            self.create_intervals(node.name, keys_of(productions, node))
+
+    def _write_letters(
+        self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence
+    ) -> WrittenLetters:
+        return write_dead_letters(
+            self._store.objects,
+            self.topology.name,
+            letters,
+            superstep=plan.superstep,
+            fence=fence,
+            at=EventTimeMicros(int(plan.wall_time)),
+            produce=DEAD_LETTERS in self.topology.wanted_streams,
+            token=self.names.token(),
+            row_format=self._store.row_format,
+        )
+
+    def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:
+        name = owned.interval.computation
+        watermark = None if name == DEAD_LETTERS else self._time.input_watermark(name)
+        return IntervalWrite(
+            interval=owned.interval,
+            fence=owned.next_fence,
+            added=() if file is None else (file,),
+            watermark=watermark,
+        )
+
+    def _positions(
+        self, plan: SuperstepPlan, position: InputPosition | None, totals: Totals
+    ) -> dict[str, int]:
+        pipeline = self.topology.name
+        wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
+        if position is not None:
+            wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
+        wanted |= self._time.positions()
+        wanted |= totals.positions(pipeline)
+        stored = self._store.committer.snapshot.txns
+        return {
+            app_id: version
+            for app_id, version in wanted.items()
+            if stored.get(app_id) != version and version != TIME_MIN_US
+        }
+
+    def _metadata(self, counts: Totals, position: InputPosition | None) -> dict[str, JsonValue]:
+        consumed: dict[str, JsonValue] = (
+            {} if position is None else {"input": position.stream, "batch": position.batch}
+        )
+        return {"pipeline": self.topology.name, "counts": dict(counts.items()), **consumed}

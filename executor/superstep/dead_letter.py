@@ -1,0 +1,145 @@
+"""
+Dead letters: records and timers that user code could not process, kept as rows.
+
+They are rows of the computation ``dead_letters`` (one key each), committed together
+with the superstep that met them, so SQL can list them; and they are productions of the
+stream ``dead_letters``, so that a computation or a sink may subscribe to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.bundle.bundle import DeadLetter, ProductionSummary
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import RowFormat
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+
+__all__ = [
+    "DEAD_LETTERS",
+    "WrittenLetters",
+    "control_interval",
+    "dead_letter_updates",
+    "write_dead_letters",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+DEAD_LETTERS = "dead_letters"
+"""Reserved name of the computation, and of the stream, that hold dead letters."""
+
+
+def control_interval(pipeline: str) -> Interval:
+    """
+    The interval that the driver of a pipeline itself owns.
+
+    Every superstep's commit touches it, so a commit without any other row is fenced too.
+    """
+    return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
+
+
+def dead_letter_updates(
+    pipeline: str,
+    letters: Sequence[DeadLetter],
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    at: EventTimeMicros,
+    produce: bool,
+) -> pa.Table:
+    """
+    One row update a letter, keyed ``pipeline/superstep/number``.
+
+    Args:
+        pipeline: its name.
+        letters: what to keep.
+        superstep: the superstep that met them.
+        fence: of the control interval.
+        at: timestamp of the productions, for letters whose own time is unreadable.
+        produce: whether the letters go to the stream ``dead_letters`` too.
+    """
+    rows = []
+    for number, letter in enumerate(letters):
+        key = f"{pipeline}/{superstep:010d}/{number:06d}"
+        text = orjson.dumps(_readable(letter)).decode()
+        letter_at = at if letter.at is None else letter.at
+        production = {"stream": DEAD_LETTERS, "key": key, "value": text, "value_bytes": None, "at": letter_at}
+        rows.append(
+            {
+                "key": key,
+                "sequencer": fence.sequencer,
+                "commit_number": fence.commit_number,
+                "superstep": superstep,
+                "state": text,
+                "productions": [production] if produce else None,
+                "deleted": False,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLetters:
+    """
+    The file that holds a superstep's dead letters, and what it produced to their stream.
+    """
+
+    file: RowFile | None = None
+    productions: tuple[ProductionSummary, ...] = ()
+
+
+def write_dead_letters(
+    objects: Objects,
+    pipeline: str,
+    letters: Sequence[DeadLetter],
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    at: EventTimeMicros,
+    produce: bool,
+    token: str,
+    row_format: RowFormat = PARQUET,
+) -> WrittenLetters:
+    """
+    Write a superstep's dead letters to a row file, still uncommitted; nothing when there are none.
+    """
+    if not letters:
+        return WrittenLetters()
+    updates = dead_letter_updates(pipeline, letters, superstep=superstep, fence=fence, at=at, produce=produce)
+    file = write_row_file(
+        objects,
+        control_interval(pipeline),
+        updates,
+        superstep=superstep,
+        fence=fence,
+        token=token,
+        row_format=row_format,
+    )
+    times = [at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
+    summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))
+    return WrittenLetters(file, (summary,) if produce else ())
+
+
+def _readable(letter: DeadLetter) -> dict[str, object]:
+    fields = {
+        # An error's text may hold anything; JSON only what has a UTF-8 form.
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in asdict(letter).items()
+    }
+    return fields if letter.at is None else {**fields, "at": _date(letter.at)}
+
+
+def _date(at: int) -> str | int:
+    try:
+        return (_EPOCH + timedelta(microseconds=at)).isoformat()
+    except OverflowError:
+        # Timers may lie beyond the calendar.
+        return at

@@ -1,0 +1,275 @@
+"""
+Deliveries: undelivered productions on their way to the consumers' intervals.
+
+A production lives in the row update of the key that produced it (strong productions,
+MillWheel §6.1.2). Superstep *n + 1* reads those of superstep *n* from the committed
+files, lets every consumer extract its own key (§4.2), and hands each interval its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries, ProductionSummary
+from millpond.executor.computation.timer import oldest_but
+from millpond.executor.computation.values import JsonValues
+from millpond.executor.event_time.clocks import Marks
+from millpond.executor.pipeline.key_extractor import extract_keys
+from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.weak import addressed
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.row import PRODUCTION_TYPE
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+
+__all__ = [
+    "PRODUCTION_SCHEMA",
+    "Extracted",
+    "ProductionSource",
+    "deliveries_of",
+    "describe_value",
+    "flatten_productions",
+    "keyless_letters",
+    "keys_of",
+    "positions_within",
+    "read_productions",
+    "summarise_productions",
+    "take",
+    "weak_only",
+    "within",
+]
+
+PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
+"""One production a row: stream, key, value, value_bytes, at."""
+
+_VALUE_LENGTH_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductionSource:
+    """
+    A committed file that holds productions which nobody has consumed yet.
+
+    Attributes:
+        path: the row file.
+        superstep: only its rows of this superstep count; a file that somebody's
+            OPTIMIZE merged may hold older ones, long delivered.
+        streams: streams it produced to; empty when unknown.
+        interval: only its rows in this interval count; ``None`` for all of them.
+    """
+
+    path: str
+    superstep: Superstep
+    streams: frozenset[str] = frozenset()
+    interval: Interval | None = None
+
+    def concerns(self, streams: Iterable[str]) -> bool:
+        """
+        Whether the file may hold productions of any of ``streams``.
+        """
+        return not self.streams or not self.streams.isdisjoint(streams)
+
+
+def flatten_productions(updates: pa.Table) -> pa.Table:
+    """
+    The productions of row updates, one a row, in the order of rows and of emission.
+    """
+    lists = updates.column("productions").combine_chunks()
+    flat = pc.list_flatten(lists)
+    if isinstance(flat, pa.ChunkedArray):
+        flat = flat.combine_chunks()
+    return pa.Table.from_arrays(flat.flatten(), schema=PRODUCTION_SCHEMA)
+
+
+def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
+    """
+    The productions of several files, in the order of the files.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    tables = [_read_source(objects, source) for source in sources]
+    return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
+
+
+def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
+    table = read_row_files(
+        objects, [source.path], columns=["superstep", "productions"], interval=source.interval
+    )
+    wanted = pc.and_(
+        pc.equal(table.column("superstep"), source.superstep),
+        pc.greater(pc.fill_null(pc.list_value_length(table.column("productions")), 0), 0),
+    )
+    return flatten_productions(table.filter(wanted))
+
+
+def summarise_productions(
+    productions: pa.Table, percentiles: Collection[float] = ()
+) -> tuple[ProductionSummary, ...]:
+    """
+    How many productions a stream has and how old the oldest is: what holds the watermark.
+    """
+    marks = _marks_of(productions, percentiles) if percentiles else {}
+    grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
+    return tuple(
+        ProductionSummary(
+            stream=stream, count=count, oldest_at=EventTimeMicros(oldest), marks=marks.get(stream, {})
+        )
+        for stream, oldest, count in zip(
+            grouped.column("stream").to_pylist(),
+            grouped.column("at_min").cast(pa.int64()).to_pylist(),
+            grouped.column("at_count").to_pylist(),
+            strict=True,
+        )
+    )
+
+
+def _marks_of(productions: pa.Table, percentiles: Collection[float]) -> dict[str, Marks]:
+    streams = productions.column("stream")
+    at = productions.column("at").cast(pa.int64())
+    return {
+        stream: oldest_but(at.filter(pc.equal(streams, stream)).to_numpy(), percentiles)
+        for stream in pc.unique(streams).to_pylist()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extracted:
+    """
+    A stream's records with the keys that one consumer extracted.
+
+    Attributes:
+        deliveries: the records; ``keys`` is null exactly where ``errors`` has an entry.
+        errors: why a record has no key, by its position.
+    """
+
+    deliveries: Deliveries
+    errors: Mapping[int, str]
+
+
+def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extracted, ...]:
+    """
+    What a computation gets of ``productions``, a stream it subscribes to at a time, with its own keys.
+    """
+    streams = productions.column("stream")
+    found = []
+    for subscription in node.subscriptions:
+        part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
+        if part.num_rows:
+            values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
+            extracted = extract_keys(subscription.key, _only(part, "key"), values)
+            at = _only(part, "at").cast(pa.int64()).to_numpy(zero_copy_only=False)
+            deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
+            found.append(Extracted(deliveries=deliveries, errors=extracted.errors))
+    return tuple(found)
+
+
+def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_in(streams, pa.array([stream, addressed(stream, node.name)], pa.string()))
+
+
+def positions_within(
+    productions: pa.Table, node: ComputationNode, interval: Interval
+) -> npt.NDArray[np.int64]:
+    """
+    Which of ``productions`` a computation gets in ``interval``, by position.
+    """
+    streams = productions.column("stream")
+    mine = [np.flatnonzero(_is_for(node, each.stream, streams).to_numpy()) for each in node.subscriptions]
+    found = [places for places in mine if len(places)]
+    chosen = []
+    for places, extracted in zip(found, deliveries_of(productions, node), strict=True):
+        inside = _inside(extracted.deliveries.keys, interval)
+        chosen.append(places[inside])
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+
+
+def weak_only(productions: pa.Table) -> pa.Table:
+    """
+    Those of committed or tentative productions that were kept only to be handed on, under their own streams.
+    """
+    mark = addressed("")
+    streams = productions.column("stream")
+    chosen = productions.filter(pc.ends_with(streams, mark))
+    names = pc.replace_substring(chosen.column("stream"), mark, "")
+    return chosen.set_column(0, PRODUCTION_SCHEMA.field(0), names)
+
+
+def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
+    """
+    The keys that a computation would get of ``productions``, as often as they occur.
+    """
+    found = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
+    return pa.concat_arrays(found) if found else pa.array([], pa.string())
+
+
+def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
+    """
+    The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none.
+    """
+    chosen = np.flatnonzero(_inside(deliveries.keys, interval))
+    if len(chosen) == len(deliveries.keys):
+        return deliveries
+    return take(deliveries, chosen) if len(chosen) else None
+
+
+def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
+    mask = pc.greater_equal(keys, interval.low)
+    if interval.high is not None:
+        mask = pc.and_(mask, pc.less(keys, interval.high))
+    found: npt.NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
+    """
+    Dead letters for the records from which the consumer's key extractor got no key.
+    """
+    deliveries = extracted.deliveries
+    return tuple(
+        DeadLetter(
+            computation=computation,
+            stream=deliveries.stream,
+            key=None,
+            value=describe_value(deliveries.values.value(row)),
+            at=int(deliveries.at[row]),
+            error=error,
+        )
+        for row, error in extracted.errors.items()
+    )
+
+
+def describe_value(value: object) -> str:
+    """
+    A record's value as JSON text, or its ``repr`` where JSON has no word for it; cut to a bounded length.
+    """
+    try:
+        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        text = repr(value)
+    return text[:_VALUE_LENGTH_MAX]
+
+
+def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
+    """
+    The records at the positions ``chosen``, in that order.
+    """
+    return Deliveries(
+        stream=deliveries.stream,
+        keys=deliveries.keys.take(pa.array(chosen)),
+        at=deliveries.at[chosen],
+        values=deliveries.values.take(chosen),
+        ids=None if deliveries.ids is None else deliveries.ids.take(pa.array(chosen)),
+    )
+
+
+def _only(table: pa.Table, column: str) -> pa.Array:
+    chunked = table.column(column)
+    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()

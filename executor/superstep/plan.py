@@ -1,0 +1,70 @@
+"""
+What one superstep does, as plain values that travel to the tasks.
+
+They stand apart from the coordinator so that a task's process need not import what only
+the driver uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.executor.event_time.clocks import Marks
+from millpond.executor.superstep.delivery import ProductionSource
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
+
+__all__ = ["InputPosition", "IntervalPlan", "SuperstepPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPosition:
+    """
+    How far an outside input has been consumed once a superstep commits.
+
+    Attributes:
+        stream: the injected stream.
+        source: id of the source (a Spark query's id).
+        batch: the batch that this superstep consumed.
+    """
+
+    stream: str
+    source: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalPlan:
+    """
+    One interval's part in a superstep.
+
+    Attributes:
+        interval: which keys.
+        fence: what its next commit carries.
+        watermark: input low watermark of the computation for the whole superstep.
+        files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
+        due: whether a pending timer is due.
+        marks: percentile watermarks of the computation, all that the pipeline keeps.
+    """
+
+    interval: Interval
+    fence: Fence
+    watermark: EventTimeMicros
+    files: tuple[LiveFile, ...]
+    due: bool
+    marks: Marks = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperstepPlan:
+    """
+    What one superstep does: which intervals run, at which time, on which productions.
+    """
+
+    superstep: Superstep
+    wall_time: WallTimeMicros
+    started_us: int
+    intervals: tuple[IntervalPlan, ...]
+    sources: tuple[ProductionSource, ...]

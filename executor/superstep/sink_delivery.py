@@ -1,0 +1,115 @@
+"""
+Sink delivery: committed productions go to the sinks, each superstep exactly once.
+
+A sink gets superstep *n* after *n* has been committed and before *n + 1* is: so after a
+crash at most the last superstep is missing, and the sink's own Delta ``txn`` tells
+whether it is (architecture §6, "to the outside world").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.pipeline.topology import SinkNode, Topology
+from millpond.executor.pipeline.weak import addressed
+from millpond.executor.sinks.sink import SinkWriter
+from millpond.executor.superstep.delivery import ProductionSource, read_productions
+from millpond.statestore.failpoint import reach
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Rng, Superstep
+
+__all__ = ["SinkDelivery"]
+
+
+class SinkDelivery:
+    """
+    Writes each committed superstep's productions to the sinks, beside the next superstep.
+    """
+
+    def __init__(
+        self, store: Store, topology: Topology, clock: Clock, rng: Rng, *, in_background: bool
+    ) -> None:
+        self._store = store
+        self._topology = topology
+        self._clock = clock
+        self._rng = rng
+        self._in_background = in_background
+        self._writers: list[tuple[str, SinkWriter]] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+
+    def open(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+        """
+        Open the sinks and hand them the last superstep if a crash kept it from them.
+        """
+        if not self._topology.sinks:
+            return
+        self._writers = [(node.stream, self._open_sink(node)) for node in self._topology.sinks.values()]
+        if self._in_background:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
+        self._write(superstep, sources)
+
+    def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+        """
+        Begin to write a committed superstep's productions; `wait` tells how it went.
+        """
+        streams = [each for stream, _ in self._writers for each in _kept_as(stream)]
+        if not any(source.concerns(streams) for source in sources):
+            return
+        if self._executor is None:
+            self._write(superstep, sources)
+        else:
+            self._running = self._executor.submit(self._write, superstep, tuple(sources))
+
+    def wait(self) -> None:
+        """
+        Wait until the sinks have taken what `deliver` gave them.
+
+        Raises:
+            MillpondError: what a sink raised; the superstep stays undelivered and is offered
+                again after a restart.
+        """
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+
+    def close(self) -> None:
+        """
+        Wait for the last delivery and stop.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._executor is not None:
+                self._executor.shutdown()
+                self._executor = None
+
+    def _open_sink(self, node: SinkNode) -> SinkWriter:
+        return node.sink.open(
+            self._store.store_id, self._topology.name, node.name, clock=self._clock, rng=self._rng
+        )
+
+    def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+        behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]
+        if not behind:
+            return
+        names = [each for stream, _ in behind for each in _kept_as(stream)]
+        wanted = [source for source in sources if source.concerns(names)]
+        productions = read_productions(self._store.objects, wanted)
+        for stream, writer in behind:
+            part = productions.filter(pc.is_in(productions.column("stream"), pa.array(_kept_as(stream))))
+            if part.num_rows:
+                reach("sink.behind")
+                writer.write(superstep, part.drop_columns(["stream"]))
+                reach("sink.delivered")
+
+
+def _kept_as(stream: str) -> tuple[str, str]:
+    """
+    The streams under which rows keep what goes to a stream's sinks.
+    """
+    return stream, addressed(stream)

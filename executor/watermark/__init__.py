@@ -1,0 +1,3 @@
+"""
+The low watermark of each computation, from injectors, pending work and holds.
+"""

@@ -1,0 +1,249 @@
+"""
+Low watermarks: bounds on the timestamps of records still to come (MillWheel §4.5, §7.2).
+
+For a computation C that subscribes to the streams s::
+
+    input(C)  = min over s:  injected  the injector's watermark
+                             produced  the oldest undelivered production on s,
+                                       and output(P) of every P that produces to s
+    output(C) = min(input(C) - how far C may produce below its input,
+                    the oldest hold of any of C's intervals)
+
+In a cycle the definition goes round; its *greatest* solution is meant: nobody waits for a
+record that no undelivered production, hold or injector can still bring forth. It follows that
+inside a cycle a timer that holds the watermark below its own firing never fires: what it
+waits for might be its own effect.
+
+What is published never falls. Where a late record makes the sums fall, the last value stands
+until they have caught up, and what comes before it is late.
+
+Where percentile watermarks go: `solve_inputs` needs a minimum only; with sketches of pending
+times in place of the holds and of the oldest undelivered times, one solution a percentile.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from millpond.executor.event_time.late_data_horizon import held_back
+from millpond.executor.pipeline.topology import ComputationNode, Topology
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.executor.watermark.hold_map import IntervalMap
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer
+
+__all__ = ["WatermarkAuthority", "solve_inputs"]
+
+
+def solve_inputs(
+    consumers: Mapping[str, Sequence[str]],
+    bases: Mapping[str, EventTimeMicros],
+    holds: Mapping[str, EventTimeMicros],
+    horizons: Mapping[str, int] | None = None,
+) -> dict[str, EventTimeMicros]:
+    """
+    The greatest input watermarks that agree with each other, by computation.
+
+    The least output of all cannot be lowered by anybody, so it is final; taking computations
+    in that order settles each edge once, cycles included (Dijkstra's argument). Only horizons
+    may lower one again, and those are in no cycle, so that ends.
+
+    Args:
+        consumers: computation → those that consume what it produces.
+        bases: what bounds a computation's input apart from its senders.
+        holds: what bounds a computation's output apart from its input.
+        horizons: how far a computation's output lags behind its input, where it does.
+
+    Example:
+        >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
+        {'a': 5, 'b': 5}
+    """
+    inputs, behind = dict(bases), horizons or {}
+
+    def output_of(name: str) -> EventTimeMicros:
+        return min(held_back(inputs[name], behind.get(name, 0)), holds[name])
+
+    outputs = {name: output_of(name) for name in inputs}
+    heap = [(output, name) for name, output in outputs.items()]
+    heapq.heapify(heap)
+    while heap:
+        output, name = heapq.heappop(heap)
+        if output > outputs[name]:
+            continue
+        for consumer in consumers.get(name, ()):
+            if output < inputs[consumer]:
+                inputs[consumer] = output
+                if (lower := output_of(consumer)) < outputs[consumer]:
+                    outputs[consumer] = lower
+                    heapq.heappush(heap, (lower, consumer))
+    return inputs
+
+
+class WatermarkAuthority:
+    """
+    Knows how far event time has come everywhere in one pipeline.
+
+    It is told what injectors, intervals and undelivered productions say, which injectors are
+    idle, and at the start the journaled values, and solves the equations when somebody asks after a change.
+    It is used by one thread at a time.
+
+    Args:
+        topology: the checked pipeline.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._consumers = {name: _consumers(topology, node) for name, node in topology.computations.items()}
+        self._injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
+        self._horizons = {name: node.horizon_us for name, node in topology.computations.items()}
+        self._idle: frozenset[str] = frozenset()
+        self._intervals = {name: IntervalMap() for name in topology.computations}
+        self._undelivered: Mapping[str, EventTimeMicros] = {}
+        self._inputs = dict.fromkeys(topology.computations, TIME_MIN_US)
+        self._outputs = dict.fromkeys(topology.computations, TIME_MIN_US)
+        self._changed = True
+
+    # -- what it is told -------------------------------------------------------------------
+
+    def restore(self, inputs: Mapping[str, EventTimeMicros]) -> None:
+        """
+        Take over journaled input watermarks, by computation: nothing published falls below them.
+
+        Names of computations that the pipeline no longer has are ignored.
+        """
+        for name, at in inputs.items():
+            if name in self._inputs:
+                self._inputs[name] = max(self._inputs[name], at)
+
+    def expect(self, intervals: Iterable[Interval]) -> None:
+        """
+        Name intervals that exist; until each has reported, its computation's output stands still.
+        """
+        for interval in intervals:
+            self._map_of(interval).expect([interval])
+        self._changed = True
+
+    def update_injector(self, stream: str, watermark: EventTimeMicros) -> None:
+        """
+        Take in an injector's low watermark; one that falls changes nothing.
+
+        Raises:
+            InvalidError: nobody injects this stream.
+        """
+        known = self._injected.get(stream)
+        if known is None:
+            raise InvalidError("no injector feeds this stream", stream=stream)
+        if watermark > known:
+            self._injected[stream] = watermark
+            self._changed = True
+
+    def set_idle(self, streams: Iterable[str]) -> None:
+        """
+        Say which injected streams are idle, all of them: they hold nobody back while others go on.
+        """
+        idle = frozenset(streams)
+        if idle != self._idle:
+            self._idle = idle
+            self._changed = True
+
+    def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
+        """
+        Take in the oldest output timestamp that an interval still owes; ``None`` is nothing.
+
+        Raises:
+            FencedError: the sequencer is that of a former owner.
+            InvalidError: the pipeline has no such computation.
+        """
+        self._map_of(interval).report(interval, sequencer, hold)
+        self._changed = True
+
+    def set_undelivered(self, oldest: Mapping[str, EventTimeMicros]) -> None:
+        """
+        Say which streams have committed productions that nobody has consumed, and the oldest of each.
+
+        It replaces what was said before, so it must name all of them.
+        """
+        self._undelivered = dict(oldest)
+        self._changed = True
+
+    def _map_of(self, interval: Interval) -> IntervalMap:
+        found = self._intervals.get(interval.computation)
+        if found is None:
+            raise InvalidError("the pipeline has no such computation", computation=interval.computation)
+        return found
+
+    # -- what it tells ---------------------------------------------------------------------
+
+    def injector_watermark(self, stream: str) -> EventTimeMicros:
+        """
+        The low watermark of an injected stream.
+        """
+        return self._injected[stream]
+
+    def input_watermark(self, computation: str) -> EventTimeMicros:
+        """
+        Bound on the timestamps of records that may still reach ``computation``; never falls.
+        """
+        self._solve()
+        return self._inputs[computation]
+
+    def output_watermark(self, computation: str) -> EventTimeMicros:
+        """
+        Bound on the timestamps of records that ``computation`` may still produce; never falls.
+        """
+        self._solve()
+        return self._outputs[computation]
+
+    def input_watermarks(self) -> dict[str, EventTimeMicros]:
+        """
+        All input watermarks, by computation: what is journaled and later given to `restore`.
+        """
+        self._solve()
+        return dict(self._inputs)
+
+    def _solve(self) -> None:
+        if not self._changed:
+            return
+        holds = {name: intervals.least for name, intervals in self._intervals.items()}
+        bases = {name: self._base(node) for name, node in self._topology.computations.items()}
+        for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
+            self._inputs[name] = max(self._inputs[name], solved)
+            # A hold behind the published input is that of late work: it binds as it stands.
+            output = min(held_back(solved, self._horizons[name]), holds[name])
+            self._outputs[name] = max(self._outputs[name], output)
+        self._changed = False
+
+    def _base(self, node: ComputationNode) -> EventTimeMicros:
+        undelivered = (self._undelivered[stream] for stream in node.inbox if stream in self._undelivered)
+        outside = (self._outside_bound(subscription.stream) for subscription in node.subscriptions)
+        return min([*undelivered, *outside])
+
+    def _outside_bound(self, stream: str) -> EventTimeMicros:
+        """
+        What outside records may still bring onto a stream; nothing onto one that computations produce.
+        """
+        if stream in self._injected:
+            return self._injector_bound(stream)
+        if stream == DEAD_LETTERS:
+            # An unreadable outside record becomes a dead letter before any computation sees it.
+            return min(map(self._injector_bound, self._injected), default=TIME_MAX_US)
+        return TIME_MAX_US
+
+    def _injector_bound(self, stream: str) -> EventTimeMicros:
+        """
+        An injector's own watermark; that of the slowest active one while it is idle and behind.
+        """
+        own = self._injected[stream]
+        if stream not in self._idle:
+            return own
+        others = [at for name, at in self._injected.items() if name not in self._idle]
+        # An input that has ended says nothing about how far the others are.
+        return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
+
+
+def _consumers(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
+    streams = [*node.produces, DEAD_LETTERS]
+    found = {c.computation.name: None for stream in streams for c in topology.consumers_of(stream)}
+    return tuple(found)

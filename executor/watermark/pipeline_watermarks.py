@@ -1,0 +1,257 @@
+"""
+The time of a pipeline: its injectors' watermarks and what follows from them for everybody.
+
+What a superstep observes takes effect only once it is committed: until then records of that
+superstep may still be lost with it, and no watermark may have passed them (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from millpond.executor.bundle.bundle import InputObservation
+from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.injectors.observation import WHOLE, Watch
+from millpond.executor.pipeline.positions import standing_app_id, watermark_app_id
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.pending import PendingProductions
+from millpond.executor.watermark.authority import WatermarkAuthority
+from millpond.executor.watermark.stream_time import InjectorTime, Standing
+from millpond.statestore.interval import Interval
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
+
+__all__ = ["TimeKeeper"]
+
+
+class TimeKeeper:
+    """
+    Injectors and the watermark authority of one pipeline, restorable from its positions.
+    """
+
+    def __init__(self, topology: Topology, clock: Clock) -> None:
+        self._topology = topology
+        self._clock = clock
+        self._authority = WatermarkAuthority(topology)
+        self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
+        self._injectors: dict[str, InjectorTime] = {}
+        self._has_news = False
+
+    def restore(self, positions: Mapping[str, int]) -> None:
+        """
+        Go on from the watermarks that the last commits journaled.
+        """
+        pipeline = self._topology.name
+        for name, injector in self._topology.injectors.items():
+            saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
+            marks = {
+                each: EventTimeMicros(
+                    positions.get(watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
+                )
+                for each in self._percentiles
+            }
+            app_ids = {each: standing_app_id(pipeline, name, each) for each in injector.members or (WHOLE,)}
+            standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
+            now = self._clock.monotonic_us()
+            self._injectors[name] = InjectorTime(injector, saved, now, marks, standings)
+        for percentile, authority in self._layers():
+            app_ids = {
+                name: watermark_app_id(pipeline, "computation", name, percentile)
+                for name in self._topology.computations
+            }
+            authority.restore(
+                {
+                    name: EventTimeMicros(positions[app_id])
+                    for name, app_id in app_ids.items()
+                    if app_id in positions
+                }
+            )
+        self._settle()
+
+    def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
+        """
+        One authority for each percentile: the same equations over other facts.
+        """
+        return [(EXACT, self._authority), *self._percentiles.items()]
+
+    def positions(self) -> dict[str, int]:
+        """
+        What `restore` needs, by application id.
+        """
+        pipeline = self._topology.name
+        self._has_news = False
+        found: dict[str, int] = {
+            standing_app_id(pipeline, name, member): version
+            for name, injector in self._injectors.items()
+            for member, version in injector.standings().items()
+        }
+        for each, _ in self._layers():
+            for name, injector in self._injectors.items():
+                found[watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
+            for name in self._topology.computations:
+                found[watermark_app_id(pipeline, "computation", name, each)] = self.mark(name, each)
+        return found
+
+    def mark(self, computation: str, percentile: float) -> EventTimeMicros:
+        """
+        The computation's input watermark at a percentile; one that nobody asks for is the exact one.
+
+        It never falls, and never lies behind one of a greater percentile.
+        """
+        layers = [authority for each, authority in self._percentiles.items() if each >= percentile]
+        wanted = layers if percentile in self._percentiles else []
+        return max(each.input_watermark(computation) for each in (self._authority, *wanted))
+
+    def marks(self, computation: str) -> Marks:
+        """
+        All percentile watermarks of the computation's input that the pipeline keeps.
+        """
+        return {each: self.mark(computation, each) for each in self._percentiles}
+
+    def input_watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The computation's input low watermark.
+        """
+        return self._authority.input_watermark(computation)
+
+    def low_watermark(self) -> EventTimeMicros:
+        """
+        The lowest output watermark of all computations.
+        """
+        names = self._topology.computations
+        return min((self._authority.output_watermark(name) for name in names), default=TIME_MIN_US)
+
+    def injector_watermark(self, stream: str) -> EventTimeMicros:
+        """
+        The injector low watermark of an injected stream.
+        """
+        return self._injectors[stream].watermark
+
+    def streams_ahead(self) -> frozenset[str]:
+        """
+        The injected streams that are further ahead of the slowest computation than they may be.
+        """
+        limits = {n: node.skew_limit_us for n, node in self._topology.injectors.items() if node.skew_limit_us}
+        if not limits:
+            return frozenset()
+        slowest = min(
+            (self.input_watermark(name) for name in self._topology.computations), default=TIME_MAX_US
+        )
+        marks = {name: self.injector_watermark(name) for name in limits}
+        return frozenset(name for name, limit in limits.items() if marks[name] - slowest > limit)
+
+    def watch(self, stream: str) -> Watch:
+        """
+        What tasks are to look at while records of an injected stream come in.
+        """
+        now = self._clock.now_us()
+        return self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
+
+    def observe(self, inputs: Iterable[InputObservation]) -> None:
+        """
+        Tell the injectors what a superstep saw; see `take_effect`.
+        """
+        now = self._clock.monotonic_us()
+        for seen in inputs:
+            self._injectors[seen.stream].observe(seen, now)
+
+    def take_effect(self) -> None:
+        """
+        Let what was observed count, now that it is committed.
+        """
+        for stream, injector in self._injectors.items():
+            for percentile, authority in self._layers():
+                authority.update_injector(stream, injector.mark(percentile))
+
+    def tick(self, heard: Iterable[str] = ()) -> bool:
+        """
+        Leave out who has been silent for too long.
+
+        Args:
+            heard: streams that bring records in the superstep at hand: they are not silent.
+
+        Returns:
+            Whether that moved anybody's watermark, or something was declared that no commit tells of.
+        """
+        self._follow_the_clock(frozenset(heard))
+        if not any(node.idle_after_us for node in self._topology.injectors.values()):
+            return self._has_news
+        for stream in heard:
+            self._injectors[stream].hear(self._clock.monotonic_us())
+        before = self._authority.input_watermarks()
+        self._settle()
+        return self._has_news or self._authority.input_watermarks() != before
+
+    def _follow_the_clock(self, heard: frozenset[str]) -> None:
+        """
+        Time of arrival passes with the wall's, except for records that are on their way with their stamp.
+
+        That alone gives nobody anything to do: a timer that it makes due does.
+        """
+        silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
+        for injector in silent:
+            injector.advance(EventTimeMicros(self._clock.now_us()), self._clock.monotonic_us())
+        if silent:
+            self.take_effect()
+
+    def advance(
+        self,
+        stream: str,
+        watermark: EventTimeMicros,
+        member: str | None = None,
+        percentile: float = EXACT,
+    ) -> None:
+        """
+        Move an injector's watermark by hand.
+        """
+        self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
+        self._settle()
+
+    def declare(self, stream: str, standing: Standing, member: str | None = None) -> None:
+        """
+        Say of a stream or of one of its members that it is idle, gone, or expected again.
+        """
+        self._injectors[stream].declare(standing, self._clock.monotonic_us(), member)
+        self._has_news = True
+        self._settle()
+
+    def finish(self, stream: str) -> None:
+        """
+        The stream's input has ended.
+        """
+        self._injectors[stream].finish(self._clock.monotonic_us())
+        self._settle()
+
+    def _settle(self) -> None:
+        now = self._clock.monotonic_us()
+        for injector in self._injectors.values():
+            injector.settle(now)
+        idle = [name for name, one in self._injectors.items() if one.is_idle(now)]
+        for _, authority in self._layers():
+            authority.set_idle(idle)
+        self.take_effect()
+
+    def update_interval(
+        self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None, marks: Marks
+    ) -> None:
+        """
+        Note what an interval still owes: the oldest of all, and the oldest but a share, by percentile.
+        """
+        for percentile, authority in self._layers():
+            authority.update_interval(interval, sequencer, marks.get(percentile, hold))
+
+    def set_undelivered(self, pending: PendingProductions) -> None:
+        """
+        Note which productions wait for their consumers.
+        """
+        wanted = {
+            stream: summary
+            for stream, summary in pending.summaries.items()
+            if self._topology.consumers_of(stream)
+        }
+        for percentile, authority in self._layers():
+            authority.set_undelivered(
+                {
+                    stream: summary.marks.get(percentile, summary.oldest_at)
+                    for stream, summary in wanted.items()
+                }
+            )

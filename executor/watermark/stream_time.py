@@ -1,0 +1,249 @@
+"""
+How far one injected stream has come: its members, who of them is silent, and what they say.
+
+A stream without members is one member. Its watermark is the least of its members' watermarks;
+whoever is idle or gone is left out, and when nobody is left it stands still. The watermark and
+what was declared of members are journaled: after a restart every member goes on from the
+watermark and counts as just heard of, and whoever was idle or gone still is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.event_time.delay_sketch import RecentDelays
+from millpond.executor.injectors.ingress_time import IngressTime, stamp_of
+from millpond.executor.injectors.observation import WHOLE, InputObservation, TimesSeen, Watch
+from millpond.executor.injectors.policies import wants_delays
+from millpond.executor.injectors.policy import InjectorLogic
+from millpond.executor.pipeline.topology import InjectorNode
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
+
+__all__ = ["InjectorTime", "Standing"]
+
+Standing: TypeAlias = Literal["expected", "idle", "gone"]
+"""What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
+
+
+_STANDINGS: Final[tuple[Standing, ...]] = ("expected", "idle", "gone")
+
+_DELAYS_MIN: Final = 100
+"""So many delays must have been measured before a percentile watermark leaves the low watermark."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """
+    One sender: the running side of the policy, when it was last heard of, what is declared of it.
+    """
+
+    logic: InjectorLogic
+    heard_us: int
+    standing: Standing = "expected"
+    changes: int = 0
+    newest_at: EventTimeMicros | None = None
+    delays: RecentDelays = field(default_factory=RecentDelays)
+    promised: dict[float, EventTimeMicros] = field(default_factory=dict)
+
+    def stand(self, standing: Standing) -> None:
+        """
+        Change what is declared of it.
+        """
+        self.changes += standing != self.standing
+        self.standing = standing
+
+    def mark(self, percentile: float) -> EventTimeMicros:
+        """
+        As far behind its newest record as so many percent of its records have come, or as it says itself.
+        """
+        told = (at for each, at in self.promised.items() if each >= percentile)
+        exact = max((self.logic.watermark, *told))
+        if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
+            return exact
+        return EventTimeMicros(max(exact, self.newest_at - self.delays.at(percentile)))
+
+
+class InjectorTime:
+    """
+    The low watermark of one injected stream.
+
+    Args:
+        node: the injector.
+        saved: the journaled watermark.
+        now_us: the monotonic clock.
+        marks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
+        standings: what `standings` gave last time.
+    """
+
+    def __init__(
+        self,
+        node: InjectorNode,
+        saved: EventTimeMicros,
+        now_us: int,
+        marks: Marks | None = None,
+        standings: Mapping[str, int] | None = None,
+    ) -> None:
+        self._node = node
+        self._watermark = saved
+        self._marks = dict(marks or {})
+        names = node.members or (WHOLE,)
+        self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
+        for name, version in (standings or {}).items():
+            if name in self._members:
+                changes, code = divmod(version, len(_STANDINGS))
+                self._members[name].standing, self._members[name].changes = _STANDINGS[code], changes
+
+    @property
+    def watermark(self) -> EventTimeMicros:
+        """
+        Bound on the times of records still to come from members that are not idle; never falls.
+        """
+        return self._watermark
+
+    def mark(self, percentile: float) -> EventTimeMicros:
+        """
+        The watermark at a percentile: about so many percent of the records are in up to there.
+        """
+        return self._watermark if percentile == EXACT else max(self._marks[percentile], self._watermark)
+
+    @property
+    def is_ingress(self) -> bool:
+        """
+        Whether records get the time of their arrival.
+        """
+        return isinstance(self._node.at, IngressTime)
+
+    def standings(self) -> dict[str, int]:
+        """
+        What was declared of each member of whom anything was, as a number that rises with each change.
+        """
+        return {
+            name: one.changes * len(_STANDINGS) + _STANDINGS.index(one.standing)
+            for name, one in self._members.items()
+            if one.changes
+        }
+
+    def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
+        """
+        What tasks are to look at in the next superstep.
+
+        Args:
+            now: the wall time.
+            with_delays: whether anybody asks for percentiles.
+        """
+        newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
+        return Watch(
+            stream=self._node.stream,
+            newest=newest,
+            with_delays=with_delays or wants_delays(self._node.watermark),
+            stamp_at=stamp_of(now, self._watermark) if self.is_ingress else None,
+        )
+
+    def observe(self, seen: InputObservation, now_us: int) -> None:
+        """
+        Take in what a superstep saw; it must be committed before the watermark is published.
+        """
+        for name, times in self._by_member(seen).items():
+            member = self._members.get(name)
+            if member is None:
+                continue
+            member.heard_us = now_us
+            if member.standing == "idle":
+                member.stand("expected")
+            member.logic.observe(times)
+            if self._marks and times.delays is not None:
+                member.delays.merge(times.delays)
+            member.newest_at = max(times.newest_at, member.newest_at or times.newest_at)
+        self.settle(now_us)
+
+    def _by_member(self, seen: InputObservation) -> Mapping[str, TimesSeen]:
+        if self._node.members:
+            return seen.members
+        if seen.newest_at is None:
+            return {}
+        oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
+        return {
+            WHOLE: TimesSeen(
+                newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays, mark_at=seen.mark_at
+            )
+        }
+
+    def hear(self, now_us: int) -> None:
+        """
+        Note that records are on their way; whose, is known only when they have been read.
+        """
+        if not self._node.members:
+            self._members[WHOLE].heard_us = now_us
+
+    def advance(
+        self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
+    ) -> None:
+        """
+        The source, or one of its members, promises that of its records older than ``at`` so many percent have come.
+
+        Raises:
+            InvalidError: no such member is expected.
+        """
+        chosen = self._chosen(member)
+        for one in chosen:
+            if percentile == EXACT:
+                one.logic.advance(at)
+            else:
+                one.promised[percentile] = max(at, one.promised.get(percentile, at))
+            one.heard_us = now_us
+            if one.standing == "idle":
+                one.stand("expected")
+        self.settle(now_us)
+
+    def finish(self, now_us: int) -> None:
+        """
+        The input has ended, whoever is missing.
+        """
+        for member in self._members.values():
+            member.logic.finish()
+        self._watermark = TIME_MAX_US
+        self.settle(now_us)
+
+    def declare(self, standing: Standing, now_us: int, member: str | None = None) -> None:
+        """
+        Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
+
+        Raises:
+            InvalidError: no such member is expected.
+        """
+        chosen = self._chosen(member)
+        for one in chosen:
+            one.stand(standing)
+            one.heard_us = now_us
+        self.settle(now_us)
+
+    def _chosen(self, member: str | None) -> Iterable[_Member]:
+        self._node.check_member(member)
+        return self._members.values() if member is None else [self._members[member]]
+
+    def settle(self, now_us: int) -> None:
+        """
+        Work out the watermark; silence may have moved it.
+        """
+        heard = [one for one in self._members.values() if not self._is_silent(one, now_us)]
+        if heard:
+            self._watermark = max(self._watermark, min(one.logic.watermark for one in heard))
+            for percentile, known in self._marks.items():
+                self._marks[percentile] = max(known, min(one.mark(percentile) for one in heard))
+
+    def is_idle(self, now_us: int) -> bool:
+        """
+        Whether nobody is expected to send at the moment, though the input has not ended.
+        """
+        return self._watermark != TIME_MAX_US and all(
+            self._is_silent(one, now_us) for one in self._members.values()
+        )
+
+    def _is_silent(self, member: _Member, now_us: int) -> bool:
+        if member.standing != "expected":
+            return True
+        after_us = self._node.idle_after_us
+        return after_us is not None and now_us - member.heard_us >= after_us

@@ -1,0 +1,3 @@
+"""
+The catalog: topology and history for tools, in any SQL database.
+"""

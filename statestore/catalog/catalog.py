@@ -1,0 +1,375 @@
+"""
+The catalog: what a store is made of and what it did, in a small SQL database.
+
+Computations and their code versions, streams and subscriptions, intervals and their owners,
+the watermark and superstep journals, injector positions, savepoints, horizons. It is for
+people, tools and garbage collection; no commit depends on it. What it knows of commits it
+derives from the commits themselves (`millpond.statestore.catalog.facts`), so `Catalog.rebuild`
+makes it again from the log: losing it loses nothing. What pipelines declare comes back with
+their next start (or from a commit that carries ``definition``), readers' horizons with their next
+renewal, and savepoints from the log when they were committed under `savepoint_app_id`.
+
+Commits must not wait for it: they hand their facts to a `CatalogJournal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import Connection, Engine, select
+
+from millpond import migrations
+from millpond.statestore.catalog import pins as catalog_pins
+from millpond.statestore.catalog import reads as catalog_reads
+from millpond.statestore.catalog import topology as catalog_topology
+from millpond.statestore.catalog.commits import prune_journals, write_commits
+from millpond.statestore.catalog.engine import connect, default_catalog_url, reading, writing
+from millpond.statestore.catalog.entries import (
+    CatalogLimits,
+    CodeVersion,
+    ComputationEntry,
+    Horizon,
+    HorizonKind,
+    InputPosition,
+    IntervalEntry,
+    LeaseEntry,
+    PipelineDefinition,
+    Savepoint,
+    StreamDefinition,
+    SubscriptionDefinition,
+    SuperstepEntry,
+    WatermarkEntry,
+)
+from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.rebuild import LogState, rewrite_commits
+from millpond.statestore.catalog.tables import STORE
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import Clock, Superstep, TableVersion, WallTimeMicros
+
+__all__ = ["Catalog", "default_catalog_url"]
+
+_PRUNE_SHARE: Final = 8
+
+
+class Catalog:
+    """
+    An open catalog; methods may be called from any thread.
+
+    Every method raises `UnavailableError` while the database does not answer.
+
+    Example:
+        >>> with Catalog.open("sqlite://") as catalog:
+        ...     catalog.record_superstep(CommitFacts(version=1, wall_us=0, txns={}))
+        ...     catalog.intervals()
+        ()
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, limits: CatalogLimits) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._limits = limits
+        self._rows_since_prune = 0
+        self._supersteps_since_prune = 0
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        clock: Clock | None = None,
+        *,
+        store_id: str | None = None,
+        limits: CatalogLimits | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """
+        Open a catalog, making it or bringing its schema up to date where needed.
+
+        Args:
+            url: any SQLAlchemy URL; a store's default is `default_catalog_url`.
+            clock: dates what is recorded; the machine's by default.
+            store_id: whose catalog it must be.
+            limits: bounds of the journals.
+            read_only: change nothing, not even the schema; a missing SQLite file is not made.
+
+        Raises:
+            InvalidError: not a usable URL, another store's catalog, or a newer schema
+                (with ``read_only`` also an older one).
+            UnavailableError: the database does not answer.
+            DataError: the file is not a catalog.
+        """
+        own_clock = SystemClock() if clock is None else clock
+        engine = connect(url, own_clock, create=not read_only)
+        catalog = cls(engine, own_clock, CatalogLimits() if limits is None else limits)
+        try:
+            catalog._prepare(store_id, read_only=read_only)
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
+
+    def _prepare(self, store_id: str | None, *, read_only: bool) -> None:
+        with reading(self._engine) as connection:
+            ready = migrations.current_revision(connection) == migrations.HEAD
+            if ready and _belongs(connection, store_id):
+                return
+        if read_only:
+            raise InvalidError("the catalog needs a migration: open the store for writing once")
+        with writing(self._engine) as connection:
+            migrations.upgrade(connection)
+            _claim(connection, store_id, self._clock.now_us())
+
+    def close(self) -> None:
+        """
+        Give the connections back; what was recorded stays.
+        """
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def created_us(self) -> WallTimeMicros:
+        """
+        Since when this catalog is kept.
+
+        A catalog younger than the longest lifetime of a reader's horizon may not know all
+        readers yet; collectors wait that long before they trust it.
+        """
+        with reading(self._engine) as connection:
+            return WallTimeMicros(connection.execute(select(STORE.c.created_us)).scalar_one())
+
+    # What pipelines declare.
+
+    def record_pipeline(self, definition: PipelineDefinition) -> None:
+        """
+        Put a pipeline's topology in place of the one that it declared before.
+
+        Raises:
+            InvalidError: a computation belongs to another pipeline, or its options are not JSON.
+        """
+        with writing(self._engine) as connection:
+            catalog_topology.write_definition(connection, definition, self._clock.now_us(), self._limits)
+
+    def computations(self) -> tuple[ComputationEntry, ...]:
+        """
+        Every computation ever declared, retired ones too, by name.
+        """
+        with reading(self._engine) as connection:
+            return catalog_topology.read_computations(connection)
+
+    def code_versions(self, computation: str) -> tuple[CodeVersion, ...]:
+        """
+        The last code versions of a computation, oldest first.
+        """
+        with reading(self._engine) as connection:
+            return catalog_topology.read_code_versions(connection, computation)
+
+    def streams(self, pipeline: str) -> tuple[StreamDefinition, ...]:
+        """
+        The streams of a pipeline, by name.
+        """
+        with reading(self._engine) as connection:
+            return catalog_topology.read_streams(connection, pipeline)
+
+    def subscriptions(self, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
+        """
+        Who reads what in a pipeline, and how it gets its key.
+        """
+        with reading(self._engine) as connection:
+            return catalog_topology.read_subscriptions(connection, pipeline)
+
+    # What commits said.
+
+    def record_superstep(self, facts: CommitFacts) -> None:
+        """
+        Write down what one commit says (a superstep, a fence, a fold), in one transaction.
+        """
+        self.record_commits((facts,))
+
+    def record_commits(self, batch: Iterable[CommitFacts]) -> None:
+        """
+        Write down what several commits say, in one transaction; again is the same as once.
+        """
+        facts = tuple(batch)
+        with writing(self._engine) as connection:
+            self._rows_since_prune += write_commits(connection, facts, self._limits)
+            self._supersteps_since_prune += len(facts)
+            self._prune_when_due(connection)
+
+    def _prune_when_due(self, connection: Connection) -> None:
+        rows_due = self._rows_since_prune * _PRUNE_SHARE >= self._limits.watermark_rows_max
+        supersteps_due = self._supersteps_since_prune * _PRUNE_SHARE >= self._limits.supersteps_max
+        if rows_due or supersteps_due:
+            prune_journals(connection, self._limits)
+            self._rows_since_prune = self._supersteps_since_prune = 0
+
+    def intervals(self, computation: str | None = None, *, closed: bool = False) -> tuple[IntervalEntry, ...]:
+        """
+        Intervals in key order; with ``closed`` also those that splits and merges replaced.
+        """
+        with reading(self._engine) as connection:
+            return catalog_reads.read_intervals(connection, computation, closed=closed)
+
+    def leases(self, interval: Interval) -> tuple[LeaseEntry, ...]:
+        """
+        The last owners of an interval, oldest first.
+        """
+        with reading(self._engine) as connection:
+            return catalog_reads.read_leases(connection, interval)
+
+    def input_positions(self) -> tuple[InputPosition, ...]:
+        """
+        How far each outside source has been consumed.
+        """
+        with reading(self._engine) as connection:
+            return catalog_reads.read_input_positions(connection)
+
+    def supersteps(self, pipeline: str | None = None, *, limit: int = 100) -> tuple[SuperstepEntry, ...]:
+        """
+        The newest journaled supersteps, newest first.
+        """
+        with reading(self._engine) as connection:
+            return catalog_reads.read_supersteps(connection, pipeline, limit)
+
+    def watermarks(self, pipeline: str, superstep: Superstep | None = None) -> tuple[WatermarkEntry, ...]:
+        """
+        The journaled watermarks of one superstep, or of all that are kept, oldest first.
+        """
+        with reading(self._engine) as connection:
+            return catalog_reads.read_watermarks(connection, pipeline, superstep)
+
+    # What garbage collection must respect.
+
+    def savepoints(self, *, released: bool = False) -> tuple[Savepoint, ...]:
+        """
+        Open savepoints by name; with ``released`` those that were given up as well.
+        """
+        with reading(self._engine) as connection:
+            return catalog_pins.read_savepoints(connection, released=released)
+
+    def add_savepoint(self, name: str, version: TableVersion, note: str = "") -> Savepoint:
+        """
+        Keep a table version until it is released.
+
+        To outlive the loss of the catalog, commit it under `savepoint_app_id` as well.
+
+        Raises:
+            InvalidError: the name is taken; names of released savepoints stay taken.
+            ConflictError: the version is being collected already.
+        """
+        savepoint = Savepoint(name=name, version=version, note=note, created_us=self._clock.now_us())
+        with writing(self._engine) as connection:
+            catalog_pins.write_savepoint(connection, savepoint)
+        return savepoint
+
+    def release_savepoint(self, name: str) -> None:
+        """
+        Give a savepoint up: its version may be collected from now on, for good.
+
+        Raises:
+            InvalidError: there is no open savepoint of that name.
+        """
+        with writing(self._engine) as connection:
+            catalog_pins.write_release(connection, name, self._clock.now_us())
+
+    def horizons(self) -> tuple[Horizon, ...]:
+        """
+        The horizons that have not expired, by holder.
+        """
+        with reading(self._engine) as connection:
+            return catalog_pins.read_horizons(connection, self._clock.now_us())
+
+    def publish_horizon(
+        self,
+        holder: str,
+        version: TableVersion,
+        kind: HorizonKind = HorizonKind.READER,
+        *,
+        lifetime_ms: int | None = None,
+    ) -> Horizon:
+        """
+        Say on which table version one stands, before reading it or before deleting below it.
+
+        Args:
+            holder: who; publishing again moves or renews the holder's horizon.
+            version: the oldest version read, or the oldest that a collector leaves readable.
+            kind: reader or collector.
+            lifetime_ms: after that long without renewal a reader counts as gone.
+
+        Raises:
+            ConflictError: a reader's version is being collected, or a collector's is above
+                what a reader or an open savepoint needs, or falls.
+            InvalidError: a collector's horizon with a lifetime.
+        """
+        now_us = self._clock.now_us()
+        expires_us = None if lifetime_ms is None else WallTimeMicros(now_us + lifetime_ms * 1_000)
+        horizon = Horizon(
+            holder=holder, kind=kind, version=version, published_us=now_us, expires_us=expires_us
+        )
+        with writing(self._engine) as connection:
+            catalog_pins.write_horizon(connection, horizon)
+        return horizon
+
+    def withdraw_horizon(self, holder: str) -> None:
+        """
+        Forget a reader's horizon: what it stood on may be collected.
+        """
+        with writing(self._engine) as connection:
+            catalog_pins.withdraw_horizon(connection, holder)
+
+    def oldest_needed(self) -> TableVersion | None:
+        """
+        The oldest version that a live reader or an open savepoint needs; ``None`` if none does.
+        """
+        with reading(self._engine) as connection:
+            horizons = catalog_pins.read_horizons(connection, self._clock.now_us())
+            savepoints = catalog_pins.read_savepoints(connection, released=False)
+        return catalog_pins.oldest_needed(horizons, savepoints)
+
+    # After a loss.
+
+    def rebuild(self, snapshot: LogState, commits: Iterable[CommitFacts]) -> None:
+        """
+        Write everything anew that the log knows, in one transaction.
+
+        What the log does not know (declared topology, horizons, notes) is left as it is.
+
+        Args:
+            snapshot: the newest state of the log.
+            commits: the facts of the newest commits, without a gap, up to the snapshot's version
+                (`millpond.statestore.catalog.rebuild.logged_commits`).
+        """
+        with writing(self._engine) as connection:
+            rewrite_commits(connection, snapshot, commits, self._limits)
+
+
+def _belongs(connection: Connection, store_id: str | None) -> bool:
+    """
+    Whether the catalog is already the store's; one that nobody has claimed is not yet.
+    """
+    row = connection.execute(select(STORE.c.store_id)).one_or_none()
+    if row is None:
+        return False
+    owner = row.store_id
+    if store_id is not None and owner not in (None, store_id):
+        raise InvalidError("the catalog belongs to another store", store_id=store_id, owner=owner)
+    return store_id is None or owner == store_id
+
+
+def _claim(connection: Connection, store_id: str | None, now_us: WallTimeMicros) -> None:
+    if _belongs(connection, store_id):
+        return
+    if connection.execute(STORE.update().values(store_id=store_id)).rowcount == 0:
+        connection.execute(STORE.insert(), {"id": 1, "store_id": store_id, "created_us": now_us})

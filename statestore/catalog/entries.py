@@ -1,0 +1,262 @@
+"""
+What goes into the catalog and what comes out: frozen values, no database types.
+
+A *definition* is what a pipeline declares; an *entry* is what the catalog holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import (
+    EventTimeMicros,
+    Sequencer,
+    Superstep,
+    TableVersion,
+    WallTimeMicros,
+)
+
+__all__ = [
+    "CatalogLimits",
+    "CodeVersion",
+    "ComputationDefinition",
+    "ComputationEntry",
+    "Horizon",
+    "HorizonKind",
+    "InputPosition",
+    "IntervalEntry",
+    "LeaseEntry",
+    "PipelineDefinition",
+    "Savepoint",
+    "StreamDefinition",
+    "SubscriptionDefinition",
+    "SuperstepEntry",
+    "WatermarkEntry",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogLimits:
+    """
+    Bounds of everything in the catalog that would grow with time.
+
+    The journals may overshoot by an eighth before they are cut; a single superstep is
+    never cut in two, so one that touched more intervals than ``watermark_rows_max`` stays whole.
+    """
+
+    supersteps_max: int = 1_000
+    watermark_rows_max: int = 200_000
+    leases_per_interval_max: int = 16
+    code_versions_max: int = 100
+
+    def __post_init__(self) -> None:
+        """
+        Refuse bounds that would keep nothing.
+        """
+        bounds = (
+            self.supersteps_max,
+            self.watermark_rows_max,
+            self.leases_per_interval_max,
+            self.code_versions_max,
+        )
+        if min(bounds) < 1:
+            raise InvalidError("a limit of the catalog must be at least 1", limits=bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputationDefinition:
+    """
+    A computation as its pipeline declares it; ``options`` must be JSON-able.
+    """
+
+    name: str
+    code_hash: str
+    codec: str = "json"
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDefinition:
+    """
+    A named edge and the computations or injectors that produce to it.
+    """
+
+    name: str
+    producers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDefinition:
+    """
+    A consumer reads a stream; ``key_extractor`` is the text that names how it gets the key.
+    """
+
+    consumer: str
+    stream: str
+    key_extractor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDefinition:
+    """
+    The whole topology of a pipeline: what is recorded replaces what was.
+    """
+
+    name: str
+    computations: tuple[ComputationDefinition, ...] = ()
+    streams: tuple[StreamDefinition, ...] = ()
+    subscriptions: tuple[SubscriptionDefinition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputationEntry:
+    """
+    A computation that a pipeline has declared; retired once its pipeline no longer does.
+
+    ``code_version`` rises by one whenever the code's hash changes.
+    """
+
+    name: str
+    pipeline: str
+    code_version: int
+    code_hash: str
+    codec: str
+    options: Mapping[str, object]
+    recorded_us: WallTimeMicros
+    retired_us: WallTimeMicros | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeVersion:
+    """
+    The code of a computation from ``recorded_us`` until the next version.
+    """
+
+    computation: str
+    code_version: int
+    code_hash: str
+    recorded_us: WallTimeMicros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalEntry:
+    """
+    An interval, its owner's last commit and its last known watermarks.
+
+    ``opened_version`` is where the present owner's first commit stands (``None``: before what
+    is left of the log); ``closed_version`` is where a split or merge took its place.
+    """
+
+    interval: Interval
+    fence: Fence
+    opened_version: TableVersion | None
+    closed_version: TableVersion | None
+    version: TableVersion
+    input_watermark_us: EventTimeMicros | None
+    output_watermark_us: EventTimeMicros | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEntry:
+    """
+    One owner of an interval: from its first commit until the next owner's.
+    """
+
+    interval: Interval
+    sequencer: Sequencer
+    opened_version: TableVersion | None
+    closed_version: TableVersion | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkEntry:
+    """
+    Low watermarks after a superstep, of the interval, computation or injector whose app id is ``subject``.
+    """
+
+    pipeline: str
+    superstep: Superstep
+    subject: str
+    version: TableVersion
+    input_us: EventTimeMicros | None
+    output_us: EventTimeMicros | None
+
+    @property
+    def interval(self) -> Interval | None:
+        """
+        The interval that the subject names; ``None`` for other subjects.
+        """
+        return Interval.from_app_id(self.subject)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPosition:
+    """
+    The last batch of an outside source whose effects are in the table.
+    """
+
+    pipeline: str
+    input: str
+    source_id: str
+    position: int
+    version: TableVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperstepEntry:
+    """
+    What one superstep did; ``commit_ms`` is known only to the process that made the commit.
+    """
+
+    pipeline: str
+    superstep: Superstep
+    version: TableVersion
+    records: int
+    late: int
+    duplicates: int
+    dead_letters: int
+    commit_ms: float | None
+    wall_us: WallTimeMicros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savepoint:
+    """
+    A table version with a name; garbage collection keeps it until it is released.
+    """
+
+    name: str
+    version: TableVersion
+    note: str = ""
+    created_us: WallTimeMicros
+    released_us: WallTimeMicros | None = None
+
+
+class HorizonKind(StrEnum):
+    """
+    Who published a horizon, and so what it means.
+    """
+
+    READER = "reader"
+    COLLECTOR = "collector"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """
+    A table version that its holder stands on.
+
+    A reader's horizon is the oldest version that it still reads; a collector's is the oldest
+    version that it promises to leave readable. ``expires_us`` ``None`` never expires.
+    """
+
+    holder: str
+    kind: HorizonKind
+    version: TableVersion
+    published_us: WallTimeMicros
+    expires_us: WallTimeMicros | None

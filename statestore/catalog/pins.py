@@ -1,0 +1,151 @@
+"""
+What garbage collection must respect: savepoints, and the horizons of readers and collectors.
+
+A reader publishes the oldest version that it reads *before* it reads it; a collector
+publishes the oldest version that it leaves readable *before* it deletes. Either is refused
+when it contradicts what the other side has published, within one transaction, so no order
+of the two lets a collector delete what a reader stands on (architecture, section 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, select
+
+from millpond.statestore.catalog.engine import replace_rows
+from millpond.statestore.catalog.entries import Horizon, HorizonKind, Savepoint
+from millpond.statestore.catalog.tables import HORIZONS, SAVEPOINTS
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.types import TableVersion, WallTimeMicros
+
+__all__ = [
+    "collected_below",
+    "oldest_needed",
+    "read_horizons",
+    "read_savepoints",
+    "withdraw_horizon",
+    "write_horizon",
+    "write_release",
+    "write_savepoint",
+]
+
+
+def read_savepoints(connection: Connection, *, released: bool) -> tuple[Savepoint, ...]:
+    """
+    Savepoints by name; with ``released`` those that were given up as well.
+    """
+    query = select(SAVEPOINTS).order_by(SAVEPOINTS.c.name)
+    if not released:
+        query = query.where(SAVEPOINTS.c.released_us.is_(None))
+    return tuple(Savepoint(**row) for row in connection.execute(query).mappings())
+
+
+def write_savepoint(connection: Connection, savepoint: Savepoint) -> None:
+    """
+    Give a table version a name.
+
+    Raises:
+        InvalidError: the name is taken.
+        ConflictError: the version is being collected already.
+    """
+    taken = {each.name for each in read_savepoints(connection, released=True)}
+    if savepoint.name in taken:
+        raise InvalidError("a savepoint of that name exists or existed", savepoint=savepoint.name)
+    _refuse_collected(savepoint.version, read_horizons(connection, savepoint.created_us))
+    connection.execute(
+        SAVEPOINTS.insert(),
+        {
+            "name": savepoint.name,
+            "version": savepoint.version,
+            "note": savepoint.note,
+            "created_us": savepoint.created_us,
+            "released_us": None,
+        },
+    )
+
+
+def write_release(connection: Connection, name: str, at_us: WallTimeMicros) -> None:
+    """
+    Give a savepoint up; its version may be collected from now on.
+
+    Raises:
+        InvalidError: there is no open savepoint of that name.
+    """
+    release = SAVEPOINTS.update().where(SAVEPOINTS.c.name == name, SAVEPOINTS.c.released_us.is_(None))
+    if connection.execute(release.values(released_us=at_us)).rowcount == 0:
+        raise InvalidError("there is no open savepoint of that name", savepoint=name)
+
+
+def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[Horizon, ...]:
+    """
+    The horizons that have not expired, by holder.
+    """
+    rows = connection.execute(select(HORIZONS).order_by(HORIZONS.c.holder)).mappings()
+    found = (Horizon(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
+    return tuple(each for each in found if each.expires_us is None or each.expires_us > now_us)
+
+
+def write_horizon(connection: Connection, horizon: Horizon) -> None:
+    """
+    Publish a horizon, or renew or move the holder's last one.
+
+    Raises:
+        ConflictError: it contradicts what others have published.
+    """
+    live = read_horizons(connection, horizon.published_us)
+    connection.execute(HORIZONS.delete().where(HORIZONS.c.expires_us <= horizon.published_us))
+    if horizon.kind is HorizonKind.READER:
+        _refuse_collected(horizon.version, live)
+    else:
+        _refuse_needed(horizon, live, read_savepoints(connection, released=False))
+    row = {
+        "holder": horizon.holder,
+        "kind": horizon.kind.value,
+        "version": horizon.version,
+        "published_us": horizon.published_us,
+        "expires_us": horizon.expires_us,
+    }
+    replace_rows(connection, HORIZONS, [row])
+
+
+def withdraw_horizon(connection: Connection, holder: str) -> None:
+    """
+    Forget a reader's horizon; a collector's stays, for what it deleted stays deleted.
+    """
+    reader = HORIZONS.c.kind == HorizonKind.READER.value
+    connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, reader))
+
+
+def oldest_needed(horizons: Iterable[Horizon], savepoints: Iterable[Savepoint]) -> TableVersion | None:
+    """
+    The oldest version that a reader or an open savepoint needs; ``None`` if nobody needs any.
+    """
+    needed = [each.version for each in horizons if each.kind is HorizonKind.READER]
+    needed += [each.version for each in savepoints if each.released_us is None]
+    return min(needed, default=None)
+
+
+def collected_below(horizons: Iterable[Horizon]) -> TableVersion:
+    """
+    The oldest version that every collector leaves readable.
+    """
+    promised = (each.version for each in horizons if each.kind is HorizonKind.COLLECTOR)
+    return max(promised, default=TableVersion(0))
+
+
+def _refuse_collected(version: TableVersion, live: Iterable[Horizon]) -> None:
+    oldest = collected_below(live)
+    if version < oldest:
+        raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
+
+
+def _refuse_needed(horizon: Horizon, live: tuple[Horizon, ...], savepoints: Iterable[Savepoint]) -> None:
+    needed = oldest_needed(live, savepoints)
+    if needed is not None and horizon.version > needed:
+        raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)
+    if horizon.expires_us is not None:
+        raise InvalidError("a collector's horizon cannot expire", holder=horizon.holder)
+    before = next((each.version for each in live if each.holder == horizon.holder), horizon.version)
+    if horizon.version < before:
+        raise ConflictError("a collector's horizon cannot fall", version=horizon.version, last=before)

@@ -1,0 +1,3 @@
+"""
+The fenced commit: what it must satisfy, and how it lands once.
+"""

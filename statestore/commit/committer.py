@@ -1,0 +1,273 @@
+"""
+The commit: state, timers, record ids, productions and consumed positions change together.
+
+One Delta commit carries the row files of all intervals that a superstep touched,
+a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
+watermarks of the touched intervals. It lands only if every interval's stored fence is
+exactly the owner's last one, on the very snapshot that it is built on: that, and the
+``txn`` app ids that make two commits on one interval collide, are the two halves of the
+fence (MillWheel §6.2, §7.1: a sequencer on every write).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millpond.statestore.commit.rules import check_commit
+from millpond.statestore.errors import ConflictError, FencedError, InternalError
+from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
+from millpond.statestore.log.high_water import HighWater, check_high_water
+from millpond.statestore.log.live_file import row_file_to_add
+from millpond.statestore.log.plan import Committed, Draft
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.rows.row import Fence, pack_fence
+from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from millpond.statestore.interval import Interval
+    from millpond.statestore.log.log import Log
+    from millpond.statestore.retry import RetryPolicy
+    from millpond.statestore.rows.files import RowFile
+
+__all__ = ["CommitRequest", "Committed", "Committer", "IntervalWrite"]
+
+_SUPERSTEP_PREFIX = "millpond/superstep/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalWrite:
+    """
+    One interval's part of a commit.
+
+    Args:
+        interval: the interval.
+        fence: its new sequencer and commit number; must follow the stored ones.
+        added: row files written for this commit.
+        removed: paths of live files that the added ones replace.
+        watermark: the interval's input low watermark, journaled in the commit.
+    """
+
+    interval: Interval
+    fence: Fence
+    added: tuple[RowFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    watermark: EventTimeMicros | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    """
+    Everything that is to change together.
+
+    Two equal requests are the same commit: asking again after `OutcomeUnknownError` is safe.
+
+    Args:
+        kind: what it is for: "superstep", "fence", "fold", …
+        writes: the touched intervals.
+        positions: other Delta transactions: inputs and supersteps by application id.
+        metadata: for the reader of the log; goes into ``commitInfo.millpond``.
+    """
+
+    kind: str
+    writes: tuple[IntervalWrite, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+class Committer:
+    """
+    Commits to the table of one store and keeps its snapshot.
+
+    Opening one reads the log and holds it against the high-water mark.
+
+    Args:
+        log: the table's log.
+        clock: for timestamps and waiting.
+        rng: for jitter and the writer's id.
+        high_water: the mark outside the table.
+        writer_id: names this writer in its commits; drawn when not given.
+        retry: how often and how patiently.
+        failpoints: called at each of `log_writer.FAILPOINTS`.
+
+    Raises:
+        DataError: the table is damaged, or older than the mark.
+        ObjectMissingError: there is no table.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        rng: Rng,
+        high_water: HighWater,
+        *,
+        writer_id: str | None = None,
+        retry: RetryPolicy | None = None,
+        failpoints: Callable[[str], None] | None = None,
+    ) -> None:
+        # The mark is read first: whatever it names must then be in the log.
+        mark = high_water.read()
+        snapshot = load(log)
+        check_high_water(mark, snapshot, log)
+        high_water.advance(snapshot.version, snapshot.digest)
+        self._writer = LogWriter(
+            log,
+            snapshot,
+            clock,
+            rng,
+            writer_id=writer_id,
+            retry=retry,
+            high_water=high_water,
+            failpoints=failpoints,
+        )
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """
+        The table as far as this committer has followed it.
+        """
+        return self._writer.snapshot
+
+    @property
+    def writer_id(self) -> str:
+        """
+        The name under which this committer writes.
+        """
+        return self._writer.writer_id
+
+    def refresh(self) -> Snapshot:
+        """
+        Follow the log to its newest version.
+
+        Raises:
+            DataError: a commit is damaged or missing.
+            UnavailableError: the store is away.
+        """
+        return self._writer.refresh()
+
+    def commit(self, request: CommitRequest) -> Committed:
+        """
+        Make the request the next version of the table.
+
+        Raises:
+            FencedError: another owner has an interval; nothing was written.
+            ConflictError: the table moved on in a way that forbids the commit; nothing was written.
+            OutcomeUnknownError: it may or may not have landed; `settle` decides.
+            UnavailableError: the store is away; nothing was written.
+        """
+        committed = self._writer.write(_RequestPlan(request))
+        if committed is None:
+            raise InternalError("a commit request always makes a version", kind=request.kind)
+        return committed
+
+    def settle(self) -> Committed | None:
+        """
+        Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
+
+        Returns:
+            The commit if it is part of the table; ``None`` if it is not and never will be.
+
+        Raises:
+            OutcomeUnknownError: the store still does not say.
+        """
+        return self._writer.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestPlan:
+    request: CommitRequest
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> Draft:
+        request = self.request
+        check_commit(request, snapshot)
+        actions = [*self._transactions(now_ms), *self._files(snapshot, now_ms)]
+        return Draft(
+            operation=f"MILLPOND {request.kind.upper()}",
+            actions=tuple(actions),
+            fields=_fields(request),
+            parameters=_parameters(request),
+            rows=sum(file.rows for write in request.writes for file in write.added),
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        taken_over = {write.interval.app_id for write in self.request.writes if write.fence.commit_number}
+        removed = {path for write in self.request.writes for path in write.removed}
+        for action in winner:
+            match action:
+                case Txn() if action.app_id in taken_over:
+                    raise FencedError("another owner's commit came first", interval=action.app_id)
+                case Txn() if action.app_id in self.request.positions:
+                    raise ConflictError("another writer moved the position first", app_id=action.app_id)
+                case Remove() if action.path in removed:
+                    raise ConflictError("another writer removed the file first", path=action.path)
+                case Protocol() | Metadata():
+                    raise ConflictError("another writer changed the table's protocol or metadata")
+                case _:
+                    pass
+
+    def _transactions(self, now_ms: int) -> list[Action]:
+        fences = {
+            write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
+            for write in self.request.writes
+        }
+        return [
+            Txn(app_id=app_id, version=version, updated_ms=now_ms)
+            for app_id, version in (fences | dict(self.request.positions)).items()
+        ]
+
+    def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        for write in self.request.writes:
+            rewrite = bool(write.removed) and self.request.kind != "superstep"
+            actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
+            actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
+        return actions
+
+
+def _add(file: RowFile, write: IntervalWrite, snapshot: Snapshot, now_ms: int, *, rewrite: bool) -> Add:
+    return row_file_to_add(
+        file,
+        write.interval,
+        version=TableVersion(snapshot.version + 1),
+        modification_time_ms=now_ms,
+        rewrite=rewrite,
+    )
+
+
+def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Remove:
+    file = snapshot.file(path)
+    return Remove(
+        path=path,
+        deletion_time_ms=now_ms,
+        data_change=not rewrite,
+        partition_values=None if file is None else file.partition_values,
+        size_bytes=None if file is None else file.size_bytes,
+    )
+
+
+def _superstep(request: CommitRequest) -> int | None:
+    steps = [at for app_id, at in request.positions.items() if app_id.startswith(_SUPERSTEP_PREFIX)]
+    return max(steps, default=None)
+
+
+def _fields(request: CommitRequest) -> dict[str, JsonValue]:
+    marks: dict[str, JsonValue] = {
+        write.interval.app_id: int(write.watermark) for write in request.writes if write.watermark is not None
+    }
+    fields: dict[str, JsonValue] = {**request.metadata, "kind": request.kind}
+    superstep = _superstep(request)
+    if superstep is not None:
+        fields["superstep"] = superstep
+    if marks:
+        fields["watermarks"] = marks
+    return fields
+
+
+def _parameters(request: CommitRequest) -> dict[str, str]:
+    superstep = _superstep(request)
+    parameters = {"kind": request.kind, "intervals": str(len(request.writes))}
+    return parameters if superstep is None else {**parameters, "superstep": str(superstep)}

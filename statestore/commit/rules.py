@@ -1,0 +1,157 @@
+"""
+When a commit is refused: rules about the table, and invariants about the request.
+
+Every commit of an interval passes all of them, on the very snapshot that it is built
+on, because `CommitRequest` is turned into actions in one place only. A broken rule is
+the world's doing (`FencedError`, `ConflictError`); a broken invariant is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.rows.row import Fence
+
+if TYPE_CHECKING:
+    from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+    from millpond.statestore.log.snapshot import Snapshot
+
+__all__ = ["INVARIANTS", "RULES", "Predicate", "check_commit"]
+
+Predicate = Callable[["CommitRequest", "Snapshot"], None]
+"""Raises when a request must not be committed on a snapshot."""
+
+_COMMIT_NUMBERS: Final = 1 << 32
+_FENCED_PREFIXES: Final = ("millpond/input/", "millpond/superstep/")
+
+
+def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    Each interval's stored fence is the one before the new one (promise I4, facts F2 and F3).
+
+    The first commit under a lease follows any smaller sequencer; every other one
+    follows the commit number before its own under the same sequencer.
+    """
+    for write in request.writes:
+        stored = snapshot.fence_of(write.interval)
+        if not _follows(write.fence, stored):
+            raise FencedError(
+                "another owner has taken the interval, or this commit was made already",
+                interval=write.interval.app_id,
+                stored=stored,
+                mine=write.fence,
+            )
+
+
+def _follows(new: Fence, stored: Fence | None) -> bool:
+    if new.commit_number == 0:
+        return stored is None or stored.sequencer < new.sequencer
+    return stored is not None and (stored.sequencer, stored.commit_number + 1) == (
+        new.sequencer,
+        new.commit_number,
+    )
+
+
+def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    No input, superstep or other position goes back (promise I2).
+    """
+    for app_id, position in request.positions.items():
+        stored = snapshot.txns.get(app_id)
+        if stored is not None and position < stored:
+            raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
+
+
+def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    What is removed is still there, so that two folds never both replace a file.
+    """
+    for write in request.writes:
+        for path in write.removed:
+            if snapshot.file(path) is None:
+                raise ConflictError("a file to be removed is no longer live", path=path)
+
+
+def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
+    """
+    Nothing is named twice.
+    """
+    intervals = [write.interval for write in request.writes]
+    check(len(set(intervals)) == len(intervals), "a commit names an interval once")
+    added = [file.path for write in request.writes for file in write.added]
+    check(len(set(added)) == len(added), "a commit adds a file once")
+    fences = {interval.app_id for interval in intervals}
+    check(fences.isdisjoint(request.positions), "a position is no interval's fence")
+    removed = [path for write in request.writes for path in write.removed]
+    check(len(set(removed)) == len(removed), "a commit removes a file once")
+
+
+def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
+    """
+    Inputs are consumed only together with an interval's fence, or a zombie could consume them.
+    """
+    consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
+    if consumed and not request.writes:
+        raise InvalidError(
+            "a pipeline's position moves only with a write of one of its intervals", app_ids=consumed
+        )
+
+
+def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
+    """
+    Numbers are in range, and taking over carries no files (they could not be the new owner's).
+    """
+    for write in request.writes:
+        number = write.fence.commit_number
+        check(write.fence.sequencer > 0, "sequencers count from 1", fence=write.fence)
+        check(0 <= number < _COMMIT_NUMBERS, "commit numbers have 32 bits", fence=write.fence)
+        check(number > 0 or not (write.added or write.removed), "a fence commit has no files")
+
+
+def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    Added files hold keys of their interval, were written under this very fence, and are new.
+    """
+    for write in request.writes:
+        for file in write.added:
+            check(_within(write, file.min_key, file.max_key), "a file lies in its interval", path=file.path)
+            check(
+                Fence(file.sequencer, file.commit_number) == write.fence,
+                "a file was written for this commit",
+                path=file.path,
+                fence=write.fence,
+            )
+            check(snapshot.file(file.path) is None, "an added file is new", path=file.path)
+
+
+def _within(write: IntervalWrite, low: str, high: str) -> bool:
+    return low <= high and write.interval.contains(low) and write.interval.contains(high)
+
+
+INVARIANTS: Final[tuple[Predicate, ...]] = (
+    request_is_whole,
+    fences_are_sound,
+    files_are_the_writers,
+    positions_are_fenced,
+)
+"""What must hold of any request, or there is a bug."""
+
+RULES: Final[tuple[Predicate, ...]] = (fences_follow, positions_do_not_fall, removed_files_are_live)
+"""What the table may refuse."""
+
+
+def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    Hold a request against everything above.
+
+    Raises:
+        FencedError: another owner has an interval.
+        ConflictError: the table moved on in a way that forbids the commit.
+        InvalidError: the request cannot be right.
+        InternalError: an invariant is broken.
+    """
+    for predicate in (*RULES, *INVARIANTS):
+        predicate(request, snapshot)

@@ -1,0 +1,3 @@
+"""
+Whether a store is sound, and what a damaged one can still tell.
+"""

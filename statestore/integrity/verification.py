@@ -1,0 +1,232 @@
+"""
+Verification: a whole store held against everything that it promises about its bytes.
+
+Every commit file that is left: its seal, the digest chain, fences and positions that only rise
+by the rules. Every live file: its seal and page checksums, and that its rows are what the log
+says of them. And the high-water mark, where it is known. It reads everything and changes nothing;
+where one thing is damaged it goes on with the others, so that it can name them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import DataError, MillpondError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Action, CommitInfo, Txn
+from millpond.statestore.log.boundary import log_boundary
+from millpond.statestore.log.checkpoint import Checkpoint
+from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.high_water import Mark, check_high_water
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.row import Fence, unpack_fence
+from millpond.statestore.types import Objects, TableVersion
+
+__all__ = ["Finding", "Verified", "verify_store"]
+
+_COLUMNS: Final = ("key", "sequencer", "commit_number", "superstep")
+_RISING_PREFIXES: Final = ("millpond/input/", "millpond/superstep/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """
+    One thing that is wrong.
+
+    Attributes:
+        path: the file, relative to the table's root.
+        held: what it held.
+        fault: what is wrong with it.
+    """
+
+    path: str
+    held: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """
+    What was looked at, and what is wrong.
+
+    Attributes:
+        commits: commit files read.
+        checkpoints: checkpoints read.
+        files: live files read.
+        rows: row updates in them.
+        findings: what is wrong; nothing when the store is sound.
+    """
+
+    commits: int
+    checkpoints: int
+    files: int
+    rows: int
+    findings: tuple[Finding, ...]
+
+
+def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
+    """
+    Read a whole store and hold it against its promises.
+
+    Args:
+        objects: the table's root.
+        mark: the high-water mark, read before; ``None`` when it is not known.
+
+    Raises:
+        UnavailableError: the store is away.
+    """
+    log = Log(objects)
+    inventory = log.inventory()
+    # What lies below the boundary is garbage: left by a cleanup that was killed, or put there in vain.
+    boundary = log_boundary(objects)
+    versions = tuple(version for version in inventory.versions if version >= boundary)
+    findings = list(_check_commits(log, versions, inventory.latest))
+    findings += _check_checkpoints(log, inventory.checkpoints)
+    files, rows = 0, 0
+    try:
+        snapshot = load(log)
+        check_high_water(mark, snapshot, log)
+    except DataError as error:
+        path = str(error.details.get("path", commit_path(inventory.latest or 0)))
+        if all(finding.path != path for finding in findings):
+            findings.append(Finding(path=path, held="the table's newest version", fault=str(error)))
+    else:
+        for file in snapshot.files:
+            files += 1
+            rows += file.num_records or 0
+            findings += _check_file(objects, snapshot, file)
+    return Verified(
+        commits=len(versions),
+        checkpoints=len(inventory.checkpoints),
+        files=files,
+        rows=rows,
+        findings=tuple(findings),
+    )
+
+
+# ------------------------------------------------------------------------------ the log
+
+
+def _check_commits(
+    log: Log, versions: tuple[TableVersion, ...], latest: TableVersion | None
+) -> Iterator[Finding]:
+    if latest is None:
+        yield Finding(path=commit_path(0), held="the table", fault="there is no commit at all")
+        return
+    before, txns = "", dict[str, int]()
+    for number in range(versions[0] if versions else latest, latest + 1):
+        version = TableVersion(number)
+        data = log.read(version)
+        held = f"table version {version}"
+        if data is None:
+            yield Finding(path=commit_path(version), held=held, fault="the commit file is missing")
+            before, txns = "", {}
+            continue
+        try:
+            actions = decode(data, commit_path(version))
+        except DataError as error:
+            yield Finding(path=commit_path(version), held=held, fault=error.message)
+            before, txns = "", {}
+            continue
+        for fault in _faults_of(actions, before, txns):
+            yield Finding(path=commit_path(version), held=held, fault=fault)
+        txns |= {action.app_id: action.version for action in actions if isinstance(action, Txn)}
+        before = digest_of(data)
+
+
+def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -> Iterator[str]:
+    infos = [action.millpond for action in actions if isinstance(action, CommitInfo)]
+    ours = next((info for info in infos if info is not None), None)
+    if ours is None:
+        return
+    previous = ours.get("previous")
+    if previous and before and previous != before:
+        yield "it was not built on the commit before it"
+    for action in actions:
+        if not isinstance(action, Txn) or action.app_id not in txns:
+            continue
+        stored = txns[action.app_id]
+        if Interval.from_app_id(action.app_id) is not None:
+            if not _follows(unpack_fence(action.version), unpack_fence(stored)):
+                yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
+        elif ours.get("kind") == "repair":
+            # It takes positions back together with the rows, and says so.
+            continue
+        elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
+            yield f"a position fell: {action.app_id} from {stored} to {action.version}"
+
+
+def _follows(new: Fence, stored: Fence) -> bool:
+    if new.commit_number == 0:
+        return stored.sequencer < new.sequencer
+    return (new.sequencer, new.commit_number) == (stored.sequencer, stored.commit_number + 1)
+
+
+def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterator[Finding]:
+    for checkpoint in checkpoints:
+        try:
+            fresh = Snapshot()
+            fresh.restart_from(checkpoint, log.read_checkpoint(checkpoint), "")
+        except MillpondError as error:
+            held = f"the sum of the log up to version {checkpoint.version}"
+            yield Finding(path=checkpoint.paths[0], held=held, fault=error.message)
+
+
+# ------------------------------------------------------------------------------ the rows
+
+
+def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:
+    held = _describe(file)
+    try:
+        rows = read_row_files(objects, [file.path])
+    except DataError as error:
+        reason = error.details.get("reason")
+        fault = error.message if reason is None else f"{error.message}: {reason}"
+        yield Finding(path=file.path, held=held, fault=fault)
+        return
+    for fault in _faults_of_rows(rows.select(_COLUMNS), snapshot, file):
+        yield Finding(path=file.path, held=held, fault=fault)
+
+
+def _describe(file: LiveFile) -> str:
+    keys = f"keys {file.min_key!r} to {file.max_key!r}"
+    supersteps = file.tags.get("superstep") or file.max_superstep
+    return f"{file.num_records} row updates of {file.computation}, {keys}, superstep {supersteps}"
+
+
+def _faults_of_rows(rows: pa.Table, snapshot: Snapshot, file: LiveFile) -> Iterator[str]:
+    if file.num_records is not None and rows.num_rows != file.num_records:
+        yield f"it has {rows.num_rows} rows, the log says {file.num_records}"
+    if not rows.num_rows:
+        return
+    bounds = pc.min_max(rows.column("key")).as_py()
+    low, high = bounds["min"], bounds["max"]
+    if (file.min_key is not None and low < file.min_key) or (
+        file.max_key is not None and high > file.max_key
+    ):
+        yield "it has keys outside the range that the log says"
+    interval = Interval.from_app_id(file.interval_id)
+    if interval is None:
+        return
+    keys = rows.column("key")
+    if not pc.all(pc.less(keys.slice(0, rows.num_rows - 1), keys.slice(1)), min_count=0).as_py():
+        yield "its keys do not rise"
+    if not (interval.contains(low) and interval.contains(high)):
+        yield "it has keys outside its interval"
+    stored = snapshot.fence_of(interval)
+    newest = max(
+        zip(rows.column("sequencer").to_pylist(), rows.column("commit_number").to_pylist(), strict=True)
+    )
+    if stored is not None and newest > (stored.sequencer, stored.commit_number):
+        yield "it has rows newer than its interval's last commit"
+    last = file.tags.get("superstep", "")
+    if last.isdecimal() and pc.max(rows.column("superstep")).as_py() > int(last):
+        yield "it has rows of a later superstep than it was written in"

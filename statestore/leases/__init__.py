@@ -1,0 +1,3 @@
+"""
+Leases on intervals, whose sequencers fence every write.
+"""

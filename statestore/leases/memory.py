@@ -1,0 +1,223 @@
+"""
+Leases within one Python process: the same rules as ZooKeeper's, without a server.
+
+Several `MemoryLeases` that share one `MemoryRegistry` are the writers of one store.
+A test or the simulator can do to each what a network does: suspend it, end its
+session, or keep back the news that it lost a lease (a writer that still believes
+that it is the owner), and can wipe the registry as a lost ZooKeeper would be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import ConflictError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld, next_sequencer
+from millpond.statestore.log.high_water import HighWater, MemoryHighWater
+from millpond.statestore.types import Clock, Sequencer
+
+__all__ = ["MemoryLeases", "MemoryRegistry"]
+
+_POLL_MS: Final = 10
+
+
+@dataclass(slots=True)
+class MemoryRegistry:
+    """
+    What a ZooKeeper would hold for one store: last sequencers, owners, the high-water mark.
+    """
+
+    sequencers: dict[Interval, Sequencer] = field(default_factory=dict)
+    owners: dict[Interval, tuple[MemoryLeases, Lease]] = field(default_factory=dict)
+    high_water: MemoryHighWater = field(default_factory=MemoryHighWater)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def wipe(self) -> None:
+        """
+        Forget everything and end every session, as a ZooKeeper that comes back empty.
+        """
+        with self.lock:
+            for leases in {id(owner): owner for owner, _ in self.owners.values()}.values():
+                leases.expire_session()
+            self.sequencers.clear()
+            self.high_water = MemoryHighWater()
+
+
+class MemoryLeases:
+    """
+    `Leases` of one writer over a shared registry.
+
+    Example:
+        >>> from millpond.statestore.system import SystemClock
+        >>> leases = MemoryLeases(MemoryRegistry(), SystemClock(), writer_id="w1")
+        >>> leases.take(Interval("counter"), above=Sequencer(4)).sequencer
+        5
+    """
+
+    def __init__(self, registry: MemoryRegistry, clock: Clock, writer_id: str = "memory") -> None:
+        self._registry = registry
+        self._clock = clock
+        self._writer_id = writer_id
+        self._suspended = False
+        self._notices: list[tuple[Lease, str]] | None = None
+
+    @property
+    def high_water(self) -> HighWater:
+        """
+        The mark in the registry.
+        """
+        return self._registry.high_water
+
+    def take(
+        self,
+        interval: Interval,
+        *,
+        above: Sequencer,
+        on_held: OnHeld = "take",
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> Lease:
+        """
+        Take one lease; see `Leases.take`.
+        """
+        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
+
+    def take_all(
+        self,
+        intervals: Mapping[Interval, Sequencer],
+        *,
+        on_held: OnHeld = "take",
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> tuple[Lease, ...]:
+        """
+        Take several leases, all or none; see `Leases.take_all`.
+        """
+        deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
+        while True:
+            with self._registry.lock:
+                self._check_connected()
+                held = self._held_by_other(intervals)
+                if held is None or on_held == "take":
+                    return tuple(self._take(interval, above) for interval, above in intervals.items())
+            if on_held == "refuse" or self._clock.monotonic_us() >= deadline_us:
+                holder = self._registry.owners[held][0].writer_id if held in self._registry.owners else ""
+                raise ConflictError("another writer holds the lease", interval=held.app_id, holder=holder)
+            self._clock.sleep_ms(_POLL_MS)
+
+    @property
+    def writer_id(self) -> str:
+        """
+        The writer that these leases are for.
+        """
+        return self._writer_id
+
+    def release(self, lease: Lease) -> None:
+        """
+        Give the lease up.
+        """
+        with self._registry.lock:
+            self._forget(lease)
+            lease.move(LeaseState.RELEASED)
+
+    def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
+        """
+        Wait until this writer is no longer suspended.
+        """
+        deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
+        while self._suspended:
+            if self._clock.monotonic_us() >= deadline_us:
+                return False
+            self._clock.sleep_ms(_POLL_MS)
+        return True
+
+    def close(self) -> None:
+        """
+        Release every lease.
+        """
+        with self._registry.lock:
+            for lease in self._current():
+                self.release(lease)
+
+    def suspend(self) -> None:
+        """
+        Lose the connection but not, yet, the session: others may take over unheard.
+        """
+        with self._registry.lock:
+            self._suspended = True
+            for lease in self._current():
+                lease.move(LeaseState.SUSPENDED)
+            self.hold_notices()
+
+    def resume(self) -> None:
+        """
+        Reconnect: leases that are still ours are held again, the others are lost.
+        """
+        with self._registry.lock:
+            self._suspended = False
+            for lease in self._current():
+                lease.move(LeaseState.HELD)
+            self.deliver_notices()
+
+    def expire_session(self) -> None:
+        """
+        End the session: every owner entry goes, and so, once heard, does every lease.
+        """
+        with self._registry.lock:
+            for lease in self._current():
+                self._forget(lease)
+                self._lose(lease, "the session has expired")
+
+    def hold_notices(self) -> None:
+        """
+        Keep back the news of lost leases: this writer goes on believing that it holds them.
+        """
+        with self._registry.lock:
+            if self._notices is None:
+                self._notices = []
+
+    def deliver_notices(self) -> None:
+        """
+        Let kept-back news through, and further news at once.
+        """
+        with self._registry.lock:
+            notices, self._notices = self._notices or [], None
+            for lease, reason in notices:
+                lease.move(LeaseState.LOST, reason)
+
+    def _take(self, interval: Interval, above: Sequencer) -> Lease:
+        registry = self._registry
+        sequencer = next_sequencer(registry.sequencers.get(interval, 0), above)
+        check(sequencer > above, "a sequencer must exceed the table's", interval=interval.app_id)
+        if interval in registry.owners:
+            owner, old = registry.owners[interval]
+            owner._lose(old, f"taken by {self._writer_id}")  # noqa: SLF001 - another of our kind
+        registry.sequencers[interval] = sequencer
+        lease = Lease(interval, sequencer)
+        registry.owners[interval] = (self, lease)
+        return lease
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        if self._notices is None:
+            lease.move(LeaseState.LOST, reason)
+        else:
+            self._notices.append((lease, reason))
+
+    def _forget(self, lease: Lease) -> None:
+        _, current = self._registry.owners.get(lease.interval, (self, None))
+        if current is lease:
+            del self._registry.owners[lease.interval]
+
+    def _current(self) -> list[Lease]:
+        return [lease for owner, lease in self._registry.owners.values() if owner is self]
+
+    def _held_by_other(self, intervals: Mapping[Interval, Sequencer]) -> Interval | None:
+        owners = self._registry.owners
+        return next((i for i in intervals if i in owners and owners[i][0] is not self), None)
+
+    def _check_connected(self) -> None:
+        if self._suspended:
+            raise UnavailableError("the lease service is away", writer=self._writer_id)

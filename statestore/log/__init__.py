@@ -1,0 +1,3 @@
+"""
+Delta's log: actions, checkpoints, snapshots, and how a version is written.
+"""

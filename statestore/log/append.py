@@ -1,0 +1,91 @@
+"""
+Appending to any Delta table exactly once.
+
+The same log writer as for the store's own table, so a small sink costs a
+millisecond and has the same three outcomes. What makes it exactly once is Delta's
+application transaction: an append whose transaction the table has reached is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Txn
+from millpond.statestore.log.plan import Committed, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from millpond.statestore.log.snapshot import Snapshot
+    from millpond.statestore.log.writer import LogWriter
+
+__all__ = ["append"]
+
+
+def append(
+    writer: LogWriter,
+    adds: tuple[Add, ...],
+    *,
+    txns: Mapping[str, int] | None = None,
+    metadata: Mapping[str, JsonValue] | None = None,
+    rows: int = 0,
+) -> Committed | None:
+    """
+    Add files to a table, once.
+
+    Args:
+        writer: of the table.
+        adds: files that lie in the table's folder already.
+        txns: application ids and the versions that this append brings them to.
+        metadata: goes into ``commitInfo.millpond``.
+        rows: how many rows the files hold, for the table's history.
+
+    Returns:
+        The commit; ``None`` when the table has reached all of ``txns``, so nothing was added.
+
+    Raises:
+        OutcomeUnknownError: it may or may not have landed; the same call again decides.
+        ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
+        InvalidError: a file's partition values do not fit the table.
+    """
+    plan = _AppendPlan(adds=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows)
+    return writer.write(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AppendPlan:
+    adds: tuple[Add, ...]
+    txns: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    rows: int = 0
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> Draft | None:
+        reached = [app_id for app_id, at in self.txns.items() if snapshot.txns.get(app_id, -1) >= at]
+        if self.txns and len(reached) == len(self.txns):
+            return None
+        if reached:
+            raise ConflictError("the table holds a part of this append already", app_ids=reached)
+        _check_partitions(self.adds, snapshot)
+        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
+        return Draft(
+            operation="WRITE",
+            actions=(*txns, *self.adds),
+            fields={**self.metadata, "kind": "append"},
+            parameters={"mode": "Append"},
+            rows=self.rows,
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        if any(isinstance(action, (Protocol, Metadata)) for action in winner):
+            raise ConflictError("another writer changed the table's protocol or metadata")
+
+
+def _check_partitions(adds: tuple[Add, ...], snapshot: Snapshot) -> None:
+    columns = set(snapshot.metadata.partition_columns) if snapshot.metadata else set()
+    for add in adds:
+        if set(add.partition_values) != columns:
+            raise InvalidError(
+                "the file's partition values do not fit the table", path=add.path, columns=sorted(columns)
+            )

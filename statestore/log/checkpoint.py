@@ -1,0 +1,183 @@
+"""
+Delta checkpoints: the sum of a log up to a version, for opens whose older commits were cleaned up.
+
+Reads the classic format, in one or several parts, by whomever it was written
+(delta-rs, delta-spark), and writes it in one part. A checkpoint is no link of the digest
+chain, so the log itself is preferred as long as it is whole. Ours are sealed like row files;
+in others', pages are verified where their writer left checksums.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millpond.statestore.errors import DataError
+from millpond.statestore.log.commit_file import action_from_fields, encode
+from millpond.statestore.rows.row_format import (
+    file_name_of,
+    has_parquet_seal,
+    parquet_seal_holds,
+    seal_parquet,
+)
+from millpond.statestore.types import TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from millpond.statestore.log.action import Action
+
+__all__ = ["Checkpoint", "checkpoint_path", "checkpoints_among", "read_part", "write_part"]
+
+_CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
+_KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
+_SEALED: Final = b"millpond.sealed"
+
+
+_MAPPINGS: Final = frozenset({"partitionValues", "tags", "configuration", "options"})
+_MAP: Final = pa.map_(pa.string(), pa.string())
+_SCHEMA: Final = pa.schema(
+    {
+        "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
+        "add": pa.struct(
+            {
+                "path": pa.string(),
+                "partitionValues": _MAP,
+                "size": pa.int64(),
+                "modificationTime": pa.int64(),
+                "dataChange": pa.bool_(),
+                "stats": pa.string(),
+                "tags": _MAP,
+            }
+        ),
+        "remove": pa.struct(
+            {
+                "path": pa.string(),
+                "deletionTimestamp": pa.int64(),
+                "dataChange": pa.bool_(),
+                "extendedFileMetadata": pa.bool_(),
+                "partitionValues": _MAP,
+                "size": pa.int64(),
+            }
+        ),
+        "metaData": pa.struct(
+            {
+                "id": pa.string(),
+                "name": pa.string(),
+                "description": pa.string(),
+                "format": pa.struct({"provider": pa.string(), "options": _MAP}),
+                "schemaString": pa.string(),
+                "partitionColumns": pa.list_(pa.string()),
+                "configuration": _MAP,
+                "createdTime": pa.int64(),
+            }
+        ),
+        "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """
+    A complete checkpoint: the version it sums up, and the paths of its parts.
+    """
+
+    version: TableVersion
+    paths: tuple[str, ...]
+
+
+def checkpoint_path(version: int) -> str:
+    """
+    Where a checkpoint in one part lies, relative to the table's root.
+
+    Example:
+        >>> checkpoint_path(7)
+        '_delta_log/00000000000000000007.checkpoint.parquet'
+    """
+    return f"_delta_log/{version:020d}.checkpoint.parquet"
+
+
+def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
+    """
+    The complete checkpoints among the files of a log, oldest first; half written ones are left out.
+    """
+    parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        match = _CLASSIC.search(path)
+        if match:
+            parts[int(match[1]), int(match[3] or 1)].append(path)
+    return tuple(
+        Checkpoint(TableVersion(version), tuple(found))
+        for (version, expected), found in sorted(parts.items())
+        if len(found) >= expected
+    )
+
+
+def read_part(data: bytes, path: str) -> Iterator[Action]:
+    """
+    The actions of one part that make up a table: protocol, metadata, transactions, live files,
+    and the removed files that are still remembered.
+
+    Raises:
+        DataError: the part cannot be read, or is ours and has changed since.
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        _check_seal(file, data, path)
+        table = file.read()
+        for kind in _KINDS:
+            if kind in table.column_names:
+                for fields in table.column(kind).drop_null().to_pylist():
+                    yield action_from_fields(kind, _with_mappings(fields))
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError("the checkpoint cannot be read", path=path) from error
+
+
+def write_part(actions: Iterable[Action], path: str) -> bytes:
+    """
+    The bytes of a checkpoint in one part, sealed under its name; any Delta reader takes it.
+    """
+    rows = [_to_row(action) for action in actions]
+    table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return seal_parquet(memoryview(sink.getvalue()), file_name_of(path))
+
+
+def _to_row(action: Action) -> dict[str, Any]:
+    (row,) = orjson.loads(encode([action])).items()
+    kind, fields = row
+    if kind == "add":
+        fields["dataChange"] = False
+    return {kind: _with_pairs(fields)}
+
+
+def _with_pairs(value: Any) -> Any:
+    return {
+        name: list(inner.items())
+        if name in _MAPPINGS and inner is not None
+        else _with_pairs(inner)
+        if isinstance(inner, dict)
+        else inner
+        for name, inner in value.items()
+    }
+
+
+def _check_seal(file: pq.ParquetFile, data: bytes, path: str) -> None:
+    # One flipped bit cannot take both signs of a seal away.
+    ours = _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
+    view = memoryview(data)
+    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view, file_name_of(path)):
+        raise DataError("the checkpoint's bytes have changed since it was written", path=path)
+
+
+def _with_mappings(fields: dict[str, Any]) -> dict[str, Any]:
+    # Parquet maps arrive as lists of pairs.
+    return {name: dict(value) if name in _MAPPINGS and value else value for name, value in fields.items()}

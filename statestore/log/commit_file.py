@@ -1,0 +1,285 @@
+"""
+Commit files: Delta actions as bytes, and back.
+
+`encode` writes one JSON object a line; `decode` reads what anybody wrote, keeping
+count of actions that it does not know. A Millpond commit is *sealed*: its
+``commitInfo`` carries, below the key ``millpond``, the number of lines and a SHA-256
+over the whole file (taken with zeros in place of the seal), so that a file that was
+cut, zeroed or changed by a bit is told from one that is complete. Other readers
+ignore the key. Paths are URL-encoded in the file, as Delta has it, and plain in the
+actions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
+
+import orjson
+
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.log.action import (
+    Action,
+    Add,
+    CommitInfo,
+    Metadata,
+    Other,
+    Protocol,
+    Remove,
+    Txn,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["action_from_fields", "decode", "digest_of", "encode"]
+
+_SEAL: Final = "seal"
+_ACTIONS: Final = "actions"
+_SEALING: Final = (_SEAL, _ACTIONS)
+_UNSEALED: Final = "0" * 64
+_UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
+
+
+def digest_of(data: bytes) -> str:
+    """
+    SHA-256 of a commit file's bytes in hexadecimal: the link of the digest chain.
+    """
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode(actions: Iterable[Action]) -> bytes:
+    r"""
+    The bytes of a commit file: one JSON object a line, ``commitInfo`` first, sealed if it is Millpond's.
+
+    Example:
+        >>> encode([Txn(app_id="a", version=1)])
+        b'{"txn":{"appId":"a","version":1}}\n'
+
+    Raises:
+        InvalidError: a value is not JSON, such as an integer beyond 64 bits.
+    """
+    ordered = sorted(actions, key=lambda action: not isinstance(action, CommitInfo))
+    count = len(ordered)
+    try:
+        lines = [orjson.dumps(_to_json(action, count)) for action in ordered]
+    except TypeError as error:
+        raise InvalidError("a commit can only say what JSON can", cause=error) from error
+    data = b"\n".join([*lines, b""])
+    if ordered and isinstance(ordered[0], CommitInfo) and ordered[0].millpond is not None:
+        seal = f'"{_SEAL}":"{digest_of(data)}"'.encode()
+        return data.replace(_UNSEALED_FIELD, seal, 1)
+    return data
+
+
+def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
+    """
+    The actions of a commit file, whoever wrote it.
+
+    Args:
+        data: the file's bytes.
+        path: the file's name, for the error.
+
+    Raises:
+        DataError: the file is empty, cannot be parsed, or is a Millpond commit whose seal is broken.
+    """
+    try:
+        actions = tuple(_from_json(orjson.loads(line)) for line in data.splitlines() if line)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError("the commit file cannot be parsed", path=path) from error
+    if not actions:
+        raise DataError("the commit file is empty", path=path)
+    _verify_seal(data, actions, path)
+    return actions
+
+
+def _verify_seal(data: bytes, actions: tuple[Action, ...], path: str) -> None:
+    for action in actions:
+        if not isinstance(action, CommitInfo) or action.millpond is None:
+            continue
+        if action.millpond.get(_ACTIONS) != len(actions):
+            raise DataError(
+                "the commit file is incomplete",
+                path=path,
+                actions=len(actions),
+                expected=action.millpond.get(_ACTIONS),
+            )
+        seal = str(action.millpond.get(_SEAL))
+        if digest_of(data.replace(seal.encode(), _UNSEALED.encode(), 1)) != seal:
+            raise DataError("the commit file's bytes have changed since it was written", path=path)
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _to_json(action: Action, count: int) -> dict[str, Any]:
+    match action:
+        case Add():
+            return {"add": _add_to_json(action)}
+        case Remove():
+            return {"remove": _remove_to_json(action)}
+        case Txn():
+            return {
+                "txn": _present(
+                    {"appId": action.app_id, "version": action.version, "lastUpdated": action.updated_ms}
+                )
+            }
+        case CommitInfo():
+            return {"commitInfo": _commit_info_to_json(action, count)}
+        case Protocol():
+            return {
+                "protocol": {
+                    "minReaderVersion": action.min_reader_version,
+                    "minWriterVersion": action.min_writer_version,
+                }
+            }
+        case Metadata():
+            return {"metaData": _metadata_to_json(action)}
+        case Other():
+            raise DataError("an unknown action cannot be written", name=action.name)
+
+
+def _add_to_json(add: Add) -> dict[str, Any]:
+    return _present(
+        {
+            "path": _quote_path(add.path),
+            "partitionValues": dict(add.partition_values),
+            "size": add.size_bytes,
+            "modificationTime": add.modification_time_ms,
+            "dataChange": add.data_change,
+            "stats": add.stats,
+            "tags": dict(add.tags) or None,
+        }
+    )
+
+
+def _remove_to_json(remove: Remove) -> dict[str, Any]:
+    values = remove.partition_values
+    return _present(
+        {
+            "path": _quote_path(remove.path),
+            "deletionTimestamp": remove.deletion_time_ms,
+            "dataChange": remove.data_change,
+            "extendedFileMetadata": values is not None and remove.size_bytes is not None,
+            "partitionValues": None if values is None else dict(values),
+            "size": remove.size_bytes,
+        }
+    )
+
+
+def _commit_info_to_json(info: CommitInfo, count: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "timestamp": info.timestamp_ms,
+        "operation": info.operation,
+        "operationParameters": dict(info.parameters),
+        "readVersion": info.read_version,
+        "isBlindAppend": info.is_blind_append,
+        "operationMetrics": dict(info.metrics) or None,
+        "engineInfo": info.engine_info,
+    }
+    if info.millpond is not None:
+        own = {name: value for name, value in info.millpond.items() if name not in _SEALING}
+        fields["millpond"] = {_SEAL: _UNSEALED, _ACTIONS: count, **own}
+    return _present(fields)
+
+
+def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:
+    return _present(
+        {
+            "id": metadata.table_id,
+            "name": metadata.name,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": metadata.schema_string,
+            "partitionColumns": list(metadata.partition_columns),
+            "configuration": dict(metadata.configuration),
+            "createdTime": metadata.created_ms,
+        }
+    )
+
+
+def action_from_fields(name: str, fields: Mapping[str, Any]) -> Action:
+    """
+    The action of that name; checkpoints hold the same fields in columns.
+    """
+    return _READERS[name](dict(fields))
+
+
+def _from_json(line: dict[str, Any]) -> Action:
+    for name, fields in line.items():
+        reader = _READERS.get(name)
+        if reader is not None and fields is not None:
+            return reader(fields)
+    return Other(name=next(iter(line), ""))
+
+
+def _read_add(fields: dict[str, Any]) -> Add:
+    return Add(
+        path=unquote(fields["path"]),
+        size_bytes=fields["size"],
+        partition_values=fields.get("partitionValues") or {},
+        modification_time_ms=fields.get("modificationTime") or 0,
+        stats=fields.get("stats"),
+        tags=fields.get("tags") or {},
+        data_change=fields.get("dataChange", True),
+    )
+
+
+def _read_remove(fields: dict[str, Any]) -> Remove:
+    return Remove(
+        path=unquote(fields["path"]),
+        deletion_time_ms=fields.get("deletionTimestamp") or 0,
+        data_change=fields.get("dataChange", True),
+        partition_values=fields.get("partitionValues"),
+        size_bytes=fields.get("size"),
+    )
+
+
+def _read_txn(fields: dict[str, Any]) -> Txn:
+    return Txn(app_id=fields["appId"], version=fields["version"], updated_ms=fields.get("lastUpdated"))
+
+
+def _read_commit_info(fields: dict[str, Any]) -> CommitInfo:
+    return CommitInfo(
+        operation=fields.get("operation") or "",
+        timestamp_ms=fields.get("timestamp") or 0,
+        parameters=fields.get("operationParameters") or {},
+        metrics=fields.get("operationMetrics") or {},
+        engine_info=fields.get("engineInfo") or "",
+        is_blind_append=bool(fields.get("isBlindAppend")),
+        read_version=fields.get("readVersion"),
+        millpond=fields.get("millpond"),
+    )
+
+
+def _read_protocol(fields: dict[str, Any]) -> Protocol:
+    return Protocol(
+        min_reader_version=fields["minReaderVersion"], min_writer_version=fields["minWriterVersion"]
+    )
+
+
+def _read_metadata(fields: dict[str, Any]) -> Metadata:
+    return Metadata(
+        table_id=fields["id"],
+        name=fields.get("name"),
+        schema_string=fields["schemaString"],
+        partition_columns=tuple(fields.get("partitionColumns") or ()),
+        configuration=fields.get("configuration") or {},
+        created_ms=fields.get("createdTime"),
+    )
+
+
+_READERS: Final[Mapping[str, Callable[[dict[str, Any]], Action]]] = {
+    "add": _read_add,
+    "remove": _read_remove,
+    "txn": _read_txn,
+    "commitInfo": _read_commit_info,
+    "protocol": _read_protocol,
+    "metaData": _read_metadata,
+}
+
+
+def _quote_path(path: str) -> str:
+    # Readers decode the path as a URI, so everything that is not plainly a path is escaped.
+    return quote(path, safe="/=-_.~:" if "://" in path else "/=-_.~")

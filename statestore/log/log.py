@@ -1,0 +1,145 @@
+"""
+The log: one commit file per table version, each put once and never changed.
+
+Everything that decides who commits first is here and is one operation of the
+object store, put-if-absent (`Log.put`). The next version is looked for by name, so
+that following the log costs what is new in it; the folder is listed on a cold open only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.errors import ObjectMissingError
+from millpond.statestore.log.checkpoint import Checkpoint, checkpoints_among, read_part
+from millpond.statestore.types import Objects, TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from millpond.statestore.log.action import Action
+
+__all__ = ["LOG_FOLDER", "Log", "LogInventory", "commit_path"]
+
+LOG_FOLDER: Final = "_delta_log"
+_COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
+
+
+def commit_path(version: int) -> str:
+    """
+    Where the commit of a version lies, relative to the table's root.
+
+    Example:
+        >>> commit_path(7)
+        '_delta_log/00000000000000000007.json'
+    """
+    return f"{LOG_FOLDER}/{version:020d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LogInventory:
+    """
+    What a listing of the log shows: versions with a commit file, and complete checkpoints; both rising.
+    """
+
+    versions: tuple[TableVersion, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def latest(self) -> TableVersion | None:
+        """
+        The newest version that the listing knows; ``None`` when there is no table.
+        """
+        known = [*self.versions[-1:], *(checkpoint.version for checkpoint in self.checkpoints[-1:])]
+        return max(known, default=None)
+
+
+class Log:
+    """
+    The commit files of one Delta table.
+
+    Args:
+        objects: the store whose root is the table's root.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    @property
+    def objects(self) -> Objects:
+        """
+        The store whose root is the table's root.
+        """
+        return self._objects
+
+    def read(self, version: TableVersion) -> bytes | None:
+        """
+        The bytes of a version's commit file; ``None`` when there is none.
+        """
+        try:
+            return self._objects.get(commit_path(version))
+        except ObjectMissingError:
+            return None
+
+    def put(self, version: TableVersion, data: bytes) -> None:
+        """
+        Make ``data`` the commit of that version, unless it has one.
+
+        Raises:
+            ObjectExistsError: the version is taken, perhaps by an earlier attempt of the caller's own.
+            UnavailableError: the commit may or may not have landed.
+        """
+        self._objects.put_if_absent(commit_path(version), data)
+
+    def versions_after(self, version: int) -> Iterator[tuple[TableVersion, bytes]]:
+        """
+        The commits that follow a version, in order, until the newest; one look-up for each and one more.
+        """
+        following = TableVersion(version + 1)
+        while (data := self.read(following)) is not None:
+            yield following, data
+            following = TableVersion(following + 1)
+
+    def latest_version(self) -> TableVersion | None:
+        """
+        The newest version, by a listing; ``None`` when there is no table.
+        """
+        return self.inventory().latest
+
+    def inventory(self) -> LogInventory:
+        """
+        What is there, by a listing.
+        """
+        paths = self._objects.list(LOG_FOLDER)
+        return LogInventory(_versions_among(paths), checkpoints_among(paths))
+
+    def read_checkpoint(self, checkpoint: Checkpoint) -> Iterator[Action]:
+        """
+        The actions that a checkpoint sums up.
+
+        Raises:
+            DataError: a part is missing or cannot be read.
+        """
+        for path in checkpoint.paths:
+            yield from read_part(self._objects.get(path), path)
+
+    def require(self, version: TableVersion) -> bytes:
+        """
+        The bytes of a commit file that must be there.
+
+        Raises:
+            ObjectMissingError: it is missing (a `DataError`).
+        """
+        data = self.read(version)
+        if data is None:
+            raise ObjectMissingError(
+                "a commit file is missing", path=commit_path(version), store=self._objects.url
+            )
+        return data
+
+
+def _versions_among(paths: Iterable[str]) -> tuple[TableVersion, ...]:
+    found = (_COMMIT.search(path) for path in paths)
+    return tuple(sorted(TableVersion(int(match[1])) for match in found if match))

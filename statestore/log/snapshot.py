@@ -1,0 +1,282 @@
+"""
+The snapshot: a table at one version, in memory, kept up by applying commits.
+
+`Snapshot.apply` costs what the commit changes, whatever the size of the table, and
+verifies that the commit is whole (its seal) and follows the one before (the digest
+chain). `load` opens a table cold: it replays the log as long as it is whole, because
+commits carry digests and checkpoints do not; else it starts from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
+from millpond.statestore.log.checkpoint import checkpoint_path
+from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.file_index import FileIndex
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.log import Log, LogInventory, commit_path
+from millpond.statestore.rows.row import Fence, unpack_fence
+from millpond.statestore.types import TableVersion
+
+if TYPE_CHECKING:
+    from millpond.statestore.interval import Interval
+    from millpond.statestore.log.checkpoint import Checkpoint
+
+__all__ = ["NO_TABLE", "Snapshot", "load"]
+
+NO_TABLE: Final = TableVersion(-1)
+"""The version of a table that has no commit yet."""
+
+_READER_VERSION_MAX: Final = 1
+_LOAD_TRIES: Final = 3
+
+
+class Snapshot:
+    """
+    A table at one version.
+
+    It changes when commits are applied, and is meant for one thread at a time.
+
+    Attributes:
+        version: the newest commit that was applied; `NO_TABLE` at first.
+        digest: SHA-256 of that commit's bytes; "" when only a checkpoint tells of it.
+        txns: the Delta application transactions: fences, input positions, supersteps.
+        watermarks: the last journaled input watermark of each interval, by application id,
+            as far as the commits that were read tell.
+        metadata: schema, partitioning and configuration.
+        protocol: what the table asks of readers and writers.
+    """
+
+    def __init__(self) -> None:
+        self.version: TableVersion = NO_TABLE
+        self.digest = ""
+        self.txns: dict[str, int] = {}
+        self.watermarks: dict[str, int] = {}
+        self.metadata: Metadata | None = None
+        self.protocol = Protocol()
+        self._files = FileIndex()
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """
+        The table's configuration.
+        """
+        return self.metadata.configuration if self.metadata else {}
+
+    @property
+    def file_count(self) -> int:
+        """
+        How many files are live.
+        """
+        return len(self._files)
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        How large the live files are together.
+        """
+        return self._files.size_bytes
+
+    @property
+    def files(self) -> tuple[LiveFile, ...]:
+        """
+        All live files in the order in which they were added.
+        """
+        return self._files.all()
+
+    def file(self, path: str) -> LiveFile | None:
+        """
+        The live file at a path.
+        """
+        return self._files.get(path)
+
+    @property
+    def computations(self) -> tuple[str, ...]:
+        """
+        The computations that have live files, sorted.
+        """
+        return self._files.computations()
+
+    def files_in(self, computation: str) -> tuple[LiveFile, ...]:
+        """
+        The live files of a computation in the order in which they were added.
+        """
+        return self._files.in_computation(computation)
+
+    def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
+        """
+        The live files that can hold keys of the interval, in the order in which they were added.
+
+        After a change of boundaries, or a rewrite by another engine, they may hold keys of
+        other intervals too.
+        """
+        return self._files.in_interval(interval)
+
+    def fence_of(self, interval: Interval) -> Fence | None:
+        """
+        The owner and commit number that the table stores for an interval.
+        """
+        version = self.txns.get(interval.app_id)
+        return None if version is None else unpack_fence(version)
+
+    def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
+        """
+        Move on by one commit; nothing changes when it is refused.
+
+        Args:
+            version: the commit's version, which must be the next one.
+            data: the bytes of its commit file.
+
+        Returns:
+            What the commit did.
+
+        Raises:
+            DataError: the file is damaged or does not follow the one before it.
+            InvalidError: it makes the table ask for a newer reader.
+        """
+        actions = decode(data, commit_path(version))
+        self._check_chain(version, actions)
+        self.apply_actions(version, actions, digest_of(data))
+        return actions
+
+    def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
+        """
+        Move on by a commit that the caller has verified, or has just written.
+        """
+        check(version == self.version + 1, "commits are applied in order", at=self.version, next=version)
+        taken = tuple(actions)
+        _check_readable(taken, commit_path(version))
+        self._take(taken, version)
+        self.version, self.digest = version, digest
+
+    def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], digest: str) -> None:
+        """
+        Begin with what a checkpoint sums up.
+
+        Args:
+            checkpoint: which one it is.
+            actions: what is in it.
+            digest: that of its version's commit file; "" when that is gone.
+        """
+        check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
+        taken = tuple(actions)
+        _check_readable(taken, checkpoint.paths[0])
+        self._take(taken, checkpoint.version)
+        self.version, self.digest = checkpoint.version, digest
+
+    def _check_chain(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, CommitInfo) and action.millpond is not None:
+                previous = action.millpond.get("previous", "")
+                if previous and self.digest and previous != self.digest:
+                    raise DataError(
+                        "the commit before this one is not the one that it was built on",
+                        path=commit_path(version),
+                        before=commit_path(version - 1),
+                        expected=previous,
+                        found=self.digest,
+                    )
+
+    def _take(self, actions: tuple[Action, ...], version: TableVersion) -> None:
+        for action in actions:
+            match action:
+                case Add():
+                    self._take_add(action, version)
+                case Txn():
+                    self.txns[action.app_id] = action.version
+                case Remove():
+                    self._files.remove(action.path)
+                case CommitInfo():
+                    self._take_watermarks(action)
+                case Metadata():
+                    self.metadata = action
+                case Protocol():
+                    self.protocol = action
+                case Other():
+                    pass
+
+    def _take_add(self, add: Add, version: TableVersion) -> None:
+        known = self._files.get(add.path)
+        # The same file again, with other statistics or tags, came when it first came.
+        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version))
+
+    def _take_watermarks(self, info: CommitInfo) -> None:
+        marks = (info.millpond or {}).get("watermarks")
+        if isinstance(marks, Mapping):
+            self.watermarks.update({app_id: mark for app_id, mark in marks.items() if isinstance(mark, int)})
+
+
+def load(log: Log, version: TableVersion | None = None) -> Snapshot:
+    """
+    Open a table cold, at its newest or an older version.
+
+    Raises:
+        ObjectMissingError: there is no table, or none of that version.
+        DataError: a commit file is missing, damaged or out of the chain.
+        InvalidError: the table asks for a newer reader.
+    """
+    for _ in range(_LOAD_TRIES - 1):
+        try:
+            return _load_once(log, version)
+        except ObjectMissingError:
+            # A cleanup may have removed old commits between the listing and the reading.
+            continue
+    return _load_once(log, version)
+
+
+def _load_once(log: Log, version: TableVersion | None) -> Snapshot:
+    inventory = log.inventory()
+    latest = inventory.latest
+    if latest is None or (version is not None and version > latest):
+        raise ObjectMissingError("there is no such table version", store=log.objects.url, version=version)
+    target = latest if version is None else version
+    snapshot = _start(log, inventory, target)
+    for following in range(snapshot.version + 1, target + 1):
+        snapshot.apply(TableVersion(following), log.require(TableVersion(following)))
+    return snapshot
+
+
+def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
+    if bisect_right(inventory.versions, target) == target + 1:
+        return Snapshot()
+    failure: DataError | None = None
+    for checkpoint in reversed(inventory.checkpoints):
+        if checkpoint.version <= target:
+            try:
+                return _from_checkpoint(log, checkpoint)
+            except DataError as error:
+                # An older checkpoint and the commits after it say the same, if they are there.
+                failure = failure or error
+    if failure is not None:
+        raise failure
+    first = inventory.versions[0] if inventory.versions else 0
+    if 0 < first <= target:
+        raise ObjectMissingError(
+            "the log begins with a version of which there is no checkpoint",
+            path=checkpoint_path(first),
+            store=log.objects.url,
+        )
+    return Snapshot()
+
+
+def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> Snapshot:
+    commit = log.read(checkpoint.version)
+    snapshot = Snapshot()
+    snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), digest_of(commit) if commit else "")
+    return snapshot
+
+
+def _check_readable(actions: Iterable[Action], path: str) -> None:
+    for action in actions:
+        if isinstance(action, Protocol) and action.min_reader_version > _READER_VERSION_MAX:
+            raise InvalidError(
+                "the table asks for a newer Delta reader than Millpond is",
+                path=path,
+                min_reader_version=action.min_reader_version,
+            )

@@ -1,0 +1,178 @@
+"""
+Tables at version 0: the store's ``rows``, and plain Delta tables for sinks.
+
+Tables ask for reader version 1 and writer version 2 and use no table feature, so that
+every Delta reader and writer can work on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError, ObjectExistsError
+from millpond.statestore.log.action import Action, Metadata, Protocol
+from millpond.statestore.log.delta_schema import delta_schema
+from millpond.statestore.log.plan import Draft
+from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from millpond.statestore.log.log import Log
+    from millpond.statestore.retry import RetryPolicy
+    from millpond.statestore.types import Clock, Rng
+
+__all__ = [
+    "FORMAT_VERSION",
+    "FORMAT_VERSION_KEY",
+    "STORE_ID_KEY",
+    "check_format",
+    "create_rows_table",
+    "create_table",
+    "store_id_of",
+]
+
+FORMAT_VERSION: Final = 1
+"""The format of the store that this code reads and writes."""
+
+FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
+"""Where a store's table keeps its format."""
+
+STORE_ID_KEY: Final = "millpond.storeId"
+"""Where a store's table keeps the store's identity."""
+
+
+def create_table(
+    log: Log,
+    clock: Clock,
+    rng: Rng,
+    *,
+    schema: pa.Schema,
+    name: str,
+    partition_columns: tuple[str, ...] = (),
+    configuration: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+) -> LogWriter:
+    """
+    Make an empty Delta table.
+
+    Args:
+        log: where; there must be no table yet.
+        clock: for timestamps.
+        rng: for the table's identity.
+        schema: all columns, those that partition included.
+        name: the table's name.
+        partition_columns: names of the columns that partition it.
+        configuration: the table's properties.
+        retry: how often and how patiently.
+
+    Returns:
+        A writer to the table, at version 0.
+
+    Raises:
+        ObjectExistsError: there is a table already, perhaps since a moment ago.
+        InvalidError: the schema has no place in Delta.
+    """
+    missing = [column for column in partition_columns if column not in schema.names]
+    if missing:
+        raise InvalidError("a partition column is not in the schema", columns=missing)
+    if log.latest_version() is not None:
+        raise ObjectExistsError("there is a table already", store=log.objects.url)
+    metadata = Metadata(
+        table_id=_table_id(rng.token()),
+        name=name,
+        schema_string=delta_schema(schema),
+        partition_columns=partition_columns,
+        configuration=dict(configuration or {}),
+        created_ms=clock.now_us() // 1_000,
+    )
+    writer = LogWriter(log, Snapshot(), clock, rng, retry=retry)
+    writer.write(_CreatePlan(metadata))
+    return writer
+
+
+def create_rows_table(
+    log: Log, clock: Clock, rng: Rng, *, store_id: str | None = None, retry: RetryPolicy | None = None
+) -> LogWriter:
+    """
+    Make the table ``rows`` of a new store.
+
+    Raises:
+        ObjectExistsError: there is a table already, perhaps since a moment ago.
+    """
+    partition = pa.field(PARTITION_COLUMN, pa.string())
+    return create_table(
+        log,
+        clock,
+        rng,
+        schema=pa.schema([partition, *ROW_SCHEMA]),
+        name="rows",
+        partition_columns=(PARTITION_COLUMN,),
+        configuration={
+            FORMAT_VERSION_KEY: str(FORMAT_VERSION),
+            STORE_ID_KEY: store_id or rng.token(),
+        },
+        retry=retry,
+    )
+
+
+def check_format(snapshot: Snapshot) -> None:
+    """
+    Refuse a table that is no store's, or a newer one's.
+
+    Raises:
+        InvalidError: it is not a store that this code reads.
+    """
+    text = snapshot.configuration.get(FORMAT_VERSION_KEY)
+    if text is None or not text.isdecimal():
+        raise InvalidError("the Delta table is not a Millpond store", format_version=text)
+    if int(text) > FORMAT_VERSION:
+        raise InvalidError(
+            "the store was written by a newer Millpond; upgrade this one",
+            format_version=text,
+            known=FORMAT_VERSION,
+        )
+
+
+def store_id_of(snapshot: Snapshot) -> str:
+    """
+    The identity of the store that a table belongs to.
+
+    Raises:
+        InvalidError: it has none.
+    """
+    store_id = snapshot.configuration.get(STORE_ID_KEY)
+    if not store_id:
+        raise InvalidError("the Delta table is not a Millpond store", key=STORE_ID_KEY)
+    return store_id
+
+
+@dataclass(frozen=True, slots=True)
+class _CreatePlan:
+    metadata: Metadata
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> Draft:
+        del now_ms
+        if snapshot.version != NO_TABLE:
+            raise ObjectExistsError("there is a table already", version=snapshot.version)
+        return Draft(
+            operation="CREATE TABLE",
+            actions=(Protocol(), self.metadata),
+            fields={"kind": "create"},
+            parameters={"partitionBy": ",".join(self.metadata.partition_columns)},
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        raise ObjectExistsError("another process made the table first", actions=len(winner))
+
+
+def _table_id(token: str) -> str:
+    # Delta wants the shape of a UUID.
+    cuts = (0, 8, 12, 16, 20, 32)
+    return "-".join(token[low:high] for low, high in pairwise(cuts))

@@ -1,0 +1,370 @@
+"""
+The log writer: one way to make a table's next version, for every kind of commit.
+
+A commit has three outcomes: done, not done, unknown. Putting the *same bytes* at
+the *same version* again is safe, because of all attempts at most one lands; so a
+failure is settled by trying once more and, when the version turns out to be taken,
+by reading who took it. A commit whose outcome stays unknown is kept, and settled
+before anything else is written. When another writer took the version, the plan is
+asked whether that is a conflict, and rebuilt on the newer snapshot if it is not.
+
+What a commit contains and when it is refused is the business of its `Plan`:
+`millpond.statestore.commit.committer`, `millpond.statestore.log.append`, `millpond.statestore.log.table`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.errors import (
+    ConflictError,
+    InvalidError,
+    ObjectExistsError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
+from millpond.statestore.log.boundary import log_boundary
+from millpond.statestore.log.commit_file import digest_of, encode
+from millpond.statestore.log.follower import LogFollower
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.plan import Committed, Draft, Plan
+from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.retry import RetryPolicy
+from millpond.statestore.types import Clock, Rng, TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millpond.statestore.log.high_water import HighWater
+
+__all__ = ["FAILPOINTS", "LogWriter"]
+
+_WRITER_VERSION_MAX: Final = 2
+
+FAILPOINTS: Final = tuple(name for name in ALL_FAILPOINTS if name.startswith("commit."))
+"""The named places of a commit at which the ``failpoints`` seam is called."""
+
+
+class _Outcome(Enum):
+    UNKNOWN = auto()
+    DONE = auto()
+    NOT_DONE = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Attempt:
+    plan: Plan
+    version: TableVersion
+    data: bytes
+    digest: str
+    actions: tuple[Action, ...]
+    outcome: _Outcome = _Outcome.UNKNOWN
+
+    @property
+    def committed(self) -> Committed | None:
+        done = self.outcome is _Outcome.DONE
+        return Committed(version=self.version, digest=self.digest) if done else None
+
+
+class LogWriter:
+    """
+    Writes commits to one table and keeps its snapshot.
+
+    Calls exclude one another, so several threads may share it; what they read from the
+    snapshot between calls may be a version apart.
+
+    Args:
+        log: the table's log.
+        snapshot: where it stands.
+        clock: for timestamps and waiting.
+        rng: for jitter and the writer's id.
+        writer_id: names the writer in its commits; drawn when not given.
+        retry: how often and how patiently.
+        high_water: told of every version that is written or read.
+        failpoints: called with a name of `FAILPOINTS` at each of these places; by default
+            whoever listens to all failpoints is.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        snapshot: Snapshot,
+        clock: Clock,
+        rng: Rng,
+        *,
+        writer_id: str | None = None,
+        retry: RetryPolicy | None = None,
+        high_water: HighWater | None = None,
+        failpoints: Callable[[str], None] | None = None,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._writer_id = writer_id or rng.token()
+        self._retry = retry or RetryPolicy()
+        self._follower = LogFollower(log, snapshot, clock, rng, retry=self._retry, high_water=high_water)
+        self._failpoint = failpoints or reach
+        self._lock = threading.RLock()
+        self._in_flight: _Attempt | None = None
+        self._unknown: _Attempt | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """
+        The table as far as this writer has followed it.
+        """
+        return self._follower.snapshot
+
+    @property
+    def writer_id(self) -> str:
+        """
+        The name under which this writer commits.
+        """
+        return self._writer_id
+
+    def refresh(self) -> Snapshot:
+        """
+        Follow the log to its newest version.
+
+        Raises:
+            DataError: a commit is damaged or missing.
+            UnavailableError: the store is away.
+        """
+        with self._lock:
+            for version, data, _actions in self._follower.follow():
+                self._recognise(version, data)
+            if self._follower.lost_sight() and self._follower.look_again():
+                self._recognise_after_reload()
+            return self.snapshot
+
+    def write(self, plan: Plan) -> Committed | None:
+        """
+        Make the plan the next version of the table.
+
+        Returns:
+            The commit; ``None`` when the plan found the table to hold it already.
+
+        Raises:
+            OutcomeUnknownError: it may or may not have landed: call `settle`, or write the same plan again.
+            ConflictError: other writers kept coming first, or the plan objects.
+            FencedError: the plan objects.
+            UnavailableError: the store is away; nothing was written.
+        """
+        with self._lock:
+            if self._in_flight is not None:
+                self._settle_earlier(plan)
+            self.refresh()
+            if self._unknown is not None and self._unknown.plan == plan:
+                if self._unknown.committed:
+                    return self._unknown.committed
+                self._refuse_to_repeat(self._unknown)
+            return self._write(plan)
+
+    def settle(self) -> Committed | None:
+        """
+        Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
+
+        Returns:
+            The commit if it is part of the table now; ``None`` if it never will be, or if there was none.
+
+        Raises:
+            OutcomeUnknownError: the store still does not say, or never will: the log was cleaned up since.
+        """
+        with self._lock:
+            if self._in_flight is not None:
+                self._unknown = self._in_flight
+                # In a part of the log that was cleaned up it is no commit, which is an answer.
+                with contextlib.suppress(ConflictError):
+                    self._land(self._in_flight)
+            if self._unknown is not None and self._unknown.outcome is _Outcome.UNKNOWN:
+                raise _lost_in_cleanup(self._unknown)
+            return None if self._unknown is None else self._unknown.committed
+
+    def _refuse_to_repeat(self, attempt: _Attempt) -> None:
+        """
+        A commit whose outcome nobody can tell any more is repeated only where its transactions guard it.
+        """
+        is_guarded = any(isinstance(action, Txn) for action in attempt.actions)
+        if attempt.outcome is _Outcome.UNKNOWN and not is_guarded:
+            raise _lost_in_cleanup(attempt)
+
+    def _settle_earlier(self, plan: Plan) -> None:
+        try:
+            self.settle()
+        except OutcomeUnknownError as error:
+            if self._in_flight is not None and self._in_flight.plan == plan:
+                raise
+            raise UnavailableError("an earlier commit is not settled yet; nothing was written") from error
+
+    def _write(self, plan: Plan) -> Committed | None:
+        for _ in range(self._retry.versions_max):
+            draft = plan.build(self.snapshot, self._clock.now_us() // 1_000)
+            if draft is None:
+                return None
+            attempt = self._prepare(plan, draft)
+            self._land(attempt)
+            if attempt.outcome is _Outcome.DONE:
+                return attempt.committed
+            for _version, _data, winner in self._follower.follow():
+                plan.admit(winner)
+        raise ConflictError("other writers came first too often", versions=self._retry.versions_max)
+
+    def _prepare(self, plan: Plan, draft: Draft) -> _Attempt:
+        _check_writable(self.snapshot)
+        now_ms = self._clock.now_us() // 1_000
+        info = _commit_info(draft, self.snapshot, self._writer_id, now_ms)
+        actions = (info, *draft.actions)
+        data = encode(actions)
+        return _Attempt(
+            plan=plan,
+            version=TableVersion(self.snapshot.version + 1),
+            data=data,
+            digest=digest_of(data),
+            actions=actions,
+        )
+
+    def _land(self, attempt: _Attempt) -> None:
+        """
+        Give the attempt its outcome, or raise `OutcomeUnknownError` and keep it.
+        """
+        self._in_flight = attempt
+        try:
+            self._follower.retrying(partial(self._put, attempt))
+        except UnavailableError as error:
+            self._unknown = attempt
+            self._failpoint("commit.outcome_unknown")
+            raise OutcomeUnknownError(
+                "the commit may or may not have landed; settle it", path=commit_path(attempt.version)
+            ) from error
+        self._in_flight = None
+
+    def _put(self, attempt: _Attempt) -> None:
+        self._failpoint("commit.before_put")
+        started_us = self._clock.monotonic_us()
+        try:
+            self._log.put(attempt.version, attempt.data)
+        except ObjectExistsError:
+            self._failpoint("commit.version_taken")
+            self._read_back(attempt)
+            return
+        except UnavailableError:
+            self._failpoint("commit.put_failed")
+            raise
+        self._failpoint("commit.after_put")
+        self._take(attempt, started_us)
+
+    def _read_back(self, attempt: _Attempt) -> None:
+        started_us = self._clock.monotonic_us()
+        data = self._log.read(attempt.version)
+        if data is None:
+            raise UnavailableError("a taken version cannot be read", path=commit_path(attempt.version))
+        if data == attempt.data:
+            self._take(attempt, started_us)
+        else:
+            attempt.outcome = _Outcome.NOT_DONE
+
+    def _take(self, attempt: _Attempt, started_us: int) -> None:
+        if self._was_passed(attempt.version):
+            # The log was cleaned up past this writer while it slept. Either it slept before its put, which
+            # went where nobody reads any more, or after it, and its commit was cleaned up with the others.
+            self._follower.reload()
+            attempt.outcome, self._in_flight = self._told_by_transactions(attempt), None
+            if attempt.outcome is _Outcome.NOT_DONE:
+                raise ConflictError("the log was cleaned up past this writer; nothing was committed")
+            self._unknown = attempt
+            if attempt.outcome is _Outcome.UNKNOWN:
+                raise _lost_in_cleanup(attempt)
+            self._failpoint("commit.done")
+            return
+        self._failpoint("commit.before_apply")
+        if self.snapshot.version < attempt.version:
+            self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
+        attempt.outcome = _Outcome.DONE
+        self._failpoint("commit.done")
+
+    def _was_passed(self, version: TableVersion) -> bool:
+        if version < log_boundary(self._log.objects):
+            return True
+        return self._follower.lost_sight() and self._follower.was_passed(version)
+
+    def _told_by_transactions(self, attempt: _Attempt) -> _Outcome:
+        """
+        What a table that was opened anew tells of a commit whose file is gone, or counts no more.
+
+        Transactions never fall, and a fence belongs to one commit of one owner.
+        """
+        txns = self.snapshot.txns
+        own = [(each, txns.get(each.app_id)) for each in attempt.actions if isinstance(each, Txn)]
+        if any(now is None or now < txn.version for txn, now in own):
+            return _Outcome.NOT_DONE
+        fences = [pair for pair in own if Interval.from_app_id(pair[0].app_id) is not None]
+        if any(now == txn.version for txn, now in fences) or (
+            own and not fences and all(now == txn.version for txn, now in own)
+        ):
+            return _Outcome.DONE
+        return _Outcome.UNKNOWN
+
+    def _recognise(self, version: TableVersion, data: bytes | None) -> None:
+        # A commit of unknown outcome may show up, or be beaten, while the log is followed.
+        attempt = self._in_flight
+        if attempt is None or attempt.version != version:
+            return
+        if data is None:
+            attempt.outcome = self._told_by_transactions(attempt)
+        elif data != attempt.data:
+            attempt.outcome = _Outcome.NOT_DONE
+        elif version < self._follower.retrying(partial(log_boundary, self._log.objects)):
+            # It is where the log was cleaned up, and the follower went there after it.
+            self._follower.reload()
+            attempt.outcome = self._told_by_transactions(attempt)
+        else:
+            attempt.outcome = _Outcome.DONE
+        self._unknown, self._in_flight = attempt, None
+
+    def _recognise_after_reload(self) -> None:
+        attempt = self._in_flight
+        if attempt is not None and attempt.version <= self.snapshot.version:
+            self._recognise(attempt.version, self._log.read(attempt.version))
+
+
+def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        "the log was cleaned up past this writer: whether its commit had landed before cannot be told any more; "
+        "start again",
+        path=commit_path(attempt.version),
+    )
+
+
+def _check_writable(snapshot: Snapshot) -> None:
+    if snapshot.protocol.min_writer_version > _WRITER_VERSION_MAX:
+        raise InvalidError(
+            "the table asks for a newer Delta writer than Millpond is",
+            min_writer_version=snapshot.protocol.min_writer_version,
+        )
+
+
+def _commit_info(draft: Draft, snapshot: Snapshot, writer_id: str, now_ms: int) -> CommitInfo:
+    added = [action for action in draft.actions if isinstance(action, Add)]
+    removed = sum(isinstance(action, Remove) for action in draft.actions)
+    return CommitInfo(
+        operation=draft.operation,
+        timestamp_ms=now_ms,
+        parameters=draft.parameters,
+        metrics={
+            "numFiles": str(len(added)),
+            "numOutputRows": str(draft.rows),
+            "numOutputBytes": str(sum(add.size_bytes for add in added)),
+            "numRemovedFiles": str(removed),
+        },
+        is_blind_append=bool(added) and removed == 0,
+        read_version=None if snapshot.version == NO_TABLE else snapshot.version,
+        millpond={**draft.fields, "writer": writer_id, "previous": snapshot.digest},
+    )

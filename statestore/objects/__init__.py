@@ -1,0 +1,3 @@
+"""
+Object stores with put-if-absent: on disk, in the cloud, in memory.
+"""

@@ -1,0 +1,222 @@
+"""
+Which record ids have been seen: "never", for certain, or "maybe" (MillWheel §6.1.1).
+
+Nearly every record id is fresh, and a Bloom filter says so without reading the
+store. The filter is soft state: it is never stored, and rebuilt from the
+``record_ids`` of the row files. A "maybe" is settled by reading them.
+
+Whole columns are hashed and tested at once. A block is 64 bytes, four pairs of
+words; an id sets three bits in one word of each pair, and so touches one cache
+line instead of twenty. For the same rate of false hits such blocks need more bits
+than scattered ones (`_SPREAD`). pybloom-live computes the scattered size and holds
+the bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pybloom_live import BloomFilter
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
+
+__all__ = ["Fingerprints", "Ids", "RecordIdFilter", "fingerprints"]
+
+Ids: TypeAlias = pa.Array | pa.ChunkedArray | Fingerprints
+"""A column of ids, or their `fingerprints` where these are at hand."""
+
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+_Index: TypeAlias = npt.NDArray[np.int64]
+
+_GROWTH: Final = 4
+_ERROR_RATE_MIN: Final = 1e-8
+_PAIRS: Final = 4
+_BLOCK_BITS: Final = 2 * 64 * _PAIRS
+# How many times the scattered size keeps an error rate of 10 to the minus key; a test derives it.
+_SPREAD: Final = {2: 1.2, 3: 1.2, 4: 1.2, 5: 1.3, 6: 1.5, 7: 1.75, 8: 2.15}
+
+
+class RecordIdFilter:
+    """
+    A growing set of ids that forgets nothing and may claim a little too much.
+
+    Memory is about 8 bytes an id at the default rate, in blocks made as ids come:
+    filters of growing size and falling error rate, whose rates sum up to
+    ``error_rate``. Past ``capacity_max`` ids the size stays and the rate rises,
+    which costs reads and never correctness.
+
+    Args:
+        capacity: ids that the first filter is made for.
+        error_rate: at most this share of fresh ids is taken for maybe seen, from 1e-6 to 1e-2.
+        capacity_max: ids after which no memory is added.
+
+    Example:
+        >>> seen = RecordIdFilter()
+        >>> seen.add(pa.array([b"a", b"b"]))
+        >>> seen.might_contain(pa.array([b"b", b"c"])).tolist()
+        [True, False]
+    """
+
+    def __init__(
+        self, capacity: int = 16_384, error_rate: float = 1e-6, *, capacity_max: int = 16_777_216
+    ) -> None:
+        if not 1e-6 <= error_rate <= 1e-2:
+            raise InvalidError("the error rate must lie between 1e-6 and 1e-2", error_rate=error_rate)
+        if capacity <= 0 or capacity_max <= 0:
+            raise InvalidError("the capacity must be positive", capacity=capacity, capacity_max=capacity_max)
+        self._first_capacity = capacity
+        self._capacity_max = capacity_max
+        self._error_rate = error_rate
+        self._filters: list[_BlockFilter] = []
+
+    @property
+    def count(self) -> int:
+        """
+        How many ids have been added; one that was added twice counts twice.
+        """
+        return sum(part.count for part in self._filters)
+
+    @property
+    def capacity(self) -> int:
+        """
+        How many ids the present memory is made for.
+        """
+        return sum(part.capacity for part in self._filters)
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        Memory held.
+        """
+        return sum(part.size_bytes for part in self._filters)
+
+    def add(self, ids: Ids) -> None:
+        """
+        Remember the ids.
+        """
+        rest = _fingerprints_of(ids)
+        while len(rest):
+            part = self._part_with_room(len(rest))
+            taken = part.room if self.capacity < self._capacity_max else len(rest)
+            part.add(rest[:taken])
+            rest = rest[taken:]
+
+    def might_contain(self, ids: Ids) -> _Mask:
+        """
+        For each id: false, it has never been added; true, it may have been.
+        """
+        wanted = _fingerprints_of(ids)
+        found = np.zeros(len(wanted), dtype=np.bool_)
+        for part in reversed(self._filters):
+            (unknown,) = np.nonzero(~found)
+            found[unknown] = part.might_contain(wanted[unknown])
+        return found
+
+    def _part_with_room(self, ids: int) -> _BlockFilter:
+        if not self._filters:
+            self._grow(max(self._first_capacity, ids))
+        elif self._filters[-1].room <= 0 and self.capacity < self._capacity_max:
+            self._grow(max(self._filters[-1].capacity * _GROWTH, ids))
+        return self._filters[-1]
+
+    def _grow(self, capacity: int) -> None:
+        left = self._capacity_max - self.capacity
+        error_rate = self._error_rate / 2 ** (len(self._filters) + 1)
+        self._filters.append(_BlockFilter(min(capacity, left), max(error_rate, _ERROR_RATE_MIN)))
+
+
+class _BlockFilter:
+    """
+    One Bloom filter of fixed size.
+    """
+
+    def __init__(self, capacity: int, error_rate: float) -> None:
+        self.capacity: Final = capacity
+        self.count = 0
+        self._bits = BloomFilter(_scattered_capacity(capacity, error_rate), error_rate)
+        blocks = self._bits.num_bits // _BLOCK_BITS
+        octets = np.frombuffer(self._bits.bitarray, np.uint8, blocks * _BLOCK_BITS // 8)
+        self._words: npt.NDArray[np.uint64] = octets.view(np.uint64)
+        self._blocks = np.uint64(blocks)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.count
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._words.nbytes)
+
+    def add(self, ids: Fingerprints) -> None:
+        blocks, patterns = self._block_of(ids), _patterns_of(ids)
+        for pair in range(_PAIRS):
+            np.bitwise_or.at(self._words, _word_of(ids, blocks, pair), _PATTERNS[patterns[:, pair]])
+        self.count += len(ids)
+
+    def might_contain(self, ids: Fingerprints) -> _Mask:
+        found = np.zeros(len(ids), dtype=np.bool_)
+        blocks, patterns = self._block_of(ids), _patterns_of(ids)
+        left: _Index | slice = slice(None)
+        for pair in range(_PAIRS):
+            # A fresh id mostly fails at its first word, so the others are seldom looked at.
+            bits = _PATTERNS[patterns[left, pair]]
+            hits = self._words[_word_of(ids[left], blocks[left], pair)] & bits == bits
+            left = np.flatnonzero(hits) if isinstance(left, slice) else left[hits]
+        found[left] = True
+        return found
+
+    def _block_of(self, ids: Fingerprints) -> Fingerprints:
+        """
+        The first word of each id's block, chosen by the high half of its fingerprint.
+        """
+        return (((ids >> np.uint64(32)) * self._blocks) >> np.uint64(32)) * np.uint64(2 * _PAIRS)
+
+
+def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
+    """
+    Which word of the pair each id uses, chosen by a low bit of its fingerprint.
+    """
+    half = (ids >> np.uint64(pair)) & np.uint64(1)
+    return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
+
+
+def _patterns_of(ids: Fingerprints) -> npt.NDArray[np.uint16]:
+    """
+    For each id the numbers of its four patterns of bits, from a second hash.
+    """
+    return mix(ids ^ _SECOND).view(np.uint16).reshape(-1, _PAIRS)
+
+
+def _fingerprints_of(ids: Ids) -> Fingerprints:
+    if not isinstance(ids, np.ndarray):
+        return fingerprints(ids)
+    check(ids.dtype == np.uint64, "fingerprints are 64-bit", dtype=ids.dtype)
+    return ids
+
+
+def _scattered_capacity(capacity: int, error_rate: float) -> int:
+    spread = float(np.interp(-math.log10(error_rate), list(_SPREAD), list(_SPREAD.values())))
+    return max(math.ceil(capacity * spread), _BLOCK_BITS)
+
+
+def _patterns() -> npt.NDArray[np.uint64]:
+    """
+    A table of words with three bits set.
+    """
+    drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
+    first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
+    one, low_bits = np.uint64(1), np.uint64(63)
+    words: npt.NDArray[np.uint64] = (
+        (one << (first & low_bits)) | (one << (second & low_bits)) | (one << (third & low_bits))
+    )
+    return words
+
+
+_SECOND: Final = np.uint64(0xA0761D6478BD642F)
+_PATTERNS: Final = _patterns()

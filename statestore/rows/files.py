@@ -1,0 +1,297 @@
+"""
+Row files: the Parquet files that hold row updates (MillWheel §7.1).
+
+A file is sorted by key, holds a key once, and is written whole or not at all.
+Whatever the engine reads is verified first: a damaged or missing file is a
+`DataError` that names it, never other rows. Files that other Delta writers made
+of ours (Spark's OPTIMIZE, delta-rs) are read as well, with such checksums as
+they have.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import DataError
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import (
+    IpcRowFormat,
+    ParquetRowFormat,
+    RowFormat,
+    decode_rows,
+    file_name_of,
+)
+from millpond.statestore.rows.row_shape import conform
+from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
+
+__all__ = [
+    "MERGE_COLUMNS",
+    "PARQUET",
+    "IpcRowFormat",
+    "ParquetRowFormat",
+    "RowFile",
+    "RowFormat",
+    "check_keys_rise",
+    "check_may_commit",
+    "combine_updates",
+    "encode_row_file",
+    "merge_updates",
+    "productions_in",
+    "read_row_files",
+    "row_file_path",
+    "rows_within",
+    "sealed_name",
+    "write_row_file",
+]
+
+PARQUET: Final[RowFormat] = ParquetRowFormat()
+"""The format of every store on disk."""
+
+_OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile:
+    """
+    A row file that has been written and waits to be named in a commit.
+
+    Args:
+        path: where it lies, relative to the table's root and not URL-encoded.
+        size_bytes: its length.
+        rows: how many row updates it holds.
+        min_key: its least key.
+        max_key: its greatest key.
+        superstep: the superstep that wrote it.
+        sequencer: the lease under which it was written.
+        commit_number: the commit of that lease which it belongs to.
+        productions: how many productions it carries.
+    """
+
+    path: str
+    size_bytes: int
+    rows: int
+    min_key: str
+    max_key: str
+    superstep: Superstep
+    sequencer: Sequencer
+    commit_number: CommitNumber
+    productions: int
+
+
+def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
+    """
+    Where a row file lies, relative to the table's root.
+
+    Example:
+        >>> row_file_path("window counter", Superstep(7), "ab" * 16)
+        'computation=window%20counter/0000000007-abababababababababababababababab.parquet'
+    """
+    return f"{PARTITION_COLUMN}={quote(computation, safe='')}/{superstep:010d}-{token}.parquet"
+
+
+def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
+    """
+    The bytes of a row file for this path only; see `write_row_file` for what the table must be.
+    """
+    check(table.num_rows > 0, "a row file holds at least one row update")
+    check_keys_rise(table)
+    return row_format.encode(table, file_name_of(path))
+
+
+def check_keys_rise(table: pa.Table) -> None:
+    """
+    Row updates as a row file has them: in `ROW_SCHEMA`, sorted by key, each key once.
+    """
+    check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
+    keys = table.column("key")
+    rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
+    check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
+
+
+def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
+    """
+    Row updates, one at least, whose keys rise within the interval, and none of them newer than the fence.
+
+    Returns:
+        Their least key and their greatest one.
+    """
+    keys = table.column("key")
+    low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
+    check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
+    check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    return low, high
+
+
+def productions_in(table: pa.Table) -> int:
+    """
+    How many productions row updates carry.
+    """
+    return pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0
+
+
+def write_row_file(
+    objects: Objects,
+    interval: Interval,
+    table: pa.Table,
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    token: str,
+    row_format: RowFormat = PARQUET,
+) -> RowFile:
+    """
+    Write one interval's row updates; nobody sees them before a commit names the file.
+
+    Args:
+        objects: the table's root.
+        interval: the interval that all keys lie in.
+        table: at least one row update in `ROW_SCHEMA`, keys rising (so each key once).
+        superstep: the superstep that writes.
+        fence: the commit that is to name the file; no row may claim to be newer.
+        token: 32 fresh hexadecimal digits, so that no two attempts share a file.
+        row_format: the encoding; Parquet unless a simulation says otherwise.
+
+    Raises:
+        ObjectExistsError: the token is not fresh.
+        UnavailableError: the file may or may not have been written.
+    """
+    path = row_file_path(interval.computation, superstep, token)
+    data = encode_row_file(table, path, row_format)
+    low, high = check_may_commit(table, interval, fence)
+    put_new(objects, path, data)
+    return RowFile(
+        path=path,
+        size_bytes=len(data),
+        rows=table.num_rows,
+        min_key=low,
+        max_key=high,
+        superstep=superstep,
+        sequencer=fence.sequencer,
+        commit_number=fence.commit_number,
+        productions=productions_in(table),
+    )
+
+
+def _newest(table: pa.Table) -> Fence:
+    sequencer = pc.max(table.column("sequencer"))
+    of_newest = pc.equal(table.column("sequencer"), sequencer)
+    commit_number = pc.max(pc.if_else(of_newest, table.column("commit_number"), 0))
+    return Fence(Sequencer(sequencer.as_py()), CommitNumber(commit_number.as_py()))
+
+
+def read_row_files(
+    objects: Objects,
+    paths: Iterable[str],
+    columns: Sequence[str] | None = None,
+    *,
+    keys: Iterable[str] | None = None,
+    interval: Interval | None = None,
+) -> pa.Table:
+    """
+    The row updates of the files, in the order of ``paths``, verified.
+
+    Args:
+        objects: the table's root.
+        paths: live files; missing ones are an error.
+        columns: row columns wanted, all by default; nothing else is decoded.
+        keys: only the updates of these keys.
+        interval: only the updates whose key lies in it; files of other writers may span several.
+
+    Raises:
+        DataError: a file is missing, damaged or not made of rows; it is named.
+    """
+    names = list(ROW_SCHEMA.names if columns is None else columns)
+    check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
+    selection = _Selection(keys, interval)
+    tables = [_read_row_file(objects, path, names, selection) for path in paths]
+    empty = pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
+    return pa.concat_tables([table for table in tables if table.num_rows] or [empty])
+
+
+def sealed_name(path: str) -> str | None:
+    """
+    The name under which a row file of ours must be sealed; ``None`` for another writer's file.
+    """
+    return file_name_of(path) if _OWN_NAME.search(path) else None
+
+
+def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Selection) -> pa.Table:
+    data = objects.get(path)
+    needed = names if "key" in names else ["key", *names]
+    try:
+        may_hold = None if selection.is_all else selection.may_hold
+        name = sealed_name(path)
+        table = decode_rows(data, needed, may_hold, name=name)
+        return selection.apply(conform(table, needed)).select(names)
+    except DataError as error:
+        raise DataError(error.message, path=path, **error.details) from error
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
+
+
+class _Selection:
+    """
+    Which rows a read wants: by keys, by interval, by both, or all.
+    """
+
+    def __init__(self, keys: Iterable[str] | None, interval: Interval | None) -> None:
+        self._keys = None if keys is None else sorted(set(keys))
+        self._interval = interval
+
+    @property
+    def is_all(self) -> bool:
+        """
+        Whether every row is wanted.
+        """
+        return self._keys is None and self._interval is None
+
+    def may_hold(self, low: str, high: str) -> bool:
+        """
+        Whether rows with keys in ``low..high`` can contain a wanted one.
+        """
+        if self._interval is not None and not _overlaps(self._interval, low, high):
+            return False
+        if self._keys is None:
+            return True
+        at = bisect_left(self._keys, low)
+        return at < len(self._keys) and self._keys[at] <= high
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """
+        The wanted rows of the table.
+        """
+        if self._interval is not None:
+            table = rows_within(table, self._interval)
+        if self._keys is not None:
+            table = table.filter(pc.is_in(table.column("key"), pa.array(self._keys, pa.string())))
+        return table
+
+
+def _overlaps(interval: Interval, low: str, high: str) -> bool:
+    return interval.low <= high and (interval.high is None or low < interval.high)
+
+
+def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
+    """
+    Those rows whose keys lie in the interval.
+    """
+    bounds = pc.min_max(table.column("key")).as_py()
+    if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):
+        return table
+    keys = table.column("key")
+    mask = pc.greater_equal(keys, interval.low)
+    if interval.high is not None:
+        mask = pc.and_(mask, pc.less(keys, interval.high))
+    return table.filter(mask)

@@ -1,0 +1,275 @@
+"""
+Row streams: row files that are read and written piece by piece, in memory that does not grow with them.
+
+A file is copied to this machine's disk as it comes, its seal is checked there, and batches of a
+bounded size are decoded from it. A new file is encoded there a row group at a time, sealed, and sent in pieces.
+What is read and what is written is the same as with `read_row_files` and `write_row_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millpond.statestore.check import check
+from millpond.statestore.errors import DataError, MillpondError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.obstore import download, upload
+from millpond.statestore.rows.files import (
+    RowFile,
+    check_keys_rise,
+    check_may_commit,
+    productions_in,
+    row_file_path,
+    rows_within,
+    sealed_name,
+)
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import (
+    PARQUET_OPTIONS,
+    ROWS_PER_GROUP,
+    file_name_of,
+    parquet_file_seal_holds,
+    seal_parquet_file,
+)
+from millpond.statestore.rows.row_shape import check_names, conform
+from millpond.statestore.types import Objects, Superstep
+
+__all__ = ["RowFileWriter", "Run", "open_runs"]
+
+Run = Iterator[pa.Table]
+"""Row updates sorted by key, in pieces; no key is in two of them."""
+
+_NAMES: Final = list(ROW_SCHEMA.names)
+_BUFFER_BYTES: Final = 1 << 18
+_GROUP_BYTES: Final = 1 << 26
+_BATCH_ROWS_MIN: Final = 64
+
+
+def open_runs(
+    objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
+) -> Sequence[Run]:
+    """
+    A row file as runs of updates; together they are what `read_row_files` reads of it.
+
+    A file of ours is one run. Another writer's need not be sorted, so each of its row groups is
+    sorted by itself, and set aside on disk.
+
+    Args:
+        objects: the table's root.
+        path: a live file.
+        interval: only the updates whose key lies in it.
+        scratch: an empty folder of this machine, which stays until the runs are read.
+        batch_bytes: about how much of a run is decoded at a time.
+
+    Raises:
+        DataError: the file is missing, damaged or not made of rows; it is named. A page that is
+            damaged is found when the run comes to it.
+        UnavailableError: the store is away, or this machine's disk is full.
+    """
+    local = scratch / "file"
+    name = sealed_name(path)
+    download(objects, path, local)
+    with _named(path):
+        if name is not None and not parquet_file_seal_holds(local, name):
+            raise DataError("row file is damaged: its seal is broken")
+        file = pq.ParquetFile(
+            local,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit="us",
+            buffer_size=_BUFFER_BYTES,
+        )
+        check_names(file.schema_arrow)
+        if name is not None:
+            return [_batches(file, path, interval, _rows_of(batch_bytes, file))]
+        groups = range(file.num_row_groups)
+        return [_sorted_group(file, group, interval, scratch, batch_bytes) for group in groups]
+
+
+def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> Run:
+    with _named(path), file:
+        # Asked for all groups at once, Arrow's reader keeps what it has read until the end.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+                yield rows_within(conform(pa.Table.from_batches([batch]), _NAMES), interval)
+
+
+def _sorted_group(
+    file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int
+) -> Run:
+    found = file.read_row_group(group, use_threads=False)
+    table = rows_within(conform(found, _NAMES), interval)
+    # Arrow sorts stably: updates of a key stay in the file's order.
+    table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
+    aside = scratch / f"group{group}"
+    with pa.ipc.new_file(aside, ROW_SCHEMA) as writer:
+        for piece in _cut_between_keys(table, batch_bytes):
+            writer.write_table(piece)
+    return _set_aside(aside)
+
+
+def _set_aside(path: Path) -> Run:
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+        for number in range(reader.num_record_batches):
+            yield pa.Table.from_batches([reader.get_batch(number)])
+
+
+def _cut_between_keys(table: pa.Table, batch_bytes: int) -> Iterator[pa.Table]:
+    if not table.num_rows:
+        return
+    keys = table.column("key")
+    is_new = pc.not_equal(keys.slice(1), keys.slice(0, table.num_rows - 1)).to_numpy(zero_copy_only=False)
+    starts = np.concatenate([[0], 1 + np.flatnonzero(is_new), [table.num_rows]])
+    rows = max(1, table.num_rows * batch_bytes // max(table.nbytes, 1))
+    begin = 0
+    while begin < table.num_rows:
+        end = int(starts[np.searchsorted(starts, min(begin + rows, table.num_rows))])
+        yield table.slice(begin, end - begin)
+        begin = end
+
+
+def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
+    metadata = file.metadata
+    held = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    rows: int = batch_bytes * metadata.num_rows // max(held, 1)
+    return min(max(rows, _BATCH_ROWS_MIN), ROWS_PER_GROUP)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """
+    Have errors name the row file that is read; what the disk refuses is no fault of the file.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise DataError(error.message, path=path, **error.details) from error
+    except MillpondError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise UnavailableError("this machine's disk failed", path=path, cause=error) from error
+        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
+
+
+class RowFileWriter:
+    """
+    Writes one row file of any size, keys rising from call to call.
+
+    Args:
+        scratch: a folder of this machine.
+        interval: the interval that all keys lie in.
+        superstep: the superstep that writes.
+        fence: the commit that is to name the file; no row may claim to be newer.
+        token: 32 fresh hexadecimal digits, so that no two attempts share a file.
+    """
+
+    def __init__(
+        self, scratch: Path, interval: Interval, *, superstep: Superstep, fence: Fence, token: str
+    ) -> None:
+        self._interval = interval
+        self._superstep = superstep
+        self._fence = fence
+        self._path = row_file_path(interval.computation, superstep, token)
+        self._local = scratch / "written"
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._rows = 0
+        self._productions = 0
+        self._low: str | None = None
+        self._high: str | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """
+        Take row updates in `ROW_SCHEMA`, whose keys rise and are greater than all before.
+
+        Raises:
+            UnavailableError: this machine's disk is full.
+        """
+        if not table.num_rows:
+            return
+        self._check(table)
+        self._rows += table.num_rows
+        self._productions += productions_in(table)
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
+        if self._waiting_rows >= ROWS_PER_GROUP or self._waiting_bytes >= _GROUP_BYTES:
+            self._write_groups(is_end=False)
+
+    def finish(self, objects: Objects) -> RowFile | None:
+        """
+        Seal the file and send it; ``None`` when there were no rows. Nobody sees it before a commit names it.
+
+        Raises:
+            ObjectExistsError: the token is not fresh.
+            UnavailableError: the file may or may not have been written.
+        """
+        if self._low is None or self._high is None:
+            return None
+        self._write_groups(is_end=True)
+        with _disk(self._path):
+            self.close()
+            seal_parquet_file(self._local, file_name_of(self._path))
+            size_bytes = self._local.stat().st_size
+        upload(objects, self._path, self._local)
+        return RowFile(
+            path=self._path,
+            size_bytes=size_bytes,
+            rows=self._rows,
+            min_key=self._low,
+            max_key=self._high,
+            superstep=self._superstep,
+            sequencer=self._fence.sequencer,
+            commit_number=self._fence.commit_number,
+            productions=self._productions,
+        )
+
+    def close(self) -> None:
+        """
+        Let go of the local file; what was not finished is nobody's.
+        """
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _check(self, table: pa.Table) -> None:
+        check_keys_rise(table)
+        low, high = check_may_commit(table, self._interval, self._fence)
+        check(self._high is None or self._high < low, "the keys of a row file rise", low=low)
+        self._low = low if self._low is None else self._low
+        self._high = high
+
+    def _write_groups(self, *, is_end: bool) -> None:
+        """
+        Write whole row groups; of rows that are wide fewer make one.
+        """
+        table = pa.concat_tables(self._waiting)
+        rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
+        with _disk(self._path):
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **PARQUET_OPTIONS)
+            while table.num_rows >= rows or (is_end and table.num_rows):
+                self._writer.write_table(table.slice(0, rows), row_group_size=rows)
+                table = table.slice(rows)
+        self._waiting = [table.combine_chunks()] if table.num_rows else []
+        self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
+
+
+@contextmanager
+def _disk(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError("this machine's disk failed", path=path, cause=error) from error

@@ -1,0 +1,3 @@
+"""
+Leases and high-water marks in ZooKeeper, and an embedded server.
+"""

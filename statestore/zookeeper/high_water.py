@@ -1,0 +1,157 @@
+"""
+The high-water mark in one ZooKeeper node of the store.
+
+`ZooKeeperHighWater.advance` only notes the mark; a thread writes the latest noted
+one, so that a hundred commits a second cost one write at a time, and the lag is one
+round trip. A write is conditional on the node's version and skipped when the node
+holds a higher mark, so that several writers of a store never push it down. While
+ZooKeeper is away the thread tries again each second; commits stop anyway then,
+because the leases are suspended.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Final
+
+from millpond.statestore.errors import DataError, UnavailableError
+from millpond.statestore.log.high_water import Mark
+from millpond.statestore.types import Clock, TableVersion
+from millpond.statestore.zookeeper.session import Create, Deadline, Node, Set, ZooKeeperSession
+
+__all__ = ["ZooKeeperHighWater"]
+
+_WRITE_ATTEMPTS_MAX: Final = 5
+_RETRY_S: Final = 1.0
+_LINGER_S: Final = 0.02
+"""
+Between two writes, so that hundreds of commits a second do not cost as many round trips: the mark
+is this far behind at most, and what a local superstep takes is not spent on it.
+"""
+
+
+class ZooKeeperHighWater:
+    """
+    `HighWater` over a session that the leases share.
+    """
+
+    def __init__(self, session: ZooKeeperSession, folder: str, clock: Clock, timeout_ms: float) -> None:
+        self._session = session
+        self._folder = folder
+        self._path = f"{folder}/high_water"
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._changed = threading.Condition()
+        self._noted: Mark | None = None
+        self._kept: TableVersion | None = None
+        self._known: Node | None = None
+        self._closed = False
+        self._flushing = 0
+        self._thread = threading.Thread(target=self._run, name="millpond-high-water", daemon=True)
+        self._thread.start()
+
+    def read(self) -> Mark | None:
+        """
+        The mark; `None` before the first one, and after ZooKeeper was wiped.
+        """
+        node = self._session.read([self._path], self._deadline())[0]
+        return None if node is None else _decode(node, self._path)
+
+    def advance(self, version: TableVersion, digest: str) -> None:
+        """
+        Note the mark; a thread writes it, at once or within a moment of the last write.
+        """
+        with self._changed:
+            if self._noted is None or version > self._noted.version:
+                self._noted = Mark(version, digest)
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """
+        Wait until the mark that was noted last is in ZooKeeper.
+
+        Raises:
+            UnavailableError: it is not, in time.
+        """
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            written = self._changed.wait_for(lambda: self._due() is None, timeout=self._timeout_ms / 1_000)
+            self._flushing -= 1
+        if not written:
+            raise UnavailableError("zookeeper did not take the high-water mark", path=self._path)
+
+    def close(self) -> None:
+        """
+        Stop the thread, once it has written what is noted if ZooKeeper answers.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._timeout_ms)
+
+    def _due(self) -> Mark | None:
+        noted = self._noted
+        behind = noted is not None and (self._kept is None or noted.version > self._kept)
+        return noted if behind else None
+
+    def _run(self) -> None:
+        while (mark := self._next()) is not None:
+            kept = self._try_write(mark)
+            with self._changed:
+                if kept:
+                    self._kept = mark.version
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed or self._flushing, timeout=_LINGER_S)
+                elif self._closed:
+                    return
+                else:
+                    self._changed.wait_for(lambda: self._closed, timeout=_RETRY_S)
+
+    def _next(self) -> Mark | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._due() is not None)
+            return self._due()
+
+    def _try_write(self, mark: Mark) -> bool:
+        try:
+            return any(self._write_once(mark) for _ in range(_WRITE_ATTEMPTS_MAX))
+        except UnavailableError:
+            self._known = None
+            return False
+
+    def _write_once(self, mark: Mark) -> bool:
+        """
+        Write unless the node holds as much; `False` when another writer came between.
+        """
+        deadline = self._deadline()
+        known = self._known or self._session.read([self._path], deadline)[0]
+        self._known = None
+        if known is None:
+            self._session.ensure_path(self._folder, deadline)
+            return self._session.transact([Create(self._path, _encode(mark))], deadline)
+        stored = _decode(known, self._path)
+        if stored is not None and stored.version >= mark.version:
+            return True
+        data = _encode(mark)
+        written = self._session.transact([Set(self._path, data, known.version)], deadline)
+        if written:
+            # The next write needs no read as long as nobody else writes.
+            self._known = Node(data=data, version=known.version + 1, owner_session=0)
+        return written
+
+
+def _encode(mark: Mark) -> bytes:
+    return json.dumps({"version": mark.version, "digest": mark.digest}).encode()
+
+
+def _decode(node: Node, path: str) -> Mark:
+    try:
+        pairs = json.loads(node.data)
+        return Mark(TableVersion(int(pairs["version"])), str(pairs["digest"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError("the high-water mark in zookeeper cannot be read", path=path) from error

@@ -1,0 +1,214 @@
+"""
+A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
+
+One server serves all processes of the machine that open the same store. Whoever
+comes first starts it and notes its process id and port in ``server.json``; the
+others join it. Every user holds a shared lock on the file ``users``; whoever closes
+and can then lock it alone was the last and stops the server. Locks go with their
+process, so killed users do not count; a server that a killed user left behind is
+found and joined by the next. ``lock`` serialises starting, joining and stopping.
+
+The folder keeps ZooKeeper's data between runs. Losing it loses no safety: sequencers
+are raised above what the table holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.types import Clock, Rng
+from millpond.statestore.zookeeper.process import (
+    HOST,
+    ServerProcess,
+    find_jars,
+    find_java,
+    forget,
+    free_port,
+    is_free,
+    launch,
+    noted,
+)
+
+__all__ = ["EmbeddedZooKeeper"]
+
+_READY_MS: Final = 30_000
+_START_ATTEMPTS_MAX: Final = 5
+_LOCK_POLL_MS: Final = 20
+_COMES_FREE_POLLS: Final = 100
+
+
+class EmbeddedZooKeeper:
+    """
+    This process's part in the server of a folder.
+
+    Args:
+        folder: where the server keeps its data; one server per folder.
+        clock: measures the bounds on waiting.
+        rng: spreads the polls of processes that wait for each other.
+        port: the client port; any free one unless given.
+        java: the ``java`` program; found if not given.
+        answer_timeout_ms: how long a running server may be silent before it is replaced.
+
+    Example:
+        >>> from millpond.statestore.system import SystemClock, SystemRng
+        >>> server = EmbeddedZooKeeper(Path("pond/zookeeper"), SystemClock(), SystemRng())
+        >>> hosts = server.start_or_join()  # doctest: +SKIP
+        >>> server.close()
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        rng: Rng,
+        *,
+        port: int | None = None,
+        java: str | None = None,
+        answer_timeout_ms: int = _READY_MS,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._clock = clock
+        self._rng = rng
+        self._port = port
+        self._java = java
+        self._answer_timeout_ms = answer_timeout_ms
+        self._use: int | None = None
+        self._process_id = os.getpid()
+        self._last_port: int | None = None
+
+    def start_or_join(self) -> str:
+        """
+        Make sure that the server runs and count as its user; ``host:port`` for clients.
+
+        Calling it again is harmless, and starts a server that has died anew, on its old port if that is free.
+
+        Raises:
+            UnavailableError: there is no Java, or the server does not start.
+            InvalidError: the port that was asked for is in use.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            server = self._joinable() or self._start()
+            self._last_port = server.port
+            if self._use is None:
+                self._use = os.open(self._folder / "users", os.O_RDWR | os.O_CREAT, 0o644)
+                fcntl.flock(self._use, fcntl.LOCK_SH)
+                atexit.register(self.close)
+        return f"{HOST}:{server.port}"
+
+    def close(self) -> None:
+        """
+        Stop using the server, and stop it if nobody else uses it.
+        """
+        if self._use is None or self._process_id != os.getpid():
+            return
+        with self._locked():
+            if _lock_alone(self._use):
+                self._stop()
+            _unlock(self._use)
+        self._use = None
+        atexit.unregister(self.close)
+
+    def _joinable(self) -> ServerProcess | None:
+        """
+        The server that is running already.
+        """
+        server = noted(self._folder)
+        if server is None:
+            return None
+        # One that is ours but hangs, and one that is still starting because its starter
+        # was killed, look alike at first; after the time-out the former is replaced.
+        if server.wait_serving(self._clock, self._answer_timeout_ms):
+            return server
+        server.kill(self._clock)
+        return None
+
+    def _start(self) -> ServerProcess:
+        java, jars = self._java or find_java(), find_jars()
+        if shutil.which(java) is None:
+            raise UnavailableError("no java found where it was said to be", java=java)
+        last_words = ""
+        for port in self._ports():
+            server = launch(self._folder, port, java=java, jars=jars)
+            if server.wait_serving(self._clock, _READY_MS):
+                return server
+            server.stop(self._clock)
+            last_words = server.last_words()
+            forget(self._folder)
+            if "Address already in use" not in last_words:
+                break
+        failure = UnavailableError("zookeeper's server does not start", folder=self._folder, java=java)
+        failure.add_note(last_words)
+        raise failure
+
+    def _ports(self) -> Iterator[int]:
+        """
+        Ports to try: the one asked for, or the last one (for clients that wait for it), or free ones.
+        """
+        if self._port is not None:
+            if not is_free(self._port):
+                raise InvalidError("the port for zookeeper's server is in use", port=self._port)
+            yield self._port
+            return
+        # The note is gone after a start that failed, on a full disk for example.
+        last = noted(self._folder)
+        port = self._last_port if last is None else last.port
+        if port is not None and self._comes_free(port):
+            yield port
+        for _ in range(_START_ATTEMPTS_MAX):
+            yield free_port()
+
+    def _comes_free(self, port: int) -> bool:
+        """
+        Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment.
+        """
+        for _ in range(_COMES_FREE_POLLS):
+            if is_free(port):
+                return True
+            self._clock.sleep_ms(_LOCK_POLL_MS)
+        return False
+
+    def _stop(self) -> None:
+        server = noted(self._folder)
+        if server is not None and server.stop(self._clock):
+            forget(self._folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """
+        Alone among the processes that start, join or stop this folder's server.
+        """
+        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        deadline_us = self._clock.monotonic_us() + 3 * _READY_MS * 1_000
+        try:
+            while not _lock_alone(descriptor):
+                if self._clock.monotonic_us() >= deadline_us:
+                    raise UnavailableError(
+                        "another process keeps zookeeper's server locked", folder=self._folder
+                    )
+                self._clock.sleep_ms(_LOCK_POLL_MS * (0.5 + self._rng.random()))
+            yield
+        finally:
+            _unlock(descriptor)
+
+
+def _lock_alone(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(descriptor: int) -> None:
+    # Closing alone would leave the lock with children that were forked meanwhile.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -1,0 +1,3 @@
+"""
+Faults: damaged stores, failing object stores, failing code, scenarios and their report.
+"""

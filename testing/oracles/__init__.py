@@ -1,0 +1,3 @@
+"""
+Slow, obvious models that tests compare the engine with.
+"""

@@ -1,0 +1,167 @@
+"""
+What the oracle's triggers are told, and what they are asked; `millpond.testing.oracles.triggers` has them.
+
+A trigger is described by a plain tuple, its name and its arguments in seconds, for example
+``("Repeatedly", ("AfterCount", 2))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+__all__ = [
+    "EXACT",
+    "WALL",
+    "Alarm",
+    "Moment",
+    "OracleTrigger",
+    "TriggerSpec",
+    "percentiles_of",
+    "trigger_text",
+]
+
+TriggerSpec: TypeAlias = tuple[Any, ...]
+"""A trigger's name and arguments; an argument may be a trigger."""
+
+Alarm: TypeAlias = tuple[int, int]
+"""When a trigger wants the question asked again, and on which clock: a watermark's percentile, or `WALL`."""
+
+EXACT: Final = 100
+"""The percentile of the low watermark itself."""
+
+WALL: Final = 1_000
+"""The clock on the wall, which sorts after all watermarks."""
+
+
+def trigger_text(spec: Any) -> str:
+    """
+    A trigger as constructor text.
+
+    Example:
+        >>> trigger_text(("AfterAny", ("AfterCount", 2), ("Default",)))
+        'AfterAny(AfterCount(2), Default())'
+    """
+    if isinstance(spec, tuple):
+        return f"{spec[0]}({', '.join(map(trigger_text, spec[1:]))})"
+    if isinstance(spec, dict):
+        return ", ".join(f"{name}={trigger_text(value)}" for name, value in spec.items())
+    return str(spec)
+
+
+@dataclass(slots=True)
+class Moment:
+    """
+    The clocks, as the question sees them, and the window's end; ``asked`` is what becomes of the contents.
+    """
+
+    marks: Mapping[int, int]
+    wall: int
+    end: int
+    asked: str | None = None
+
+    @property
+    def watermark(self) -> int:
+        """
+        The low watermark.
+        """
+        return self.marks[EXACT]
+
+    @property
+    def is_over(self) -> bool:
+        """
+        Whether the low watermark has reached the window's end.
+        """
+        return self.has_passed(EXACT)
+
+    def has_passed(self, percentile: int) -> bool:
+        """
+        Whether a watermark has reached the window's end.
+        """
+        return self.marks[percentile] >= self.end
+
+    @property
+    def share(self) -> float:
+        """
+        The greatest percentile whose watermark has reached the window's end; 0 if none has.
+        """
+        return max((float(each) for each, mark in self.marks.items() if mark >= self.end), default=0.0)
+
+
+class OracleTrigger:
+    """
+    Base of all: it listens to nothing and waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.alarms: set[Alarm] = set()
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        """
+        The triggers below that may have set alarms.
+        """
+        return ()
+
+    def all_alarms(self) -> set[Alarm]:
+        """
+        Every alarm of the tree.
+        """
+        return self.alarms.union(*(part.all_alarms() for part in self.parts()))
+
+    def silence(self, alarm: Alarm) -> None:
+        """
+        The alarm has rung.
+        """
+        self.alarms.discard(alarm)
+        for part in self.parts():
+            part.silence(alarm)
+
+    def arm(self, moment: Moment) -> None:
+        """
+        Its turn in a sequence has come.
+        """
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        """
+        An element has come.
+        """
+
+    def merge(self, sources: Sequence[Any], moment: Moment) -> None:
+        """
+        Take over from triggers of the same kind, whose windows have become this one.
+        """
+
+    def rewound(self, moment: Moment) -> None:
+        """
+        It is new, because it starts over in a window that is there already.
+        """
+
+    def is_ready(self, moment: Moment) -> bool:
+        """
+        Whether it would fire.
+        """
+        raise NotImplementedError
+
+    def fire(self, moment: Moment) -> bool:
+        """
+        Fire; returns whether it has finished.
+        """
+        raise NotImplementedError
+
+
+def percentiles_of(spec: Any) -> set[int]:
+    """
+    The percentiles below 100 whose watermarks a trigger waits for.
+
+    Example:
+        >>> percentiles_of(("AfterEach", ("WatermarkPercentile", 90), ("Default",)))
+        {90}
+    """
+    if isinstance(spec, dict):
+        return percentiles_of(tuple(spec.values()))
+    if not isinstance(spec, tuple):
+        return set()
+    if spec[:1] == ("WatermarkPercentile",):
+        return {spec[1]} - {EXACT}
+    return set[int]().union(*map(percentiles_of, spec))

@@ -1,0 +1,396 @@
+"""
+Triggers as the documents describe them, slow and obvious: the half of the oracle that says when.
+
+Written from Beam's meaning of triggers, the triggering patent and the transcripts' format, and
+sharing no code with `millpond.dataflow`: every trigger of a window is an object with fields,
+nothing is stored, nothing is incremental.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Self
+
+from millpond.testing.oracles.trigger import EXACT, WALL, Moment, OracleTrigger, TriggerSpec
+
+__all__ = ["oracle_trigger"]
+
+_SECOND_US: Final = 1_000_000
+
+
+class _Never(OracleTrigger):
+    def is_ready(self, moment: Moment) -> bool:  # noqa: ARG002 - never
+        return False
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002 - it cannot come to this
+        return True
+
+
+class _Amount(OracleTrigger):
+    """
+    So many elements, or so many bytes.
+    """
+
+    def __init__(self, bound: int, weigh: Callable[[int], int]) -> None:
+        super().__init__()
+        self.bound, self.weigh, self.seen = bound, weigh, 0
+
+    def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
+        self.seen += self.weigh(value)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        self.seen = sum(source.seen for source in sources)
+
+    def is_ready(self, moment: Moment) -> bool:  # noqa: ARG002
+        return self.seen >= self.bound
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        return True
+
+
+class _UpTo(OracleTrigger):
+    """
+    User code that adds values up, and emits while they come to a bound.
+    """
+
+    def __init__(self, bound: int) -> None:
+        super().__init__()
+        self.bound, self.total, self.says_so = bound, 0, False
+
+    def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
+        self.total += value
+        self.says_so |= self.total >= self.bound
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        self.total = sum(source.total for source in sources)
+        self.says_so = any(source.says_so for source in sources)
+
+    def is_ready(self, moment: Moment) -> bool:  # noqa: ARG002
+        return self.says_so
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        self.says_so = False
+        return True
+
+
+class _AtTime(OracleTrigger):
+    """
+    Once, at a time that the first element decides; merged windows take the earliest.
+    """
+
+    def __init__(self, domain: str, due_of: Callable[[int, Moment], int]) -> None:
+        super().__init__()
+        self.clock, self.due_of = EXACT if domain == "event" else WALL, due_of
+        self.due: int | None = None
+
+    def _wait(self, due: int) -> None:
+        self.due = due
+        self.alarms = {(due, self.clock)}
+
+    def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
+        if self.due is None:
+            self._wait(self.due_of(at, moment))
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        known = [source.due for source in sources if source.due is not None]
+        if known:
+            self._wait(min(known))
+
+    def is_ready(self, moment: Moment) -> bool:
+        now = moment.watermark if self.clock == EXACT else moment.wall
+        return self.due is not None and now >= self.due
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        self.alarms.clear()
+        return True
+
+
+def _delay(seconds: int, domain: str = "wall", align: int | None = None) -> _AtTime:
+    def due_of(at: int, moment: Moment) -> int:
+        due = (at if domain == "event" else moment.wall) + seconds * _SECOND_US
+        step = 1 if align is None else align * _SECOND_US
+        while due % step:
+            due += step - due % step
+        return due
+
+    return _AtTime(domain, due_of)
+
+
+def _period(reference: int, period: int, domain: str = "wall") -> _AtTime:
+    def due_of(at: int, moment: Moment) -> int:
+        now = max(at, moment.watermark) if domain == "event" else moment.wall
+        strokes = (now - reference * _SECOND_US) // (period * _SECOND_US)
+        return reference * _SECOND_US + (strokes + 1) * period * _SECOND_US
+
+    return _AtTime(domain, due_of)
+
+
+class _AtEnd(OracleTrigger):
+    """
+    When a watermark passes the end, and for each late bundle; or just once.
+    """
+
+    def __init__(self, *, percentile: int = EXACT, is_once: bool) -> None:
+        super().__init__()
+        self.percentile, self.is_once = percentile, is_once
+
+    def arm(self, moment: Moment) -> None:
+        if not moment.has_passed(self.percentile):
+            self.alarms = {(moment.end, self.percentile)}
+
+    def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
+        self.arm(moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        self.arm(moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        return moment.has_passed(self.percentile)
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        self.alarms.clear()
+        return self.is_once
+
+
+class _AfterWatermark(OracleTrigger):
+    """
+    Before the end one trigger, again and again; at the end; after the end another one, again and again.
+    """
+
+    def __init__(self, early: TriggerSpec | None = None, late: TriggerSpec | None = None) -> None:
+        super().__init__()
+        never = ("Never",)
+        self.early_spec, self.late_spec = ("Repeatedly", early or never), ("Repeatedly", late or never)
+        self.finishes = late is None
+        self.early, self.late = oracle_trigger(self.early_spec), oracle_trigger(self.late_spec)
+        self.is_late = False
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        return (self.late,) if self.is_late else (self.early,)
+
+    def _await_end(self, moment: Moment) -> None:
+        if not moment.is_over:
+            self.alarms = {(moment.end, EXACT)}
+
+    def arm(self, moment: Moment) -> None:
+        self._await_end(moment)
+        self.early.arm(moment)
+
+    def rewound(self, moment: Moment) -> None:
+        self._await_end(moment)
+        self.early.rewound(moment)
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        if not self.is_late:
+            self._await_end(moment)
+        self.parts()[0].element(at, value, moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:
+        self.is_late = any(source.is_late for source in sources)
+        if self.is_late:
+            self.late.merge([source.late for source in sources], moment)
+        else:
+            self._await_end(moment)
+            self.early.merge([source.early for source in sources], moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        if self.is_late:
+            return self.finishes or self.late.is_ready(moment)
+        return moment.is_over or self.early.is_ready(moment)
+
+    def fire(self, moment: Moment) -> bool:
+        if self.is_late:
+            return self.finishes or self.late.fire(moment)
+        if not moment.is_over:
+            self.early.fire(moment)
+            return False
+        self.is_late = True
+        self.alarms.clear()
+        return self.finishes
+
+
+class _Repeated(OracleTrigger):
+    """
+    Over and over, for ever, so many times, or until another trigger fires; it may ask for the contents.
+    """
+
+    def __init__(
+        self,
+        inner: TriggerSpec,
+        *,
+        times: int | None = None,
+        until: TriggerSpec | None = None,
+        asks: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.inner = inner, oracle_trigger(inner)
+        self.times, self.asks, self.fired = times, asks, 0
+        self.until = oracle_trigger(until or ("Never",))
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        return (self.inner, self.until)
+
+    def arm(self, moment: Moment) -> None:
+        for part in self.parts():
+            part.arm(moment)
+
+    def rewound(self, moment: Moment) -> None:
+        for part in self.parts():
+            part.rewound(moment)
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        for part in self.parts():
+            part.element(at, value, moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:
+        self.fired = max(source.fired for source in sources)
+        self.inner.merge([source.inner for source in sources], moment)
+        self.until.merge([source.until for source in sources], moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        return self.inner.is_ready(moment) or self.until.is_ready(moment)
+
+    def fire(self, moment: Moment) -> bool:
+        if self.asks is not None:
+            moment.asked = self.asks
+        is_over = self.until.is_ready(moment)
+        if self.inner.is_ready(moment):
+            if self.inner.fire(moment):
+                self.inner = oracle_trigger(self.spec)
+                self.inner.rewound(moment)
+            self.fired += 1
+        if is_over:
+            self.until.fire(moment)
+        return is_over or (self.times is not None and self.fired >= self.times)
+
+
+class _Together(OracleTrigger):
+    """
+    Several at the same time: ready and finished when ``of`` (any or all) of them are.
+    """
+
+    def __init__(self, of: Callable[[list[bool]], bool], specs: Sequence[TriggerSpec]) -> None:
+        super().__init__()
+        self.of, self.triggers = of, [oracle_trigger(spec) for spec in specs]
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        return self.triggers
+
+    def arm(self, moment: Moment) -> None:
+        for trigger in self.triggers:
+            trigger.arm(moment)
+
+    def rewound(self, moment: Moment) -> None:
+        for trigger in self.triggers:
+            trigger.rewound(moment)
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        for trigger in self.triggers:
+            trigger.element(at, value, moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:
+        for place, trigger in enumerate(self.triggers):
+            trigger.merge([source.triggers[place] for source in sources], moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        return self.of([trigger.is_ready(moment) for trigger in self.triggers])
+
+    def fire(self, moment: Moment) -> bool:
+        return self.of([trigger.fire(moment) for trigger in self.triggers if trigger.is_ready(moment)])
+
+
+class _Sequence(OracleTrigger):
+    """
+    One after the other; nobody listens before or after their turn. Merged windows stand at the furthest.
+    """
+
+    def __init__(self, specs: Sequence[TriggerSpec]) -> None:
+        super().__init__()
+        self.specs, self.place = specs, 0
+        self.current = oracle_trigger(specs[0])
+
+    def _go_to(self, place: int) -> None:
+        self.place = place
+        self.current = oracle_trigger(self.specs[place] if place < len(self.specs) else ("Never",))
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        return (self.current,)
+
+    def arm(self, moment: Moment) -> None:
+        self.current.arm(moment)
+
+    def rewound(self, moment: Moment) -> None:
+        self.current.rewound(moment)
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        self.current.element(at, value, moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:
+        self._go_to(max(source.place for source in sources))
+        self.current.merge([source.current for source in sources if source.place == self.place], moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        return self.current.is_ready(moment)
+
+    def fire(self, moment: Moment) -> bool:
+        if self.current.fire(moment):
+            self._go_to(self.place + 1)
+            self.current.arm(moment)
+        return self.place == len(self.specs)
+
+
+def oracle_trigger(spec: TriggerSpec) -> OracleTrigger:
+    """
+    A trigger as it is before anything has come.
+
+    Raises:
+        ValueError: the oracle does not know it.
+    """
+    made = _simple(spec) or _composed(spec)
+    if made is None:
+        raise ValueError(f"the oracle knows no {spec[0]}")
+    return made
+
+
+def _simple(spec: TriggerSpec) -> OracleTrigger | None:
+    match spec:
+        case ("Never",):
+            return _Never()
+        case ("Default",):
+            return _AtEnd(is_once=False)
+        case ("WatermarkPercentile", percentile):
+            return _AtEnd(percentile=percentile, is_once=True)
+        case ("AfterCount", bound):
+            return _Amount(bound, lambda _: 1)
+        case ("AfterBytes", bound):
+            return _Amount(bound, lambda value: len(str(value)))
+        case ("UpTo", bound):
+            return _UpTo(bound)
+        case ("AfterProcessingTime", seconds):
+            return _delay(seconds)
+        case ("AfterDelay", *arguments):
+            return _delay(*arguments)
+        case ("AtPeriod", *arguments):
+            return _period(*arguments)
+    return None
+
+
+def _composed(spec: TriggerSpec) -> OracleTrigger | None:
+    match spec:
+        case ("AfterWatermark", dict() as named):
+            return _AfterWatermark(**named)
+        case ("Repeatedly", inner):
+            return _Repeated(inner)
+        case ("RepeatCount", inner, times):
+            return _Repeated(inner, times=times)
+        case ("RepeatUntil", inner, until):
+            return _Repeated(inner, until=until)
+        case ("AskingTo", asks, inner):
+            return _Repeated(inner, asks=asks.strip("'"))
+        case ("AfterAny" | "OrFinally", *specs):
+            return _Together(any, specs)
+        case ("AfterAll", *specs):
+            return _Together(all, specs)
+        case ("AfterEach", *specs):
+            return _Sequence(specs)
+    return None

@@ -1,0 +1,385 @@
+"""
+What windows must show, computed the slow and obvious way: an oracle without an engine.
+
+It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on
+disk. It is written from the meaning of windows (the Dataflow model, Beam, the windowing patent
+and the transcripts' format) and shares no code with `millpond.dataflow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+from millpond.testing.oracles.trigger import EXACT, Moment, OracleTrigger, TriggerSpec, percentiles_of
+from millpond.testing.oracles.triggers import oracle_trigger
+
+__all__ = ["Arrival", "OraclePane", "WindowOracle", "WindowSpec"]
+
+_SECOND_US: Final = 1_000_000
+_GLOBAL: Final = (TIME_MIN_US, TIME_MAX_US)
+_EXPIRY: Final = EXACT + 1
+_LAST_INSTANT_US: Final = 253_402_300_799_999_999
+"""The last microsecond of the year 9999: no pane is later."""
+
+Bounds: TypeAlias = tuple[int, int]
+
+
+class Arrival(NamedTuple):
+    """
+    One element: its key, event time in microseconds, and value, a whole number.
+    """
+
+    key: str
+    at: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """
+    A windowing strategy in plain words.
+
+    Attributes:
+        window_fn: a name and seconds, for example ``("SlidingWindows", 10, 5)``.
+        trigger: see `TriggerSpec`.
+        mode: how panes relate.
+        lateness: allowed lateness in microseconds.
+        combiner: the time of panes.
+        closing: what comes when a window expires.
+        empty_on_time: whether the on-time pane comes without news.
+    """
+
+    window_fn: tuple[Any, ...]
+    trigger: TriggerSpec
+    mode: str = "discarding"
+    lateness: int = 0
+    combiner: str = "OUTPUT_AT_EOW"
+    closing: str = "if_non_empty"
+    empty_on_time: bool = True
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class OraclePane:
+    """
+    One pane; ``values`` are sorted.
+    """
+
+    key: str
+    window: Bounds
+    index: int
+    is_retraction: bool
+    values: tuple[int, ...]
+    at: int
+    nonspeculative_index: int
+    timing: str
+    is_last: bool
+    share: float | None
+
+
+@dataclass(slots=True)
+class _Window:
+    bounds: Bounds
+    trigger: OracleTrigger
+    values: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    news: int = 0
+    index: int = 0
+    nonspeculative_index: int = 0
+    has_ended: bool = False
+    shown: list[OraclePane] = field(default_factory=list)
+    is_finished: bool = False
+
+
+class WindowOracle:
+    """
+    The windows of all keys of one step.
+
+    Args:
+        spec: the strategy.
+        wall: the wall time to begin with.
+        kept: the percentiles whose watermarks the pipeline keeps; the step's own unless given.
+
+    Attributes:
+        panes: all panes so far.
+        dropped: elements that came when all their windows had expired.
+        after_last: elements for windows whose trigger had finished, or which such a window swallowed.
+    """
+
+    def __init__(self, spec: WindowSpec, wall: int = 0, kept: Iterable[int] | None = None) -> None:
+        self.spec = spec
+        own = percentiles_of(spec.trigger)
+        self._own = (*own, EXACT)
+        self._promised: dict[int, int] = dict.fromkeys({*(own if kept is None else kept), EXACT}, TIME_MIN_US)
+        self.wall = wall
+        self.panes: list[OraclePane] = []
+        self.dropped = 0
+        self.after_last = 0
+        self._keys: dict[str, dict[Bounds, _Window]] = {}
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def feed(self, arrivals: Iterable[Arrival]) -> None:
+        """
+        A bundle comes; a key's elements are taken in the order of their times.
+        """
+        by_key: dict[str, list[Arrival]] = {}
+        for arrival in sorted(arrivals, key=lambda one: one.at):
+            by_key.setdefault(arrival.key, []).append(arrival)
+        for key, members in by_key.items():
+            self._add(key, members)
+            self._ring(key)
+
+    @property
+    def watermark(self) -> int:
+        """
+        The low watermark.
+        """
+        return self._promised[EXACT]
+
+    def move_watermark(self, at: int, percentile: int = EXACT) -> None:
+        """
+        A watermark reaches a time, through all the times in between; one that is not kept does nothing.
+        """
+        if percentile not in self._promised:
+            return
+        self._promised[percentile] = max(self._promised[percentile], at)
+        for key in self._keys:
+            self._ring(key)
+
+    def move_wall(self, micros: int) -> None:
+        """
+        The clock on the wall jumps ahead.
+        """
+        self.wall += micros
+        for key in self._keys:
+            self._ring(key)
+
+    # -- elements --------------------------------------------------------------------------
+
+    def _add(self, key: str, members: Sequence[Arrival]) -> None:
+        windows = self._keys.setdefault(key, {})
+        assigned: dict[Bounds, list[Arrival]] = {}
+        for one in members:
+            windows_of = _assigned(self.spec.window_fn, one.at)
+            live = [each for each in windows_of if self.watermark < self._expiry(each)]
+            self.dropped += bool(windows_of) and not live
+            for each in live:
+                assigned.setdefault(each, []).append(one)
+        if self.spec.window_fn[0] == "Sessions":
+            assigned = self._merged(key, windows, assigned)
+        for bounds, arrived in assigned.items():
+            window = windows.setdefault(bounds, _Window(bounds, oracle_trigger(self.spec.trigger)))
+            if window.is_finished:
+                self.after_last += len(arrived)
+                continue
+            moment = self._moment(bounds)
+            for one in arrived:
+                window.trigger.element(one.at, one.value, moment)
+                window.values.append(one.value)
+                window.news += 1
+                if self.watermark <= (stands_for := self._stands_for(one.at)):
+                    window.times.append(stands_for)
+            self._ask(key, window, moment, by_event_time=False)
+
+    def _stands_for(self, at: int) -> int:
+        is_custom = self.spec.window_fn[0] == "CustomTimestampingFixedWindowsWindowFn"
+        shift = is_custom and self.spec.combiner == "OUTPUT_AT_EARLIEST_TRANSFORMED"
+        return at + 100 * _SECOND_US * shift
+
+    def _merged(
+        self, key: str, windows: dict[Bounds, _Window], assigned: dict[Bounds, list[Arrival]]
+    ) -> dict[Bounds, list[Arrival]]:
+        homes: dict[Bounds, list[Arrival]] = {}
+        for group in _overlapping([*windows, *assigned]):
+            bounds = (min(start for start, _ in group), max(end for _, end in group))
+            there = [windows.pop(each) for each in group if each in windows]
+            if there:
+                windows[bounds] = there[0] if len(group) == 1 else self._joined(bounds, there)
+            arrived = [one for each in group for one in assigned.get(each, ())]
+            if arrived:
+                homes[bounds] = arrived
+        self._keys[key] = windows
+        return homes
+
+    def _joined(self, bounds: Bounds, sources: Sequence[_Window]) -> _Window:
+        joined = _Window(bounds, oracle_trigger(self.spec.trigger))
+        if any(source.is_finished for source in sources):
+            joined.is_finished = True
+            self.after_last += sum(source.news for source in sources)
+            return joined
+        for source in sources:
+            joined.values += source.values
+            joined.times += source.times
+            joined.news += source.news
+            joined.shown += source.shown
+            if source.bounds == bounds:
+                joined.index, joined.nonspeculative_index = source.index, source.nonspeculative_index
+                joined.has_ended = source.has_ended
+        joined.trigger.merge([source.trigger for source in sources], self._moment(bounds))
+        return joined
+
+    # -- time ------------------------------------------------------------------------------
+
+    def _expiry(self, bounds: Bounds) -> int:
+        return min(bounds[1] + self.spec.lateness + 1, TIME_MAX_US)
+
+    def _mark(self, percentile: int) -> int:
+        """
+        A watermark is never behind those of greater percentiles.
+        """
+        return max(at for each, at in self._promised.items() if each >= percentile)
+
+    def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
+        """
+        What the clocks show; when the watermark of a percentile is just reaching a time, hastier ones
+        have reached it, and the others are about to.
+        """
+        marks = {each: self._mark(each) for each in self._own}
+        if at is not None:
+            marks = {each: min(mark, at if each <= clock else at - 1) for each, mark in marks.items()}
+        return Moment(marks=marks, wall=self.wall, end=bounds[1])
+
+    def _ring(self, key: str) -> None:
+        windows = self._keys[key]
+        while True:
+            alarms = [
+                (at, clock, bounds)
+                for bounds, window in windows.items()
+                for at, clock in window.trigger.all_alarms()
+                if not window.is_finished
+            ]
+            # Of what is due at one time, hasty watermarks come first, and windows expire after all triggers.
+            alarms += [(self._expiry(bounds), _EXPIRY, bounds) for bounds in windows]
+            due = sorted(one for one in alarms if one[0] <= self._now(one[1]))
+            if not due:
+                return
+            at, clock, bounds = due[0]
+            window = windows[bounds]
+            if clock == _EXPIRY:
+                self._expire(key, window, at)
+                del windows[bounds]
+                continue
+            window.trigger.silence((at, clock))
+            is_event = clock <= EXACT
+            moment = self._moment(bounds, at, clock) if is_event else self._moment(bounds)
+            self._ask(key, window, moment, by_event_time=is_event)
+
+    def _now(self, clock: int) -> int:
+        if clock == _EXPIRY:
+            return self.watermark
+        return self._mark(clock) if clock <= EXACT else self.wall
+
+    def _expire(self, key: str, window: _Window, at: int) -> None:
+        closing = self.spec.closing
+        if window.is_finished or closing == "never" or (closing == "if_non_empty" and not window.news):
+            return
+        moment = self._moment(window.bounds, at)
+        self._show(key, window, moment, is_last=True, by_event_time=True, even_empty=True)
+
+    # -- panes -----------------------------------------------------------------------------
+
+    def _ask(self, key: str, window: _Window, moment: Moment, *, by_event_time: bool) -> None:
+        if not window.trigger.is_ready(moment):
+            return
+        finished = window.trigger.fire(moment)
+        self._show(key, window, moment, is_last=finished, by_event_time=by_event_time, even_empty=False)
+        if finished:
+            window.is_finished = True
+            window.values, window.times, window.shown, window.news = [], [], [], 0
+
+    def _show(
+        self,
+        key: str,
+        window: _Window,
+        moment: Moment,
+        *,
+        is_last: bool,
+        by_event_time: bool,
+        even_empty: bool,
+    ) -> None:
+        is_retracting = self.spec.mode == "retracting"
+        is_early = moment.watermark < window.bounds[1]
+        is_on_time = not is_early and by_event_time and not window.has_ended
+        window.has_ended |= not is_early
+        if is_on_time and self.spec.empty_on_time and not is_retracting:
+            even_empty = True
+        if not window.news and not even_empty:
+            return
+        pane = OraclePane(
+            key=key,
+            window=window.bounds,
+            values=tuple(sorted(window.values)),
+            at=self._pane_at(window),
+            index=window.index,
+            nonspeculative_index=-1 if is_early else window.nonspeculative_index,
+            timing="early" if is_early else "on_time" if is_on_time else "late",
+            is_last=is_last,
+            is_retraction=False,
+            share=None if not is_early and not is_on_time else moment.share,
+        )
+        if is_retracting:
+            self.panes += [
+                replace(old, is_retraction=True, timing=pane.timing, is_last=False, share=pane.share)
+                for old in window.shown
+            ]
+            window.shown = [pane]
+        self.panes.append(pane)
+        window.index += 1
+        window.nonspeculative_index += not is_early
+        window.news, window.times = 0, []
+        if self._clears(moment.asked):
+            window.values = []
+
+    def _clears(self, asked: str | None) -> bool:
+        match self.spec.mode:
+            case "discarding":
+                return True
+            case "clear_by_default":
+                return asked != "keep"
+            case "accumulate_by_default":
+                return asked == "clear"
+        return False
+
+    def _pane_at(self, window: _Window) -> int:
+        if self.spec.combiner == "OUTPUT_AT_EOW" or not window.times:
+            return min(window.bounds[1] - 1, _LAST_INSTANT_US)
+        return max(window.times) if self.spec.combiner == "OUTPUT_AT_LATEST" else min(window.times)
+
+
+def _assigned(window_fn: tuple[Any, ...], at: int) -> list[Bounds]:
+    match window_fn:
+        case ("GlobalWindows",):
+            return [_GLOBAL]
+        case ("Sessions", gap):
+            return [(at, at + gap * _SECOND_US)]
+        case ("FixedWindows" | "CustomTimestampingFixedWindowsWindowFn", size, *offset):
+            return _covering(at, size, size, *offset)
+        case ("SlidingWindows", size, period, *offset):
+            return _covering(at, size, period, *offset)
+    raise ValueError(f"the oracle knows no {window_fn}")
+
+
+def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
+    """
+    All windows that begin whole periods away from the offset and hold the time.
+    """
+    around = at // (period * _SECOND_US)
+    reach = size // period + 2 + offset // period
+    starts = [(number * period + offset) * _SECOND_US for number in range(around - reach, around + reach)]
+    return [(start, start + size * _SECOND_US) for start in starts if start <= at < start + size * _SECOND_US]
+
+
+def _overlapping(windows: Iterable[Bounds]) -> list[list[Bounds]]:
+    """
+    Groups of windows that share an instant with another one of the group.
+    """
+    groups: list[list[Bounds]] = []
+    for window in sorted(set(windows)):
+        if groups and window[0] < max(end for _, end in groups[-1]):
+            groups[-1].append(window)
+        else:
+            groups.append([window])
+    return groups

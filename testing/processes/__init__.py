@@ -1,0 +1,3 @@
+"""
+Real processes for tests: workers, standbys, owners, and the ledger that they keep.
+"""

@@ -1,0 +1,170 @@
+"""
+A three-stage copy on a Spark cluster of several processes, whose driver, executors and workers are killed by tests.
+
+``python -m millpond.testing.processes.cluster_copy FOLDER RECORDS`` writes that many numbered records as files
+into the folder (unless they are there), and copies them through three computations, each with other
+keys, into the Delta table ``copy``: on ``local-cluster[2,1,1024]``, two executors in processes of
+their own, with speculation on and task failures forgiven. Started again after a kill it goes on from
+its checkpoint. A task of each kind fails at its first attempt, by an error that is nobody's record's.
+
+Such a cluster needs `SPARK_HOME`, and leaves its executors' folders there: here it is a folder of links to PySpark's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.session import spark_session
+from millpond.statestore.store import Store
+
+__all__ = ["COPY", "FILES", "MASTER", "copy_pipeline", "main"]
+
+MASTER: Final = "local-cluster[2,1,1024]"
+"""Two executors of one core and a gigabyte each."""
+
+FILES: Final = 10
+"""So many files have the input, and so many micro-batches it takes."""
+
+COPY: Final = "copy"
+"""The table that the records end up in."""
+
+_KEYS: Final = (997, 1_009, 1_013)
+_START_US: Final = 1_700_000_000_000_000
+
+
+class TaskFailedError(BaseException):
+    """
+    No `Exception`, so that it is the task that fails and not the record.
+    """
+
+
+class Stage(Computation):
+    """
+    Hands every record on, and counts it.
+
+    Args:
+        number: of the stage, from 0.
+        marks: folder in which a file is left when a task was made to fail.
+    """
+
+    def __init__(self, number: int, marks: str) -> None:
+        self._number = number
+        self._marks = marks
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Count and produce; at one record fail once.
+        """
+        context.state.set(context.state.get(0) + 1)
+        context.produce(f"stage-{self._number}", {"n": record.value["n"]})
+        if record.value["n"] == 1_000 * (self._number + 1):
+            try:
+                (Path(self._marks) / f"failed-{self._number}").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            raise TaskFailedError(record.value["n"])
+
+
+def _key(number: int, value: dict[str, int]) -> str:
+    return f"k{value['n'] % _KEYS[number]:04d}"
+
+
+def copy_pipeline(folder: Path) -> Pipeline:
+    """
+    ``numbers`` through three stages into the table ``copy``.
+    """
+    pipeline = Pipeline("copy")
+    stream = pipeline.inject("numbers", key="k", at="at", id="id")
+    for number in range(len(_KEYS)):
+        key = partial(_key, number) if number else None
+        stream = stream.apply(Stage(number, str(folder)), name=f"stage-{number}", key=key)
+    stream.sink(COPY, DeltaSink(str(folder / COPY), pa.schema([("n", pa.int64())])))
+    return pipeline
+
+
+def _write_input(folder: Path, records: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in range(FILES):
+        path = folder / f"{file:03d}.parquet"
+        if not path.exists():
+            numbers = range(file * records // FILES, (file + 1) * records // FILES)
+            columns = {
+                "k": [f"k{number % _KEYS[0]:04d}" for number in numbers],
+                "at": [_START_US + number for number in numbers],
+                "id": [str(number) for number in numbers],
+                "n": list(numbers),
+            }
+            pq.write_table(pa.table(columns), path)
+
+
+def _spark_home(folder: Path) -> Path:
+    import pyspark
+
+    home = folder / "spark-home"
+    home.mkdir(exist_ok=True)
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        link = home / entry.name
+        if entry.name != "work" and not link.exists():
+            link.symlink_to(entry)
+    return home
+
+
+def main(arguments: list[str]) -> None:
+    """
+    Copy, from where it stands to the end.
+    """
+    folder, records = Path(arguments[0]).resolve(), int(arguments[1])
+    _write_input(folder / "input", records)
+    os.environ["SPARK_HOME"] = str(_spark_home(folder))
+    root = str(Path(__file__).resolve().parents[1])
+    spark = spark_session(
+        "copy",
+        master=MASTER,
+        options={
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.executor.memory": "1g",
+            "spark.executorEnv.PYTHONPATH": root,
+            "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.multiplier": "1.5",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.minTaskRuntime": "200ms",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.task.maxFailures": "8",
+            "spark.deploy.maxExecutorRetries": "-1",
+            "spark.ui.enabled": "false",
+            "spark.local.dir": str(folder / "scratch"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        },
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    frame = (
+        spark.readStream.schema("k string, at long, id string, n long")
+        .option("maxFilesPerTrigger", "1")
+        .parquet(str(folder / "input"))
+    )
+    with Store.open(folder / "pond") as store:
+        SparkRunner(store, spark=spark, progress=False, intervals=2).run(
+            copy_pipeline(folder), {"numbers": frame}
+        )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,3 @@
+"""
+Servers for tests, on the loopback interface: ZooKeeper ensembles, S3, proxies that fail.
+"""

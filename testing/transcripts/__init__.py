@@ -1,0 +1,3 @@
+"""
+Time, windows and triggers, tested by transcripts in YAML.
+"""

@@ -1,0 +1,256 @@
+"""
+Constructor text such as ``AfterWatermark(early=AfterCount(2))``, read without running it.
+
+Only calls, names and constants are understood, and only the names of the windowing library,
+so a file of transcripts cannot run code. Plain numbers where a duration or an instant belongs
+are seconds, as in the format that transcripts come from.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.triggers.count_triggers import AfterBytes, AfterCount, ShouldEmit
+from millpond.dataflow.triggers.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
+from millpond.dataflow.triggers.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.triggers.trigger_context import Contents, TriggerContext
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
+from millpond.dataflow.windows.calendar_windows import CalendarWindows
+from millpond.dataflow.windows.fixed_windows import FixedWindows, GlobalWindows, UnalignedFixedWindows
+from millpond.dataflow.windows.sessions import Sessions
+from millpond.dataflow.windows.sliding_windows import SlidingWindows
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.statestore.errors import InvalidError
+
+__all__ = [
+    "AskingTo",
+    "CustomTimestampingFixedWindowsWindowFn",
+    "HashJoinTrigger",
+    "UpTo",
+    "construct",
+    "seconds_us",
+]
+
+SECOND_US: Final = 1_000_000
+
+
+def seconds_us(seconds: float) -> int:
+    """
+    Seconds in microseconds, to the nearest.
+
+    Example:
+        >>> seconds_us(9.999999)
+        9999999
+    """
+    return round(seconds * SECOND_US)
+
+
+class CustomTimestampingFixedWindowsWindowFn(FixedWindows):
+    """
+    Fixed windows in which an element stands for the time 100 seconds later.
+    """
+
+    def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - wherever it is
+        """
+        The time and 100 seconds.
+        """
+        return at + 100 * SECOND_US
+
+
+class UpTo(ShouldEmit):
+    """
+    A trigger of user code: emits when the elements so far add up to a bound.
+    """
+
+    def __init__(self, total: int) -> None:
+        ShouldEmit.__init__(self, _Adder(total), sum_of)
+
+    def __repr__(self) -> str:
+        return "UpTo"
+
+
+@dataclass(frozen=True, slots=True)
+class _Adder:
+    total: int
+
+    def __call__(self, value: Any, state: Any) -> tuple[bool, Any]:
+        added = (state or 0) + value
+        return added >= self.total, added
+
+
+def sum_of(states: Any) -> Any:
+    """
+    What merged windows had added up to.
+    """
+    return sum(state or 0 for state in states)
+
+
+class HashJoinTrigger(ShouldEmit):
+    """
+    The patent's example of logic in a trigger: emits when both sides of a join have come.
+
+    A value's side is its first word.
+    """
+
+    def __init__(self) -> None:
+        ShouldEmit.__init__(self, _both_sides, _all_sides)
+
+    def __repr__(self) -> str:
+        return "HashJoinTrigger"
+
+
+def _both_sides(value: Any, sides: Any) -> tuple[bool, Any]:
+    seen = sorted({*(sides or ()), str(value).partition(" ")[0]})
+    return len(seen) > 1, seen
+
+
+def _all_sides(states: Any) -> Any:
+    return sorted({side for sides in states for side in sides or ()})
+
+
+class AskingTo(Repeatedly):
+    """
+    Repeats a trigger, and asks each time to ``keep`` or to ``clear`` what was shown.
+    """
+
+    asked: ClassVar[dict[str, Contents]] = {"keep": Contents.KEEP, "clear": Contents.CLEAR}
+
+    def __init__(self, contents: str, trigger: Trigger) -> None:
+        Repeatedly.__init__(self, trigger)
+        object.__setattr__(self, "contents", self.asked[contents])
+
+    def on_fire(self, context: TriggerContext) -> bool:
+        """
+        Ask, then fire.
+        """
+        context.ask(self.contents)  # type: ignore[attr-defined]
+        return Repeatedly.on_fire(self, context)
+
+
+_NAMES: Final[Mapping[str, Callable[..., Any]]] = {
+    **{
+        kind.__name__: kind
+        for kind in (
+            AfterAll,
+            AfterAny,
+            AfterBytes,
+            AfterCount,
+            AfterDelay,
+            AfterEach,
+            AfterProcessingTime,
+            AfterWatermark,
+            AskingTo,
+            AtPeriod,
+            CalendarWindows,
+            CustomTimestampingFixedWindowsWindowFn,
+            Default,
+            FixedWindows,
+            GlobalWindows,
+            HashJoinTrigger,
+            Never,
+            OrFinally,
+            RepeatCount,
+            RepeatUntil,
+            Repeatedly,
+            Sessions,
+            SlidingWindows,
+            UnalignedFixedWindows,
+            UpTo,
+            WatermarkPercentile,
+        )
+    },
+    "CalendarWindows.days": CalendarWindows.days,
+    "CalendarWindows.months": CalendarWindows.months,
+    "CalendarWindows.weeks": CalendarWindows.weeks,
+    "CalendarWindows.years": CalendarWindows.years,
+    "AtCount": AfterCount,
+    "AtWatermark": WatermarkPercentile,
+    "DefaultTrigger": Default,
+    "FirstOf": AfterAny,
+    "Repeat": Repeatedly,
+    "SequenceOf": AfterEach,
+}
+
+_WORDS: Final = frozenset(
+    (
+        "event",
+        "wall",
+        "event_time",
+        "wall_time",
+        "stream_time",
+        "processing_time",
+        "days",
+        "weeks",
+        "months",
+        "years",
+    )
+)
+"""Words that may stand without quotes."""
+
+
+def construct(text: str, kind: type[WindowFn | Trigger]) -> Any:
+    """
+    The window function or trigger that a text describes.
+
+    Example:
+        >>> construct("AfterEach(AfterCount(2), Default)", Trigger)
+        AfterEach(AfterCount(count=2), Default())
+
+    Raises:
+        InvalidError: the text is no constructor, or names something that is not in the library.
+    """
+    try:
+        tree = ast.parse(str(text).strip(), mode="eval").body
+    except (SyntaxError, ValueError) as cause:
+        raise InvalidError("this is no constructor", text=text) from cause
+    made = _built(tree, text)
+    if not isinstance(made, kind):
+        raise InvalidError(f"this is no {kind.__name__}", text=text)
+    return made
+
+
+def _built(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id=name) if name.lower() in _WORDS:
+            return name.lower()
+        case ast.Name(id=name):
+            return _called(name, [], {}, text)
+        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=arguments, keywords=keywords):
+            name = ast.unparse(function)
+            named = {word.arg: _built(word.value, text) for word in keywords if word.arg is not None}
+            if len(named) == len(keywords):
+                return _called(name, [_built(argument, text) for argument in arguments], named, text)
+    raise InvalidError("a constructor has names, numbers, texts and constructors in it", text=text)
+
+
+def _called(name: str, arguments: list[Any], named: dict[str, Any], text: str) -> Any:
+    if name not in _NAMES:
+        raise InvalidError("no window function and no trigger has this name", name=name, text=text)
+    function = _NAMES[name]
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*arguments, **named)
+    except TypeError as cause:
+        raise InvalidError(f"these are not the arguments of {name}: {cause}", text=text) from cause
+    for parameter, value in bound.arguments.items():
+        if _is_time(signature.parameters[parameter]) and isinstance(value, int | float):
+            bound.arguments[parameter] = seconds_us(value)
+    try:
+        return function(*bound.args, **bound.kwargs)
+    except TypeError as cause:
+        raise InvalidError(f"{name} cannot be made so: {cause}", text=text) from cause
+
+
+def _is_time(parameter: inspect.Parameter) -> bool:
+    return any(word in str(parameter.annotation) for word in ("Duration", "Instant"))

@@ -1,0 +1,421 @@
+"""
+What plays transcripts: windowed steps side by side on a real runner, moved by hand.
+
+Steps of one run share its clock, its store and its restarts; each has an input and a watermark
+of its own, so what comes of one does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.step.pane import WindowedValue
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.event_time.duration import INSTANT_MAX_US
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.positions import counts_by_computation, input_positions
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Rng, Superstep
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.transcripts.setting import Stage
+from millpond.testing.transcripts.transcript import Arrived, pane_fields
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "INPUT",
+    "LocalTranscriptRun",
+    "Shelf",
+    "SparkTranscriptRun",
+    "TranscriptRun",
+    "dropped_in",
+]
+
+_PIPELINE: Final = "transcript"
+_SUPERSTEPS_MAX: Final = 1_000
+
+
+INPUT: Final = "input_0"
+"""The injected stream of the first step."""
+
+_BUNDLES: Final = "bundles"
+_TEXT: Final = pa.string()
+_SCHEMAS: Final = (
+    pa.schema({"key": _TEXT, "at": pa.int64(), "id": _TEXT, "value": _TEXT}),
+    pa.schema({"key": _TEXT, "at": pa.int64(), "rows": _TEXT}),
+)
+"""What Spark is given: the rows of one step, or the bundles of several."""
+
+
+def _bundle(step: int) -> str:
+    return f"bundle_{step}"
+
+
+def _input(step: int) -> str:
+    return f"input_{step}"
+
+
+def _windows(step: int) -> str:
+    return f"windows_{step}"
+
+
+class Shelf:
+    """
+    A sink that keeps what it gets where the next run finds it.
+    """
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.delivered = Superstep(0)
+        self.panes: list[tuple[str, WindowedValue]] = []
+
+    def open(
+        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> Shelf:
+        """
+        The sink is its own writer.
+        """
+        del store_id, pipeline, name, clock, rng
+        return self
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        """
+        Keep the panes.
+        """
+        if superstep <= self.delivered:
+            return
+        self.delivered = superstep
+        for row in productions.select(["key", "value"]).to_pylist():
+            self.panes.append((row["key"], WindowedValue.from_json(orjson.loads(row["value"]))))
+
+    def take(self) -> list[tuple[str, WindowedValue]]:
+        """
+        The panes since the last call, with their keys.
+        """
+        taken, self.panes = self.panes, []
+        return taken
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """
+        Its place is in this process; a copy elsewhere would keep nothing.
+        """
+        return (Shelf, (self.identity,))
+
+
+def dropped_in(store: Store, step: str) -> int:
+    """
+    How many elements were too late for a step.
+    """
+    counts = counts_by_computation(store.committer.snapshot.txns, _PIPELINE)
+    return counts.get(step, {}).get("dropped", 0)
+
+
+class _Hands(Computation):
+    """
+    Hands the bundles of one record out: its key is the step, its value the rows.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Produce the rows where their step looks for them.
+        """
+        for row in orjson.loads(record.value["rows"]):
+            context.produce(_bundle(int(record.key)), row, key=row["key"], at=row["at"])
+
+
+def _row(element: Arrived) -> dict[str, Any]:
+    return {
+        "key": element.key,
+        "at": element.at_us,
+        "id": element.id,
+        "value": orjson.dumps(element.value).decode(),
+    }
+
+
+class TranscriptRun:
+    """
+    Windowed steps side by side on a runner, over a store that outlives restarts.
+
+    Whatever is done takes effect before panes are asked for, before more is done to the same
+    step, before the clock moves and before a restart; what is done to several steps in between
+    takes effect together.
+
+    Args:
+        strategies: what is run, a step each; a `Stage` is a step with something around it.
+    """
+
+    def __init__(self, strategies: Sequence[WindowingStrategy | Stage]) -> None:
+        self._stages = tuple(one if isinstance(one, Stage) else Stage(one) for one in strategies)
+        self._shelves = tuple(Shelf(f"memory://{_windows(step)}") for step in range(len(self._stages)))
+        self._clock = ManualClock(0)
+        self._registry = MemoryRegistry()
+        # One for all restarts: a process that draws the names of the one before would meet its files.
+        self._rng = SeededRng(1)
+        self._touched: set[int] = set()
+        self._bundles: dict[int, list[dict[str, Any]]] = {}
+        self._store = self._open_store()
+        self._run = self._start(self.pipeline())
+
+    # -- what a runner says ----------------------------------------------------------------
+
+    def _open_store(self) -> Store:
+        raise NotImplementedError
+
+    def _start(self, pipeline: Pipeline) -> LocalRun | SparkRun:
+        raise NotImplementedError
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
+        """
+        Give each of these steps its bundle.
+        """
+        raise NotImplementedError
+
+    def _rest(self) -> None:
+        """
+        Go on until there is nothing to do, and all is delivered and durable.
+        """
+        raise NotImplementedError
+
+    # -- what is done ----------------------------------------------------------------------
+
+    def inject(self, elements: Sequence[Arrived], step: int = 0) -> None:
+        """
+        Hand a bundle to a step.
+        """
+        self._touch(step)
+        if elements:
+            self._bundles[step] = [_row(element) for element in elements]
+
+    def advance_watermark(self, at_us: int | None, step: int = 0) -> None:
+        """
+        Move the low watermark of a step (``None``: to the end of all input).
+        """
+        self.advance_watermarks({EXACT: at_us}, step)
+
+    def advance_watermarks(self, marks: Mapping[float, int | None], step: int = 0) -> None:
+        """
+        Move watermarks of a step by percentile (``None``: to the end of all input).
+        """
+        self._touch(step)
+        for percentile, at_us in marks.items():
+            if percentile == EXACT and at_us is None:
+                self._run.finish(_input(step))
+            else:
+                at = INSTANT_MAX_US if at_us is None else at_us
+                self._run.advance_watermark(_input(step), at, percentile=percentile)
+
+    def advance_clock(self, micros: int) -> None:
+        """
+        Move the clock on the wall, for all steps.
+        """
+        self.settle()
+        self._clock.advance_ms(micros / 1_000)
+        self._touched.add(0)
+
+    def restart(self) -> None:
+        """
+        Stop, and start again from the store.
+        """
+        self.settle()
+        self._run.stop()
+        self._store.close()
+        self._store = self._open_store()
+        self._run = self._start(self.pipeline())
+
+    def panes(self, step: int = 0) -> list[dict[str, Any]]:
+        """
+        The panes of a step since the last call.
+        """
+        self.settle()
+        return [pane_fields(key, shown) for key, shown in self._shelves[step].take()]
+
+    def dropped(self, step: int = 0) -> int:
+        """
+        How many elements of a step were too late.
+        """
+        self.settle()
+        return sum(dropped_in(self._store, name) for name in self._stages[step].names(_windows(step)))
+
+    def close(self) -> None:
+        """
+        Stop, and forget the store.
+        """
+        self._run.abandon()
+        self._store.close()
+
+    def _touch(self, step: int) -> None:
+        if step in self._touched:
+            self.settle()
+        self._touched.add(step)
+
+    def settle(self) -> None:
+        """
+        Let all that has been done take effect.
+        """
+        if self._touched:
+            bundles, self._bundles = self._bundles, {}
+            self._touched.clear()
+            self._bring(bundles)
+            self._rest()
+
+    def pipeline(self) -> Pipeline:
+        """
+        The steps side by side, each with an input and a sink of its own.
+        """
+        pipeline = Pipeline(_PIPELINE)
+        for step, (stage, shelf) in enumerate(zip(self._stages, self._shelves, strict=True)):
+            pipeline.inject(_input(step), key="key", id="id", **stage.setting.times())
+            panes = stage.windowed(pipeline, _windows(step), self._streams(step))
+            panes.sink(f"panes_{step}", shelf)
+        return pipeline
+
+    def _streams(self, step: int) -> tuple[str, ...]:
+        """
+        Where the elements of a step come from.
+        """
+        return (_input(step),)
+
+
+class LocalTranscriptRun(TranscriptRun):
+    """
+    Steps on the local runner, over a store in memory.
+
+    Args:
+        strategies: what is run, a step each.
+    """
+
+    _run: LocalRun
+
+    def __init__(self, *strategies: WindowingStrategy | Stage) -> None:
+        self._disk = MemoryObjects()
+        TranscriptRun.__init__(self, strategies)
+
+    def _open_store(self) -> Store:
+        return Store.in_memory(objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng)
+
+    def _start(self, pipeline: Pipeline) -> LocalRun:
+        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
+        return runner.start(pipeline, stepping=True)
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
+        for step, rows in bundles.items():
+            self._run.inject(_input(step), rows)
+
+    def _rest(self) -> None:
+        self._run.run_until_quiet(supersteps_max=_SUPERSTEPS_MAX)
+
+
+class SparkTranscriptRun(TranscriptRun):
+    """
+    Steps on the Spark runner, over a store in a folder of its own.
+
+    A superstep takes one batch of one input. So where there are several steps, their bundles come
+    in one batch, and a computation hands them out; what has an id, or gets its time on arrival,
+    comes as itself.
+
+    Args:
+        strategies: what is run, a step each.
+        spark: the session.
+    """
+
+    _run: SparkRun
+
+    def __init__(self, *strategies: WindowingStrategy | Stage, spark: SparkSession) -> None:
+        self._spark = spark
+        self._folder = Path(tempfile.mkdtemp(prefix="millpond-transcript-"))
+        TranscriptRun.__init__(self, strategies)
+
+    @property
+    def _has_hands(self) -> bool:
+        return len(self._stages) > 1
+
+    def _open_store(self) -> Store:
+        return Store.open(
+            self._folder / "pond",
+            clock=self._clock,
+            rng=self._rng,
+            leases=lambda _, writer_id: MemoryLeases(self._registry, self._clock, writer_id=writer_id),
+        )
+
+    def _start(self, pipeline: Pipeline) -> SparkRun:
+        runner = SparkRunner(
+            self._store, spark=self._spark, clock=self._clock, rng=self._rng, progress=False, intervals=1
+        )
+        run = runner.open(pipeline)
+        if self._has_hands:
+            # It holds nobody back: each step has a watermark of its own.
+            run.finish(_BUNDLES)
+        return run
+
+    def pipeline(self) -> Pipeline:
+        """
+        The steps side by side, each with an input and a sink of its own.
+        """
+        pipeline = TranscriptRun.pipeline(self)
+        if self._has_hands:
+            pipeline.inject(_BUNDLES, key="key", at="at")
+            steps = range(len(self._stages))
+            pipeline.add(
+                _Hands(),
+                name="hands",
+                subscribes={_BUNDLES: None},
+                produces=[_bundle(step) for step in steps],
+                on_error="stop",
+            )
+        return pipeline
+
+    def _streams(self, step: int) -> tuple[str, ...]:
+        return (_input(step), _bundle(step)) if self._has_hands else (_input(step),)
+
+    def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
+        handed = []
+        for step, rows in bundles.items():
+            by_itself = self._stages[step].setting.by_arrival or any(row["id"] is not None for row in rows)
+            if by_itself or not self._has_hands:
+                self._consume(_input(step), rows)
+            else:
+                at = min(row["at"] for row in rows)
+                handed.append({"key": str(step), "at": at, "rows": orjson.dumps(rows).decode()})
+        if handed:
+            self._consume(_BUNDLES, handed)
+
+    def _consume(self, stream: str, rows: Sequence[dict[str, Any]]) -> None:
+        frame = self._spark.createDataFrame(pa.Table.from_pylist(list(rows), _SCHEMAS[stream == _BUNDLES]))
+        known = input_positions(self._store.committer.snapshot.txns, _PIPELINE, stream)
+        position = InputPosition(stream=stream, source="test", batch=known.get("test", -1) + 1)
+        self._run.consume(frame.coalesce(1), position)
+
+    def _rest(self) -> None:
+        # One superstep more than there is work for: it waits for the sinks of the one before,
+        # and it journals a watermark that nobody has waited for.
+        for _ in range(_SUPERSTEPS_MAX):
+            has_work = self._run.has_work()
+            self._run.advance()
+            if not has_work:
+                return
+
+    def close(self) -> None:
+        """
+        Stop, and remove the folder.
+        """
+        TranscriptRun.close(self)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,130 @@
+"""
+What may be around a transcript's windowed step: how elements get their times, and steps that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from millpond.dataflow.combiners.combiners import ToList
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.step.element_wise import TimestampShift
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.step.windowed_computation import WindowedComputation
+from millpond.dataflow.stream import DataflowStream
+from millpond.executor.event_time.late_data_horizon import LateDataHorizon, horizon_us
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.statestore.errors import InvalidError
+from millpond.testing.transcripts.constructors import seconds_us
+
+__all__ = ["Stage", "TranscriptSetting", "value_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptSetting:
+    """
+    The pipeline around a windowed step.
+
+    Attributes:
+        by_arrival: elements get the time of their arrival, and the watermark follows the clock.
+        shift_us: by how much each element is moved before it is windowed; ``None``: no such step.
+        late_data_horizon: how far back that may be.
+        then: further windowed steps, each of the panes of the one before.
+    """
+
+    by_arrival: bool = False
+    shift_us: int | None = None
+    late_data_horizon: LateDataHorizon = 0
+    then: tuple[WindowingStrategy, ...] = ()
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], then: tuple[WindowingStrategy, ...]) -> TranscriptSetting:
+        """
+        The setting that a document describes.
+
+        Raises:
+            InvalidError: ``shift`` is no number, or the horizon none.
+        """
+        shift, horizon = document.get("shift"), document.get("late_data_horizon", 0)
+        if shift is not None and (isinstance(shift, bool) or not isinstance(shift, int | float)):
+            raise InvalidError("a shift is a number of seconds", shift=shift)
+        horizon = horizon if isinstance(horizon, str) else seconds_us(horizon)
+        horizon_us(horizon)
+        return cls(
+            by_arrival=bool(document.get("by_arrival", False)),
+            shift_us=None if shift is None else seconds_us(shift),
+            late_data_horizon=horizon,
+            then=then,
+        )
+
+    def times(self) -> dict[str, Any]:
+        """
+        How an injected stream of rows gets its times: arguments of ``Pipeline.inject``.
+        """
+        if self.by_arrival:
+            return {"at": IngressTime()}
+        return {"at": "at", "watermark": ManualWatermark()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """
+    A windowed step, and what is around it: outside elements go in, and the last step's panes come out.
+    """
+
+    strategy: WindowingStrategy
+    setting: TranscriptSetting = TranscriptSetting()
+
+    def windowed(self, pipeline: Pipeline, name: str, streams: Sequence[str]) -> DataflowStream:
+        """
+        Add the steps to a pipeline.
+
+        Args:
+            pipeline: it has the streams of elements already.
+            name: the first step's name; what follows it is named after it.
+            streams: where the elements come from, as rows with a JSON ``value``.
+
+        Returns:
+            The stream of the last step's panes.
+        """
+        sources = streams
+        if self.setting.shift_us is not None:
+            moved = f"{name}_shifted"
+            shift = TimestampShift(_Shift(self.setting.shift_us), moved, self.setting.late_data_horizon)
+            pipeline.add(
+                shift, name=moved, subscribes=dict.fromkeys(streams), produces=[moved], on_error="stop"
+            )
+            sources = [moved]
+        for step, strategy in zip(self.names(name), (self.strategy, *self.setting.then), strict=True):
+            of = value_of if step == name else None
+            computation = WindowedComputation(strategy, ToList(), step, of=of)
+            subscribes = dict.fromkeys(sources)
+            pipeline.add(computation, name=step, subscribes=subscribes, produces=[step], on_error="stop")
+            sources = [step]
+        return pipeline.stream(sources[0])
+
+    def names(self, name: str) -> list[str]:
+        """
+        The windowed steps' names, given the first one's.
+        """
+        return [name, *(f"{name}_then_{number}" for number, _ in enumerate(self.setting.then, 1))]
+
+
+def value_of(row: Mapping[str, Any]) -> Any:
+    """
+    The value of an injected row.
+    """
+    return orjson.loads(row["value"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shift:
+    micros: int
+
+    def __call__(self, value: Any, at: int) -> int:  # noqa: ARG002 - whatever it is
+        return at + self.micros

@@ -1,0 +1,239 @@
+"""
+A transcript: a windowed step described as data, with what goes in and what must come out.
+
+This module reads documents and compares panes; `millpond.testing.transcripts.command` runs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millpond.dataflow.step.pane import Timing, WindowedValue
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.event_time.delay_sketch import check_percentile
+from millpond.statestore.errors import InvalidError
+from millpond.testing.transcripts.constructors import SECOND_US, construct, seconds_us
+from millpond.testing.transcripts.setting import Stage, TranscriptSetting
+
+__all__ = [
+    "Arrived",
+    "Step",
+    "Transcript",
+    "elements_of",
+    "marks_of",
+    "matches",
+    "pane_fields",
+    "read_transcript",
+]
+
+STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
+"""What a step may be."""
+
+_GLOBAL: Final = [-math.inf, math.inf]
+_GLOBALS: Final = ("global", [-9_223_372_036_854, 9_223_371_950_454])
+"""Other ways to write the global window; the second is Beam's."""
+
+_TIMED: Final = ("value", "at", "key", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """
+    One step: what is done, and with what.
+    """
+
+    action: str
+    argument: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """
+    One document.
+
+    Attributes:
+        name: what it is called; others may be called the same.
+        error: part of the message with which it must fail; ``None`` when it must not fail.
+        document: the rest, as it was read.
+        steps: what happens.
+    """
+
+    name: str
+    error: str | None
+    document: Mapping[str, Any]
+    steps: tuple[Step, ...]
+
+    def strategy(self) -> WindowingStrategy:
+        """
+        The windowing that it is about.
+
+        Raises:
+            InvalidError: the document describes none.
+        """
+        return _strategy(self.document)
+
+    def stage(self) -> Stage:
+        """
+        It with what is around it: how elements get their times, and the steps that follow.
+
+        Raises:
+            InvalidError: the document describes something that cannot be.
+        """
+        following = self.document.get("then", [])
+        if not isinstance(following, list) or not all(isinstance(one, dict) for one in following):
+            raise InvalidError("`then` is a list of windowed steps", then=following)
+        setting = TranscriptSetting.of(self.document, tuple(map(_strategy, following)))
+        return Stage(self.strategy(), setting)
+
+
+def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
+    get = document.get
+    return WindowingStrategy(
+        window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
+        trigger=construct(get("trigger_fn", "Default"), Trigger),
+        accumulation=get("accumulation_mode", "accumulating"),
+        allowed_lateness=seconds_us(get("allowed_lateness", 0)),
+        timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
+        closing=get("closing", "never"),
+        emit_empty_on_time=bool(get("emit_empty_on_time", True)),
+    )
+
+
+def read_transcript(document: Any) -> Transcript:
+    """
+    A transcript from a YAML document.
+
+    Raises:
+        InvalidError: it has no steps, or steps of no known kind.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("transcript"), list):
+        raise InvalidError("a transcript is a mapping with a list of steps under `transcript`")
+    error = document.get("error")
+    return Transcript(
+        name=str(document.get("name", "unnamed")),
+        error=None if error is None else str(error),
+        document=document,
+        steps=tuple(_steps(document["transcript"])),
+    )
+
+
+def _steps(listed: Sequence[Any]) -> Iterator[Step]:
+    for one in listed:
+        if not isinstance(one, dict) or len(one) != 1:
+            raise InvalidError("a step is one word and its argument", step=one)
+        ((action, argument),) = one.items()
+        if action not in STEPS:
+            raise InvalidError("no such step", step=action, steps=list(STEPS))
+        yield Step(action, argument)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """
+    One element of an input.
+    """
+
+    value: Any
+    at_us: int
+    key: str
+    id: str | None
+
+
+def elements_of(argument: Any) -> tuple[Arrived, ...]:
+    """
+    The elements of an ``input`` step.
+
+    Raises:
+        InvalidError: an element is neither a number nor a mapping with a time.
+    """
+    if not isinstance(argument, list):
+        raise InvalidError("an input is a list of elements", input=argument)
+    return tuple(map(_element, argument))
+
+
+def marks_of(argument: Any) -> dict[float, float]:
+    """
+    The watermarks of a ``watermark`` step in seconds, by percentile.
+
+    Example:
+        >>> marks_of(5), marks_of({90: 7, 100: 5})
+        ({100.0: 5.0}, {90.0: 7.0, 100.0: 5.0})
+
+    Raises:
+        InvalidError: neither a number nor numbers by percentile.
+    """
+    marks = argument if isinstance(argument, dict) else {EXACT: argument}
+    try:
+        return {check_percentile(percentile): float(mark) for percentile, mark in marks.items()}
+    except (TypeError, ValueError) as cause:
+        raise InvalidError("a watermark is a number, or numbers by percentile", watermark=argument) from cause
+
+
+def _element(one: Any) -> Arrived:
+    fields = one if isinstance(one, dict) else {"value": one}
+    at = fields.get("at", fields.get("value"))
+    if isinstance(at, bool) or not isinstance(at, int | float) or not set(fields) <= set(_TIMED):
+        raise InvalidError("an element is a time in seconds, or {value, at, key, id}", element=one)
+    record_id = fields.get("id")
+    return Arrived(
+        value=fields.get("value", at),
+        at_us=seconds_us(at),
+        key=str(fields.get("key", "k")),
+        id=None if record_id is None else str(record_id),
+    )
+
+
+# ------------------------------------------------------------------------------ panes
+
+
+def pane_fields(key: str, shown: WindowedValue) -> dict[str, Any]:
+    """
+    A pane as transcripts write it: whole seconds, sorted values.
+    """
+    window, pane = shown.window, shown.pane
+    bounds = _GLOBAL if window.is_global else [_cut(window.start), _cut(window.last_at)]
+    return {
+        "window": bounds,
+        "values": sorted(shown.value, key=_order),
+        "timestamp": _cut(shown.at),
+        "index": pane.index,
+        "nonspeculative_index": pane.nonspeculative_index,
+        "early": pane.timing is Timing.EARLY,
+        "late": pane.timing is Timing.LATE,
+        "final": pane.is_last,
+        "first": pane.is_first,
+        "retraction": pane.is_retraction,
+        "percentile": pane.watermark_percentile,
+        "produced": _cut(pane.produced_at),
+        "trigger": pane.trigger,
+        "key": key,
+    }
+
+
+def _cut(micros: int) -> int:
+    return micros // SECOND_US
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    is_number = isinstance(value, int | float)
+    return (not is_number, value if is_number else str(value))
+
+
+def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
+    """
+    Whether a pane has every field that is expected of it.
+
+    Example:
+        >>> matches({"index": 0}, {"index": 0, "values": [1]})
+        True
+    """
+    return all(
+        name in pane and pane[name] == (_GLOBAL if name == "window" and value in _GLOBALS else value)
+        for name, value in expected.items()
+    )

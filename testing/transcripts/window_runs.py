@@ -1,0 +1,163 @@
+"""
+Many windowed steps in one run: generated strategies share a script, and so a run's cost.
+
+Each step consumes the same injected stream, so all of them see the same elements, watermarks and
+clocks, and each has a sink of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from millpond.dataflow.combiners.combiners import ToList
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.step.pane import WindowedValue
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.step.windowed_computation import WindowedComputation
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.testing.oracles.trigger import trigger_text
+from millpond.testing.oracles.window import Arrival, OraclePane, WindowSpec
+from millpond.testing.transcripts.constructors import construct
+from millpond.testing.transcripts.runs import (
+    INPUT,
+    LocalTranscriptRun,
+    Shelf,
+    SparkTranscriptRun,
+    TranscriptRun,
+    dropped_in,
+)
+from millpond.testing.transcripts.setting import value_of
+from millpond.testing.transcripts.transcript import Arrived
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LocalWindowRun", "SparkWindowRun", "arrived", "pane_of", "strategy_of"]
+
+_PIPELINE = "transcript"
+
+
+def strategy_of(spec: WindowSpec) -> WindowingStrategy:
+    """
+    The engine's strategy that the oracle's words describe.
+    """
+    return WindowingStrategy(
+        window_fn=construct(trigger_text(spec.window_fn), WindowFn),
+        trigger=construct(trigger_text(spec.trigger), Trigger),
+        accumulation=spec.mode,  # type: ignore[arg-type]  # its name
+        allowed_lateness=spec.lateness,
+        timestamp_combiner=spec.combiner,  # type: ignore[arg-type]  # its name
+        closing=spec.closing,  # type: ignore[arg-type]  # its name
+        emit_empty_on_time=spec.empty_on_time,
+    )
+
+
+def pane_of(key: str, shown: WindowedValue) -> OraclePane:
+    """
+    A pane of the engine in the oracle's words.
+    """
+    pane = shown.pane
+    return OraclePane(
+        key=key,
+        window=(shown.window.start, shown.window.end),
+        index=pane.index,
+        is_retraction=pane.is_retraction,
+        values=tuple(sorted(shown.value)),
+        at=shown.at,
+        nonspeculative_index=pane.nonspeculative_index,
+        timing=str(pane.timing),
+        is_last=pane.is_last,
+        share=pane.watermark_percentile,
+    )
+
+
+def arrived(arrivals: Iterable[Arrival]) -> list[Arrived]:
+    """
+    The elements as runs take them.
+    """
+    return [Arrived(value=one.value, at_us=one.at, key=one.key, id=None) for one in arrivals]
+
+
+class _Steps:
+    """
+    The pipeline of many steps, and what comes out of each.
+    """
+
+    def __init__(self, specs: Sequence[WindowSpec]) -> None:
+        self.strategies = [strategy_of(spec) for spec in specs]
+        self.shelves = [Shelf(f"memory://step/{number}") for number in range(len(specs))]
+
+    def pipeline(self) -> Pipeline:
+        """
+        One injected stream, and every step on it.
+        """
+        pipeline = Pipeline(_PIPELINE)
+        stream = pipeline.inject(INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
+        for number, (strategy, shelf) in enumerate(zip(self.strategies, self.shelves, strict=True)):
+            step = WindowedComputation(strategy, ToList(), f"w{number}", of=value_of)
+            stream.apply(step, name=f"w{number}", on_error="stop").sink(f"panes{number}", shelf)
+        return pipeline
+
+    def take(self) -> list[list[OraclePane]]:
+        """
+        The panes of each step since the last call.
+        """
+        return [sorted(pane_of(key, shown) for key, shown in shelf.take()) for shelf in self.shelves]
+
+
+class _WindowRun(TranscriptRun):
+    """
+    What a run of many steps shows, on either runner.
+    """
+
+    _steps: _Steps
+
+    def pipeline(self) -> Pipeline:
+        """
+        One injected stream, and every step on it.
+        """
+        return self._steps.pipeline()
+
+    def shown(self) -> list[list[OraclePane]]:
+        """
+        The panes of each step since the last call, sorted.
+        """
+        self.settle()
+        return self._steps.take()
+
+    def drops(self) -> list[int]:
+        """
+        How many elements were too late, by step.
+        """
+        self.settle()
+        return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
+
+
+class LocalWindowRun(_WindowRun, LocalTranscriptRun):
+    """
+    Many steps on the local runner.
+
+    Args:
+        specs: their strategies.
+    """
+
+    def __init__(self, specs: Sequence[WindowSpec]) -> None:
+        self._steps = _Steps(specs)
+        super().__init__(self._steps.strategies[0])
+
+
+class SparkWindowRun(_WindowRun, SparkTranscriptRun):
+    """
+    Many steps on the Spark runner.
+
+    Args:
+        specs: their strategies.
+        spark: the session.
+    """
+
+    def __init__(self, specs: Sequence[WindowSpec], spark: SparkSession) -> None:
+        self._steps = _Steps(specs)
+        super().__init__(self._steps.strategies[0], spark=spark)

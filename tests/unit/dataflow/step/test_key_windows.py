@@ -1,0 +1,197 @@
+"""
+The windows of a key, without an engine: plain data in, plain data out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from millpond.dataflow.combiners.combiners import Sum, ToList
+from millpond.dataflow.step.key_windows import KeyWindows
+from millpond.dataflow.step.pane import Timing
+from millpond.dataflow.step.strategy import Accumulation, WindowingStrategy
+from millpond.dataflow.triggers.composite_triggers import AfterEach
+from millpond.dataflow.triggers.count_triggers import AfterCount, ShouldEmit
+from millpond.dataflow.triggers.repeat_triggers import Repeatedly
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default
+from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.dataflow.windows.sessions import Sessions
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.statestore.errors import InvalidError
+
+
+class _Key:
+    """
+    One key's windows, loaded and stored for every step.
+    """
+
+    def __init__(self, strategy: WindowingStrategy, combine: Any = None) -> None:
+        self.strategy = strategy
+        self.combine = combine or ToList()
+        self.state: dict[str, Any] | None = None
+
+        self.counts: Counter[str] = Counter()
+
+    def open(self, watermark: int = 0) -> KeyWindows:
+        return KeyWindows(self.strategy, self.combine, None, self.state, watermark=watermark, wall_time=0)
+
+    def add(self, *values: int, watermark: int = 0, retract: bool = False) -> list[Any]:
+        windows = self.open(watermark)
+        windows.add([Element(value=one, at=one, key="k", is_retraction=retract) for one in values])
+        self.state = windows.to_json()
+        self.counts.update(windows.counts)
+        return windows.output
+
+
+def test_what_is_stored_comes_back() -> None:
+    """
+    Windows loaded from their stored form are stored in the same form.
+    """
+    key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterWatermark(early=AfterCount(2))))
+    key.add(1, 12)
+
+    assert key.open().to_json() == key.state
+
+
+def test_a_key_without_windows_keeps_nothing() -> None:
+    """
+    When its last window has expired, nothing of a key remains.
+    """
+    key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
+    key.add(1)
+    windows = key.open(11)
+    windows.expire(Window(0, 10))
+
+    assert windows.to_json() is None
+
+
+def test_drops_are_counted() -> None:
+    """
+    An element that is too late for all its windows is counted, and leaves nothing in the key's state.
+    """
+    key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
+    key.add(1, 2, watermark=11)
+
+    assert key.counts["dropped"] == 2
+    assert key.state is None
+
+
+def test_elements_for_a_closed_window_are_counted_apart() -> None:
+    """
+    What comes after the last pane is neither late nor shown.
+    """
+    key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterCount(1)))
+    key.add(1)
+    key.add(2, 3)
+
+    assert key.counts["after_last"] == 2
+
+
+def test_elements_that_a_closed_session_swallows_are_counted() -> None:
+    """
+    What an open session had not shown when it merged with a finished one is counted, too.
+    """
+    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
+    key.add(0, 1)
+    key.add(6)
+    key.add(4)
+
+    assert key.counts["after_last"] == 2
+
+
+def test_what_merged_sessions_had_not_shown_adds_up() -> None:
+    """
+    A session that was made of others and is swallowed by a finished one counts with all their elements.
+    """
+    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(4)))
+    key.add(20)
+    key.add(26)
+    key.add(23)
+    key.add(10, 11, 12, 13)
+    key.add(16, 19)
+
+    assert key.counts["after_last"] == 5
+
+
+@pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
+def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
+    """
+    A window function of the user's own gives windows, and each ends after it begins.
+    """
+
+    class Wrong(WindowFn):
+        def assign(self, element: Element) -> Any:
+            return (window,)
+
+    with pytest.raises(InvalidError, match="no window"):
+        _Key(WindowingStrategy(window_fn=Wrong())).add(1)
+
+
+def test_a_retraction_is_taken_out_of_the_aggregate() -> None:
+    """
+    An element that is a retraction is uncombined.
+    """
+    strategy = WindowingStrategy(trigger=Repeatedly(AfterCount(1)), accumulation=Accumulation.ACCUMULATING)
+    key = _Key(strategy, Sum())
+    key.add(5, 7)
+
+    assert [one.value for one in key.add(5, retract=True)] == [7]
+
+
+def test_a_pane_names_the_trigger_that_fired() -> None:
+    """
+    The innermost trigger is the one that panes name.
+    """
+    strategy = WindowingStrategy(trigger=Repeatedly(AfterEach(AfterCount(1), AfterCount(2))))
+    key = _Key(strategy)
+
+    assert [one.pane.trigger for one in key.add(1)] == ["AfterCount(count=1)"]
+    assert [one.pane.trigger for one in key.add(2, 3)] == ["AfterCount(count=2)"]
+
+
+def test_a_merged_session_has_all_that_its_parts_had() -> None:
+    """
+    Accumulators, news and memory of merged windows are those of all of them.
+    """
+    key = _Key(WindowingStrategy(window_fn=Sessions(10), trigger=AfterCount(3)), Sum())
+    key.add(1)
+    key.add(15)
+    (shown,) = key.add(8)
+
+    assert (shown.value, shown.window, shown.pane.timing) == (24, Window(1, 25), Timing.EARLY)
+
+
+def test_merging_windows_need_a_trigger_that_can_follow() -> None:
+    """
+    A strategy with merging windows refuses user code that was not told how to merge.
+    """
+    trigger = ShouldEmit(lambda value, state: (True, state))
+
+    assert WindowingStrategy(window_fn=FixedWindows(10), trigger=trigger).trigger is trigger
+    with pytest.raises(InvalidError, match="merge"):
+        WindowingStrategy(window_fn=Sessions(10), trigger=Repeatedly(trigger))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"window_fn": 5},
+        {"trigger": Default},
+        {"closing": "perhaps"},
+        {"accumulation": "hoarding"},
+        {"timestamp_combiner": "NOON"},
+        {"allowed_lateness": -1},
+    ],
+    ids=repr,
+)
+def test_a_strategy_refuses_what_cannot_be(arguments: dict[str, Any]) -> None:
+    """
+    Each bad argument of a strategy is refused when it is made.
+    """
+    with pytest.raises(InvalidError):
+        WindowingStrategy(**arguments)

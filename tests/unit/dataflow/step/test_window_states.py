@@ -1,0 +1,45 @@
+"""
+The windows of a key in one hook.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.dataflow.step.window_states import WindowStates
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_state import WindowState
+
+_ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 20], "news": 2}]
+
+
+def test_only_what_is_looked_at_is_opened() -> None:
+    """
+    A window is opened once, when it is looked at, and the others go back into the row as they lay there.
+    """
+    told: list[WindowState] = []
+    windows = WindowStates(_ROWS, told.append)
+    found = windows.get(Window(10, 20))
+
+    assert found is not None
+    assert windows.get(Window(10, 20)) is found
+    assert (told, list(windows.opened())) == ([found], [found])
+    assert windows.to_json() == _ROWS
+    assert windows.to_json()[0] is _ROWS[0]
+
+
+def test_windows_come_and_go() -> None:
+    """
+    New windows are begun empty and nobody is told; what is taken out is gone; the row is in the order of bounds.
+    """
+    told: list[WindowState] = []
+    windows = WindowStates(_ROWS, told.append)
+    windows.at(Window(-5, 5)).news = 7
+    taken = windows.pop(Window(0, 10))
+
+    assert taken is not None
+    assert taken.news == 1
+    assert told == [taken]
+    assert (windows.get(Window(0, 10)), windows.pop(Window(3, 4))) == (None, None)
+    assert windows.to_json() == [{"window": [-5, 5], "news": 7}, _ROWS[1]]
+    assert (len(windows), Window(-5, 5) in windows, Window(0, 10) in windows) == (2, True, False)

@@ -1,0 +1,327 @@
+"""
+Triggers by themselves: memory, timers, namespaces, and the low-level API.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from millpond.dataflow.combiners.combiners import ToList
+from millpond.dataflow.step.key_windows import KeyWindows
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.triggers.count_triggers import AfterBytes, AfterCount
+from millpond.dataflow.triggers.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
+from millpond.dataflow.triggers.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod, next_stroke
+from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.triggers.trigger_context import (
+    Contents,
+    Firing,
+    TriggerContext,
+    TriggerEvent,
+    TriggerTimer,
+    parse_timer,
+)
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default, WatermarkPercentile
+from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.dataflow.windows.window import Window
+from millpond.dataflow.windows.window_state import WindowState
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros
+
+_ALL: list[Trigger] = [
+    AfterAll(AfterCount(1), AfterCount(2)),
+    AfterAny(AfterCount(1), AfterBytes(2)),
+    AfterDelay("1s"),
+    AfterEach(AfterCount(1), AtPeriod(0, "1s")),
+    AfterProcessingTime("1s", align_to="1m"),
+    AfterWatermark(early=AfterCount(1), late=AfterCount(1)),
+    Default(),
+    Never(),
+    OrFinally(Repeatedly(AfterCount(2)), AfterCount(5)),
+    RepeatCount(AfterCount(1), 3),
+    RepeatUntil(AfterCount(1), AfterDelay("1s", "event")),
+    AfterEach(WatermarkPercentile(90), WatermarkPercentile(100)),
+    WatermarkPercentile(100),
+]
+
+_MARKS = {90.0: EventTimeMicros(0)}
+
+
+def _state() -> WindowState:
+    return WindowState(window=Window(0, 10))
+
+
+def _one(at: int = 1) -> Element:
+    return Element(value=at, at=at, key="k")
+
+
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_a_trigger_travels(trigger: Trigger) -> None:
+    """
+    A pickled trigger equals the first.
+    """
+    assert pickle.loads(pickle.dumps(trigger)) == trigger
+
+
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_reset_forgets_everything(trigger: Trigger) -> None:
+    """
+    A trigger that starts over has no memory, and no timer but that of the window's end.
+    """
+    state = _state()
+    context = TriggerContext(state, 0, 0, marks=_MARKS)
+    trigger.on_element(context, _one())
+    trigger.reset(context)
+
+    assert state.trigger == {}
+    assert set(state.timers.values()) <= {10}
+
+
+@pytest.mark.parametrize("trigger", _ALL, ids=repr)
+def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
+    """
+    A trigger that is told of a bundle remembers and awaits what it would if it were told of each element.
+    """
+    at_once, one_by_one = _state(), _state()
+    elements = [_one(), _one(), _one()]
+    trigger.on_elements(TriggerContext(at_once, 0, 0, marks=_MARKS), elements)
+    for element in elements:
+        trigger.on_element(TriggerContext(one_by_one, 0, 0, marks=_MARKS), element)
+
+    assert (at_once.trigger, at_once.timers) == (one_by_one.trigger, one_by_one.timers)
+
+
+def test_a_subclass_is_told_of_each_element() -> None:
+    """
+    A user's trigger that overrides ``on_element`` of one of the library's is told of every element of a bundle.
+    """
+
+    class Told(Default):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set("told", context.get("told", 0) + 1)
+
+    state = _state()
+    Told().on_elements(TriggerContext(state, 0, 0), [_one(), _one()])
+
+    assert state.trigger == {"": {"told": 2}}
+
+
+def test_the_short_cut_passes_over_no_class_that_was_mixed_in() -> None:
+    """
+    Also a mixin's ``on_element`` is called for each element of a bundle.
+    """
+
+    class Doubling:
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set("seen", context.get("seen", 0) + 2)
+
+    class Doubled(Doubling, AfterCount):
+        pass
+
+    state = _state()
+    Doubled(10).on_elements(TriggerContext(state, 0, 0), [_one(), _one()])
+
+    assert TriggerContext(state, 0, 0).get("seen") == 4
+
+
+def test_children_have_namespaces_of_their_own() -> None:
+    """
+    Two equal triggers in one composition count apart.
+    """
+    state = _state()
+    trigger = AfterEach(AfterAll(AfterCount(2), AfterCount(2)), AfterCount(2))
+    trigger.on_element(TriggerContext(state, 0, 0), _one())
+
+    assert state.trigger == {"0/0/": {"seen": 1}, "0/1/": {"seen": 1}}
+
+
+def test_a_timer_is_named_by_its_place() -> None:
+    """
+    A timer's text says whose it is, what it is called, and on which clock it waits.
+    """
+    state = _state()
+    Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
+
+    assert state.timers == {"r/||wall": 105}
+    assert parse_timer("r/||wall") == TriggerTimer("r/", "", TimeDomain.WALL)
+
+
+def test_user_code_may_use_the_low_level_api() -> None:
+    """
+    A user's trigger keeps state and timers of its own, is told when they fire, and sees its children fire.
+    """
+
+    class Debounce(Trigger):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set_timer(context.wall_time + 5, TimeDomain.WALL, "quiet")
+
+        def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
+            context.set("quiet", timer.tag == "quiet")
+
+        def should_fire(self, context: TriggerContext) -> bool:
+            return bool(context.get("quiet", False))
+
+        def on_fire(self, context: TriggerContext) -> bool:
+            return True
+
+    state, trigger = _state(), Repeatedly(Debounce())
+    trigger.on_element(TriggerContext(state, 0, 0), _one())
+    trigger.on_element(TriggerContext(state, 0, 3), _one())
+    context = TriggerContext(state, 0, 8)
+    trigger.on_child_timer(context, parse_timer("r/|quiet|wall"))
+
+    assert state.timers == {"r/|quiet|wall": 8}
+    assert trigger.should_fire(context)
+    assert trigger.fire(context) is False
+    assert [event.path for event in context.history] == ["r/"]
+    assert state.trigger == {}
+
+
+def test_a_firing_names_its_innermost_triggers() -> None:
+    """
+    Of the triggers that fired, panes name those with nothing below them.
+    """
+    events = [TriggerEvent("0/", "a", True), TriggerEvent("1/", "b", True), TriggerEvent("", "all", True)]
+
+    assert Firing(events).label() == "a, b"
+
+
+def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
+    """
+    Only the trigger whose turn it is hears its timers.
+    """
+    state = _state()
+    trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
+    context = TriggerContext(state, 0, 0)
+    trigger.on_element(context, _one())
+    trigger.on_child_timer(context, TriggerTimer("1/", "", TimeDomain.WALL))
+
+    assert trigger.should_fire(context)
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0, 5), (4, 5), (5, 15), (-6, -5), (-5, 5)])
+def test_strokes_come_after_now(now: int, expected: int) -> None:
+    """
+    The next stroke is later than now and whole periods from the reference.
+    """
+    assert next_stroke(now, 25, 10) == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AfterCount(0),
+        lambda: AfterCount(True),
+        lambda: AfterBytes(-1),
+        AfterAny,
+        lambda: AfterAll(AfterCount),  # type: ignore[arg-type]
+        lambda: RepeatCount(AfterCount(1), 0),
+        lambda: AfterDelay(-1),
+        lambda: AfterDelay(1, "lunar"),  # type: ignore[arg-type]
+        lambda: AfterProcessingTime(1, "event"),
+        lambda: AtPeriod(0, 0),
+        lambda: WatermarkPercentile(0),
+        lambda: WatermarkPercentile(101),
+        lambda: WatermarkPercentile(True),
+    ],
+)
+def test_triggers_that_cannot_be_are_refused(make) -> None:
+    """
+    A trigger refuses its arguments when it is made.
+    """
+    with pytest.raises(InvalidError):
+        make()
+
+
+def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
+    """
+    They are declared from the leaves up, whatever is around them; 100 needs no declaration.
+    """
+    tree = Repeatedly(
+        OrFinally(
+            AfterWatermark(early=WatermarkPercentile(50)),
+            AfterEach(WatermarkPercentile(90), WatermarkPercentile(100)),
+        )
+    )
+
+    assert tree.percentiles == {50.0, 90.0}
+    assert Repeatedly(AfterCount(2)).percentiles == frozenset()
+
+
+def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
+    """
+    A trigger sees the watermark that it names; its timers on different clocks do not meet.
+    """
+    context = TriggerContext(_state(), 3, 0, marks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)})
+    context.set_timer(30)
+    context.set_timer(40, percentile=90)
+
+    assert [context.watermark_at(each) for each in (100, 90, 50)] == [3, 12, 20]
+    with pytest.raises(InvalidError, match="does not name"):
+        context.watermark_at(75)
+    assert [context.percentile_at(at) for at in (3, 12, 13, 21)] == [100, 90, 50, 0]
+    assert (context.timer(), context.timer(percentile=90)) == (30, 40)
+    context.delete_timer(percentile=90)
+    assert (context.timer(), context.timer(percentile=90)) == (30, None)
+
+
+def test_a_composition_sees_which_child_asked_for_what() -> None:
+    """
+    The history of direct children says who fired and whether it asked to clear or to keep; the last to ask is heard.
+    """
+
+    class Asks(AfterCount):
+        def on_fire(self, context: TriggerContext) -> bool:
+            context.ask(Contents.CLEAR if self.count == 1 else Contents.KEEP)
+            return True
+
+    class Both(AfterAll):
+        def on_fire(self, context: TriggerContext) -> bool:
+            finished = AfterAll.on_fire(self, context)
+            seen.extend((event.path, event.asked, event.is_finished) for event in context.history)
+            return finished
+
+    seen: list[tuple[str, Contents, bool]] = []
+    both, state = Both(AfterAll(Asks(1)), Asks(2), AfterCount(1)), _state()
+    context = TriggerContext(state, 0, 0)
+    both.on_elements(context, [_one(), _one()])
+
+    assert both.should_fire(context)
+    assert both.fire(context)
+    assert seen == [("0/", Contents.CLEAR, True), ("1/", Contents.KEEP, True), ("2/", Contents.DEFAULT, True)]
+    assert context.firing.contents is Contents.KEEP
+
+
+def test_a_timer_that_fired_tells_when_it_was_due() -> None:
+    """
+    However late it is by the clock.
+    """
+
+    class Due(Trigger):
+        def on_element(self, context: TriggerContext, element: Element) -> None:
+            context.set_timer(7, TimeDomain.WALL)
+
+        def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
+            context.set("due", timer.at)
+
+        def should_fire(self, context: TriggerContext) -> bool:
+            return False
+
+    windows = KeyWindows(
+        WindowingStrategy(window_fn=FixedWindows(10), trigger=Due()),
+        ToList(),
+        None,
+        None,
+        watermark=0,
+        wall_time=99,
+    )
+    windows.add([_one()])
+    windows.on_timer(Window(0, 10), parse_timer("||wall"))
+
+    assert windows.to_json() is not None
+    assert windows.windows.at(Window(0, 10)).trigger == {"": {"due": 7}}

@@ -1,0 +1,356 @@
+"""
+What a hook may do through its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.executor.bundle.bundle import BundleResult, Deliveries
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.pipeline.topology import ComputationNode
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
+from millpond.testing.fixtures.interval_run import IntervalRun
+
+Hook = Callable[[Context, Any], None]
+
+
+class Hooks(Computation):
+    """
+    Does what the test says.
+    """
+
+    def __init__(self, record: Hook, timer: Hook | None = None, codec: Codec | None = None) -> None:
+        self._record = record
+        self._timer = timer
+        self.codec = codec or JsonCodec()
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        The test's hook for records.
+        """
+        self._record(context, record)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        The test's hook for timers.
+        """
+        if self._timer is not None:
+            self._timer(context, timer)
+
+
+def run_of(computation: Computation) -> IntervalRun:
+    """
+    A fresh store that runs the computation.
+    """
+    node = ComputationNode(
+        name="c", computation=computation, subscriptions=(), produces=("out", "more"), retries=0
+    )
+    return IntervalRun(node, Interval("c"))
+
+
+def records_at(*times: int, key: str = "k") -> list[Deliveries]:
+    """
+    Records of one key; the value is the time.
+    """
+    keys = pa.array([key] * len(times), pa.string())
+    return [Deliveries(stream="in", keys=keys, at=np.array(times), values=PythonValues(list(times)))]
+
+
+def produced(result: BundleResult) -> list[dict[str, Any]]:
+    """
+    All productions of a bundle.
+    """
+    if result.updates is None:
+        return []
+    lists = result.updates.column("productions").to_pylist()
+    return [found for productions in lists for found in productions or []]
+
+
+def errors_of(hook: Hook) -> list[str]:
+    """
+    Why a hook failed, a letter each.
+    """
+    return [letter.error for letter in run_of(Hooks(hook)).step(records_at(100)).dead_letters]
+
+
+class TestState:
+    def test_get_set_delete(self) -> None:
+        """
+        A state is there from set to delete, over bundles, and get gives the default otherwise.
+        """
+        seen: list[Any] = []
+
+        def hook(context: Context, record: Record) -> None:
+            seen.append(context.state.get("none"))
+            if record.value == 3:
+                context.state.delete()
+                seen.append(context.state.get("gone"))
+            else:
+                context.state.set(record.value)
+
+        run = run_of(Hooks(hook))
+        for times in ((1, 2), (3, 4), (5,)):
+            run.step(records_at(*times))
+
+        assert seen == ["none", 1, 2, "gone", "none", 4]
+
+    def test_none_is_a_state(self) -> None:
+        """
+        A state of None is kept and is not the same as no state.
+        """
+        seen: list[Any] = []
+
+        def hook(context: Context, record: Record) -> None:
+            seen.append(context.state.get("default"))
+            context.state.set(None)
+
+        run = run_of(Hooks(hook))
+        run.step(records_at(1))
+        run.step(records_at(2))
+
+        assert seen == ["default", None]
+
+    def test_a_change_that_is_not_set_is_not_kept(self) -> None:
+        """
+        Changing what get returned reaches neither the next record nor the next bundle.
+        """
+        seen: list[Any] = []
+
+        def hook(context: Context, record: Record) -> None:
+            state = context.state.get([])
+            seen.append(list(state))
+            if record.at == 1:
+                context.state.set([0])
+            state.append(record.at)
+
+        run = run_of(Hooks(hook))
+        run.step(records_at(1))
+        run.step(records_at(2, 3))
+        run.step(records_at(4))
+
+        assert seen == [[], [0], [0], [0]]
+
+    def test_what_comes_back_does_not_depend_on_bundles(self) -> None:
+        """
+        A tuple is a list at the next record, whether that comes in the same bundle or a later one.
+        """
+        seen: list[Any] = []
+
+        def hook(context: Context, record: Record) -> None:
+            seen.append(context.state.get())
+            context.state.set((record.at,))
+
+        run = run_of(Hooks(hook))
+        run.step(records_at(1, 2))
+        run.step(records_at(3))
+
+        assert seen == [None, [1], [2]]
+
+    def test_bytes_go_to_the_bytes_column(self) -> None:
+        """
+        A codec that is not text fills state_bytes, and its state comes back as bytes.
+        """
+        seen: list[Any] = []
+
+        def hook(context: Context, record: Record) -> None:
+            seen.append(context.state.get(b""))
+            context.state.set(context.state.get(b"") + b"\xff")
+
+        run = run_of(Hooks(hook, codec=BytesCodec()))
+        result = run.step(records_at(1))
+        run.step(records_at(2))
+
+        assert result.updates is not None
+        assert result.updates.select(["state", "state_bytes"]).to_pylist() == [
+            {"state": None, "state_bytes": b"\xff"}
+        ]
+        assert seen == [b"", b"\xff"]
+
+    def test_a_codec_must_keep_its_word(self) -> None:
+        """
+        Text from a bytes codec, and text without a UTF-8 form, fail the record.
+        """
+
+        class Wrong(BytesCodec):
+            def encode(self, value: Any) -> Any:
+                return value
+
+        class Surrogate(JsonCodec):
+            def encode(self, value: Any) -> str:
+                return "\ud800"
+
+        for codec in (Wrong(), Surrogate()):
+            result = run_of(Hooks(lambda c, _: c.state.set("x"), codec=codec)).step(records_at(1))
+
+            assert result.updates is None
+            assert "as its is_text says" in result.dead_letters[0].error
+
+
+class TestProduce:
+    def test_key_and_time_default_to_the_records(self) -> None:
+        """
+        A production gets this key and the record's time unless told otherwise.
+        """
+
+        def hook(context: Context, record: Record) -> None:
+            context.produce("out", {"n": 1})
+            context.produce("more", b"\x00", key="other", at=record.at + 1)
+
+        first, second = produced(run_of(Hooks(hook)).step(records_at(7)))
+
+        at = datetime(1970, 1, 1, 0, 0, 0, 7, tzinfo=UTC)
+        assert first == {"stream": "out", "key": "k", "value": '{"n":1}', "value_bytes": None, "at": at}
+        assert second == {
+            "stream": "more",
+            "key": "other",
+            "value": None,
+            "value_bytes": b"\x00",
+            "at": at.replace(microsecond=8),
+        }
+
+    def test_a_timer_produces_at_its_output_time(self) -> None:
+        """
+        In process_timer the default is the timer's output time.
+        """
+        hooks = Hooks(
+            lambda c, r: c.set_timer(r.at + 5, output_at=r.at + 9), lambda c, _: c.produce("out", None)
+        )
+        found = produced(run_of(hooks).step(records_at(1), watermark=6))
+
+        assert [production["at"].microsecond for production in found] == [10]
+
+    def test_a_later_change_does_not_reach_a_production(self) -> None:
+        """
+        A production is the value at the moment of producing.
+        """
+
+        def hook(context: Context, record: Record) -> None:
+            value = [1]
+            context.produce("out", value)
+            value.append(2)
+
+        assert [p["value"] for p in produced(run_of(Hooks(hook)).step(records_at(1)))] == ["[1]"]
+
+    @pytest.mark.parametrize(
+        ("hook", "reason"),
+        [
+            (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be below that of the input"),
+            (lambda c, _: c.produce("nowhere", 1), "does not declare this stream"),
+            (lambda c, _: c.produce("out", object()), "cannot encode"),
+            (lambda c, _: c.produce("out", 1, key=5), "production key is text"),
+            (lambda c, _: c.produce("out", 1, key="\ud800"), "UTF-8"),
+            (lambda c, _: c.produce("out", 1, at=2**63), "64 bits"),
+            (lambda c, _: c.set_timer(datetime(2013, 2, 8)), "must know its offset"),  # noqa: DTZ001
+            (lambda c, _: c.set_timer(2**63), "64 bits"),
+            (lambda c, _: c.set_timer(1, domain="lunar"), "event or wall"),
+            (lambda c, _: c.delete_timer(domain="lunar"), "event or wall"),
+            (lambda c, _: c.set_timer(1, tag=1), "timer tag is text"),
+            (lambda c, _: c.set_timer(1, tag="\ud800"), "UTF-8"),
+            (lambda c, r: c.set_timer(500, output_at=r.at - 1), "may not be below that of the input"),
+        ],
+    )
+    def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:
+        """
+        Wrong streams, keys, times, tags and domains become dead letters that say why.
+        """
+        (error,) = errors_of(hook)
+
+        assert reason in error
+
+
+class TestTimers:
+    def test_default_output_times(self) -> None:
+        """
+        An event timer holds its own time, a past one the input's, a wall timer the input's.
+        """
+
+        def hook(context: Context, record: Record) -> None:
+            context.set_timer(record.at + 50, "later")
+            context.set_timer(record.at - 50, "past")
+            context.set_timer(5_000, "wall", "wall")
+
+        run = run_of(Hooks(hook))
+        updates = run.step(records_at(100), watermark=10).updates
+
+        assert updates is not None
+        (timers,) = updates.column("timers").to_pylist()
+        assert [(t["tag"], t["at"].microsecond, t["output_at"].microsecond) for t in timers] == [
+            ("past", 50, 100),
+            ("later", 150, 150),
+            ("wall", 5_000, 100),
+        ]
+
+    def test_datetimes_are_times(self) -> None:
+        """
+        A datetime with an offset sets a timer like its microseconds.
+        """
+        at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+        result = run_of(Hooks(lambda c, _: c.set_timer(at))).step(records_at(1))
+
+        assert result.next_event_timer == 1_000_000
+
+    def test_clocks_are_the_bundles(self) -> None:
+        """
+        Watermark and wall time are those of the bundle, and lateness follows from the watermark.
+        """
+        seen: list[Any] = []
+        hooks = Hooks(lambda c, r: seen.append((c.watermark, c.wall_time, r.late)))
+        result = run_of(hooks).step(records_at(4, 5), watermark=5, wall_time=77)
+
+        assert seen == [(5, 77, True), (5, 77, False)]
+        assert result.statistics.late == 1
+
+
+class TestRecordsTogether:
+    def test_times_of_productions(self) -> None:
+        """
+        While iterating it is the record's time, afterwards the newest; below the oldest is refused.
+        """
+
+        class Together(Computation):
+            def process_records(self, context: Context, records: Records) -> None:
+                for _ in records:
+                    context.produce("out", "each")
+                context.produce("out", "all")
+                context.produce("out", "oldest", at=records[0].at)
+
+        found = produced(run_of(Together()).step(records_at(3, 1, 2)))
+
+        assert [(p["value"], p["at"].microsecond) for p in found] == [
+            ('"each"', 1),
+            ('"each"', 2),
+            ('"each"', 3),
+            ('"all"', 3),
+            ('"oldest"', 1),
+        ]
+
+    def test_hooks_that_are_missing_say_so(self) -> None:
+        """
+        A record without process_record and a timer without process_timer become dead letters.
+        """
+
+        class Nothing(Computation):
+            pass
+
+        class Sets(Computation):
+            def process_record(self, context: Context, record: Record) -> None:
+                context.set_timer(record.at)
+
+        (record_letter,) = run_of(Nothing()).step(records_at(1)).dead_letters
+        (timer_letter,) = run_of(Sets()).step(records_at(1), watermark=2).dead_letters
+
+        assert "has no process_record" in record_letter.error
+        assert "has no process_timer" in timer_letter.error
+        assert (record_letter.stream, timer_letter.stream) == ("in", "")

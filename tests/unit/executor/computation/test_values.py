@@ -1,0 +1,136 @@
+"""
+Record values in columns.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.executor.bundle.bundle import Values
+from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, JsonValues, PythonValues
+from millpond.statestore.errors import DataError
+
+TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True, False]})
+
+
+def all_of(values: Values) -> list[Any]:
+    """
+    Every value in turn.
+    """
+    return [values.value(index) for index in range(len(values))]
+
+
+def test_a_struct_becomes_a_dict() -> None:
+    """
+    Each row is a dict of its columns, nested ones included, in the columns' order.
+    """
+    assert all_of(ArrowValues(TABLE)) == [
+        {"city": "Bergen", "days": [1, 2], "rain": True},
+        {"city": None, "days": [], "rain": False},
+    ]
+    assert list(ArrowValues(TABLE).value(0)) == ["city", "days", "rain"]
+
+
+def test_batches_structs_and_slices_are_alike() -> None:
+    """
+    A record batch and a sliced struct array give the same dicts as the table.
+    """
+    batch = TABLE.to_batches()[0]
+    sliced = pa.concat_arrays([batch.to_struct_array(), batch.to_struct_array()]).slice(1, 2)
+
+    assert all_of(ArrowValues(batch)) == all_of(ArrowValues(TABLE))
+    assert all_of(ArrowValues(sliced)) == all_of(ArrowValues(TABLE))[::-1]
+
+
+def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
+    """
+    A missing row has no value; a row without columns has an empty one.
+    """
+    struct = pa.array([None, {"a": 1}])
+
+    assert all_of(ArrowValues(struct)) == [None, {"a": 1}]
+    assert all_of(ArrowValues(pa.array([{}, {}], pa.struct([])))) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ArrowValues(TABLE),
+        JsonValues(pa.array(['{"days": [1]}', '{"days": []}'])),
+        PythonValues([{"days": [1]}, {"days": []}]),
+        PythonValues([{"days": 1}, {"days": 2}]),
+    ],
+)
+def test_changing_a_value_changes_nobody_elses(values: Values) -> None:
+    """
+    A second look finds the value as it was.
+    """
+    before = all_of(values)
+    for value in all_of(values):
+        if isinstance(value["days"], list):
+            value["days"].append(9)
+        value["days"] = None
+
+    assert all_of(values) == before
+
+
+def test_json_and_bytes() -> None:
+    """
+    A text is decoded, bytes stay bytes, and neither is no value.
+    """
+    values = JsonValues(pa.array(["[1]", None, "null", None]), pa.array([None, b"\x00", None, None]))
+
+    assert all_of(values) == [[1], b"\x00", None, None]
+
+
+def test_broken_json_is_a_data_error() -> None:
+    """
+    The record whose value is not JSON says so, and only when it is asked.
+    """
+    values = JsonValues(pa.array(["{", "1"]))
+
+    assert values.value(1) == 1
+    with pytest.raises(DataError):
+        values.value(0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ArrowValues(TABLE),
+        JsonValues(pa.array(["1", None]), pa.array([None, b"x"])),
+        PythonValues([1, "x"]),
+        ConcatenatedValues([PythonValues([1]), JsonValues(pa.array(["2"]))]),
+    ],
+)
+def test_taking_reorders(values: Values) -> None:
+    """
+    `take` gives the chosen values in the chosen order, repeated ones too.
+    """
+    first, second = all_of(values)
+
+    assert all_of(values.take(np.array([1, 0, 1]))) == [second, first, second]
+
+
+def test_values_travel() -> None:
+    """
+    Arrow-backed values are pickled without what they have decoded.
+    """
+    for values in (ArrowValues(TABLE), JsonValues(pa.array(["1"]), pa.array([None], pa.binary()))):
+        before = all_of(values)
+
+        assert all_of(pickle.loads(pickle.dumps(values))) == before
+
+
+def test_concatenated_values_count_on() -> None:
+    """
+    Positions run through all parts, empty ones included.
+    """
+    values = ConcatenatedValues([PythonValues([]), PythonValues([1, 2]), PythonValues([]), PythonValues([3])])
+
+    assert (len(values), all_of(values)) == (3, [1, 2, 3])

@@ -1,0 +1,61 @@
+"""
+Observations of outside times: of a stream, of its members, of how late records come.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.executor.injectors.observation import WHOLE, Watch, observe_times
+
+
+def test_no_records_say_nothing():
+    """
+    Without readable records there is no newest time.
+    """
+    seen = observe_times(Watch(stream="s"), np.array([], np.int64))
+
+    assert (seen.records, seen.newest_at, seen.oldest_at, seen.members) == (0, None, None, {})
+
+
+def test_the_ends_of_time_are_kept():
+    """
+    Newest and oldest are those of the records.
+    """
+    seen = observe_times(Watch(stream="s"), np.array([5, 9, 2]))
+
+    assert (seen.records, seen.newest_at, seen.oldest_at, seen.delays) == (3, 9, 2, None)
+
+
+def test_delays_are_measured_against_what_was_committed():
+    """
+    A record in front of everything committed has no delay.
+    """
+    watch = Watch(stream="s", newest={WHOLE: 10}, with_delays=True)
+
+    seen = observe_times(watch, np.array([4, 12]))
+
+    assert (len(seen.delays), seen.delays.at(1), seen.delays.at(100)) == (2, 0, 6)
+
+
+def test_nothing_is_measured_before_anything_was_committed():
+    """
+    The first records have nothing to be late for.
+    """
+    assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).delays is None
+
+
+def test_members_are_told_apart():
+    """
+    Each member has its own times, measured against its own; unknown senders have none.
+    """
+    watch = Watch(stream="s", newest={"a": 10, "b": 100}, with_delays=True)
+
+    seen = observe_times(watch, np.array([8, 90, 95, 1]), ["a", "b", "b", None])
+
+    assert {name: (one.oldest_at, one.newest_at) for name, one in seen.members.items()} == {
+        "a": (8, 8),
+        "b": (90, 95),
+    }
+    assert seen.members["a"].delays.at(100) == 2
+    assert seen.members["b"].delays.at(100) == 10

@@ -1,0 +1,233 @@
+"""
+The intake: order, bounds, receipts, and the end.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from millpond.executor.local.intake import Arrival, Intake, Movement, Receipt
+from millpond.statestore.errors import FencedError, UnavailableError
+
+
+def arrival(count: int = 1, receipt: Receipt | None = None) -> Arrival:
+    return Arrival(stream="s", rows=[{}] * count, count=count, receipt=receipt or Receipt())
+
+
+def movement(at: int = 5) -> Movement:
+    return Movement(stream="s", at=at, receipt=Receipt())
+
+
+def of(stream: str, count: int = 1) -> Arrival:
+    return Arrival(stream=stream, rows=[{}] * count, count=count, receipt=Receipt())
+
+
+class TestHoldingBack:
+    def test_a_stream_that_is_held_back_waits(self):
+        """
+        What it has handed in stays in order behind the others; it may not add records.
+        """
+        intake = Intake(10)
+        fast, slow, movement_of_fast = of("fast"), of("slow"), movement()
+        intake.put(fast, timeout_ms=0)
+        intake.hold_back({"fast"})
+        intake.put(slow, timeout_ms=0)
+        held = Movement(stream="fast", at=5, receipt=Receipt())
+        intake.put(held, timeout_ms=0)
+        intake.put(movement_of_fast, timeout_ms=0)
+
+        with pytest.raises(UnavailableError, match="skew limit"):
+            intake.put(of("fast"), timeout_ms=0)
+        first, nothing_more = intake.take(10), (intake.take(10), intake.take(10))
+        intake.hold_back(())
+
+        assert first.arrivals == [slow]
+        assert nothing_more[0].movements == [movement_of_fast]
+        assert not nothing_more[1]
+        assert intake.take(10).arrivals == [fast]
+        assert intake.take(10).movements == [held]
+
+    def test_what_is_held_back_takes_no_room_from_others(self):
+        """
+        A fast stream that filled the intake does not keep the slow one out.
+        """
+        intake = Intake(10)
+        intake.put(of("fast", 10), timeout_ms=0)
+        with pytest.raises(UnavailableError, match="full"):
+            intake.put(of("slow"), timeout_ms=0)
+
+        intake.hold_back({"fast"})
+
+        intake.put(of("slow", 10), timeout_ms=0)
+
+    def test_the_end_reaches_what_is_held_back(self):
+        """
+        Its receipts tell what ended the run.
+        """
+        intake = Intake(10)
+        waiting = of("fast")
+        intake.put(waiting, timeout_ms=0)
+        intake.hold_back({"fast"})
+
+        intake.end(FencedError("over"))
+
+        with pytest.raises(FencedError):
+            waiting.receipt.wait(0)
+
+
+class TestOrder:
+    def test_movements_come_before_the_arrivals_behind_them_only(self):
+        """
+        A watermark never overtakes records that were handed in before it.
+        """
+        intake = Intake(10)
+        entries = [movement(1), arrival(), arrival(), movement(2), arrival()]
+        for entry in entries:
+            intake.put(entry, timeout_ms=0)
+
+        first, second, third = intake.take(10), intake.take(10), intake.take(10)
+
+        assert (first.movements, first.arrivals) == (entries[:1], entries[1:3])
+        assert (second.movements, second.arrivals) == (entries[3:4], entries[4:])
+        assert not third
+
+    def test_a_bundle_is_bounded_but_never_empty(self):
+        """
+        Arrivals are taken up to the limit; a larger one is taken alone.
+        """
+        intake = Intake(100)
+        for count in (3, 3, 50):
+            intake.put(arrival(count), timeout_ms=0)
+
+        assert [a.count for a in intake.take(5).arrivals] == [3]
+        assert [a.count for a in intake.take(5).arrivals] == [3]
+        assert [a.count for a in intake.take(5).arrivals] == [50]
+
+
+class TestBounds:
+    def test_a_full_intake_refuses_in_time(self):
+        """
+        Who does not want to wait is told that there is no room.
+        """
+        intake = Intake(5)
+        intake.put(arrival(4), timeout_ms=0)
+
+        with pytest.raises(UnavailableError, match="waiting=`4` allowed=`5`"):
+            intake.put(arrival(2), timeout_ms=0)
+        intake.put(arrival(1), timeout_ms=0)
+
+    def test_an_arrival_larger_than_the_intake_is_let_in_alone(self):
+        """
+        Nothing is refused for ever.
+        """
+        intake = Intake(5)
+
+        intake.put(arrival(50), timeout_ms=0)
+
+        with pytest.raises(UnavailableError):
+            intake.put(arrival(1), timeout_ms=0)
+
+    def test_whoever_waits_for_room_goes_on_when_it_comes(self):
+        """
+        Taking makes room for those who wait: backpressure, not loss.
+        """
+        intake = Intake(1)
+        intake.put(arrival(), timeout_ms=0)
+        waiting = threading.Thread(target=intake.put, args=(arrival(),), kwargs={"timeout_ms": None})
+        waiting.start()
+
+        assert len(intake.take(1).arrivals) == 1
+        waiting.join(10)
+
+        assert not waiting.is_alive()
+        assert len(intake.take(1).arrivals) == 1
+
+    def test_movements_take_no_room(self):
+        """
+        A watermark can be moved while the intake is full.
+        """
+        intake = Intake(1)
+        intake.put(arrival(), timeout_ms=0)
+
+        intake.put(movement(), timeout_ms=0)
+
+        assert intake.take(1).arrivals
+
+
+class TestReceipt:
+    def test_a_receipt_waits_for_all_its_pieces(self):
+        """
+        It is durable once the last piece has been committed.
+        """
+        receipt = Receipt(2)
+        receipt.settle()
+        assert not receipt.wait(timeout_ms=0)
+        receipt.settle()
+
+        assert receipt.wait(timeout_ms=0)
+        assert receipt.is_durable
+
+    def test_nothing_is_durable_at_once(self):
+        """
+        A receipt for no rows at all has nothing to wait for.
+        """
+        assert Receipt(0).is_durable
+
+    def test_a_failure_is_raised_to_whoever_waits(self):
+        """
+        One lost piece spoils the receipt.
+        """
+        receipt = Receipt(2)
+        receipt.settle(FencedError("gone"))
+        receipt.settle()
+
+        with pytest.raises(FencedError, match="gone"):
+            receipt.wait()
+        assert not receipt.is_durable
+
+
+class TestEnd:
+    def test_after_the_end_everything_is_refused_with_the_reason(self):
+        """
+        What waits in the intake and who waits for it learn why.
+        """
+        intake, receipt = Intake(5), Receipt()
+        intake.put(arrival(1, receipt), timeout_ms=0)
+
+        intake.end(FencedError("gone"))
+
+        for call in (
+            receipt.wait,
+            lambda: intake.put(arrival(), timeout_ms=0),
+            lambda: intake.wait_until_idle(0),
+        ):
+            with pytest.raises(FencedError, match="gone"):
+                call()
+
+    def test_the_first_reason_stands(self):
+        """
+        Stopping after a failure does not hide the failure.
+        """
+        intake = Intake(5)
+        intake.end(FencedError("first"))
+        intake.end(UnavailableError("second"))
+
+        with pytest.raises(FencedError, match="first"):
+            intake.put(arrival(), timeout_ms=0)
+
+    def test_idle_is_known_only_while_the_worker_rests(self):
+        """
+        Nobody is told that all is done while something is being done.
+        """
+        intake = Intake(5)
+        assert not intake.wait_until_idle(0)
+        resting = threading.Thread(target=intake.rest, args=(60_000,))
+        resting.start()
+
+        assert intake.wait_until_idle(10_000)
+        intake.end(UnavailableError("stop"))
+        resting.join(10)
+
+        assert not resting.is_alive()

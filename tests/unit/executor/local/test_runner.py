@@ -1,0 +1,974 @@
+"""
+The local runner: topologies, time, restarts, failures, and what the outside world gets.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import orjson
+import pandas as pd
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.policy import BoundedDisorder, ManualWatermark
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import DEAD_LETTERS, Pipeline
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+class Collect(Computation):
+    """
+    Keeps the values of its records in order of arrival, and passes them on.
+    """
+
+    def __init__(self, output: str | None = None) -> None:
+        self.output = output
+
+    def process_record(self, context, record):
+        context.state.set([*(context.state.get() or []), record.value["n"]])
+        if self.output is not None:
+            context.produce(self.output, record.value)
+
+
+class CountDown(Computation):
+    """
+    Sends itself the number less one, until it is zero.
+    """
+
+    def process_record(self, context, record):
+        context.state.set([*(context.state.get() or []), record.value["n"]])
+        if record.value["n"] > 0:
+            context.produce("again", {"n": record.value["n"] - 1})
+
+
+class Alarm(Computation):
+    """
+    Sets a timer ten microseconds after each record and notes when it fires.
+    """
+
+    def __init__(self, domain: str) -> None:
+        self.domain = domain
+
+    def process_record(self, context, record):
+        at = record.at if self.domain == "event" else context.wall_time
+        context.set_timer(at + 10, tag=str(record.value["n"]), domain=self.domain)
+
+    def process_timer(self, context, timer):
+        context.state.set([*(context.state.get() or []), int(timer.tag)])
+        context.produce("alarm", {"n": int(timer.tag)})
+
+
+class Late(Computation):
+    """
+    Notes which records were late.
+    """
+
+    def process_record(self, context, record):
+        context.state.set([*(context.state.get() or []), record.late])
+
+
+class Picky(Computation):
+    """
+    Refuses the number thirteen.
+    """
+
+    def process_record(self, context, record):
+        context.state.set([*(context.state.get() or []), record.value["n"]])
+        if record.value["n"] == 13:
+            raise ValueError("thirteen")
+
+
+RUNG = threading.Event()
+
+
+class Ring(Computation):
+    """
+    Tells the test that a record has come.
+    """
+
+    def process_record(self, context, record):
+        RUNG.set()
+
+
+class Pond:
+    """
+    A store in memory, and runs on it that only move when they are told to.
+    """
+
+    def __init__(self, objects=None, **options: object) -> None:
+        self.clock = ManualClock()
+        self.disk = MemoryObjects() if objects is None else objects
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+        self.options = options
+
+    def store(self) -> Store:
+        return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
+
+    def runner(self) -> LocalRunner:
+        return LocalRunner(self.store(), clock=self.clock, rng=self.rng, progress=False, **self.options)
+
+    def start(self, pipeline: Pipeline) -> LocalRun:
+        return self.runner().start(pipeline, stepping=True)
+
+    def states(self, computation: str) -> dict[str, object]:
+        rows = self.store().rows_view(computation).to_arrow().to_pylist()
+        return {row["key"]: orjson.loads(row["state"]) for row in rows if row["state"]}
+
+    def letters(self) -> list[dict[str, object]]:
+        return list(self.states(DEAD_LETTERS).values())
+
+
+def rows(*numbers: int, **fields: object) -> list[dict[str, object]]:
+    return [{"k": "a", "at": number, "n": number, **fields} for number in numbers]
+
+
+def injected(**options: object) -> tuple[Pipeline, object]:
+    pipeline = Pipeline("p")
+    return pipeline, pipeline.inject("in", key="k", at="at", **options)
+
+
+def a_chain(**options: object) -> Pipeline:
+    """
+    The stream in, then first, then second.
+    """
+    pipeline, stream = injected(**options)
+    stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second")
+    return pipeline
+
+
+class TestTopologies:
+    def test_consumers_of_one_stream_have_their_own_keys(self):
+        """
+        Each consumer of an injected and of a produced stream extracts its own key.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        mid = stream.apply(Collect("mid"), name="by_own_key", produces="mid")
+        stream.apply(Collect(), name="by_city", key="city")
+        mid.apply(Collect(), name="by_parity", key=lambda value: "odd" if value["n"] % 2 else "even")
+        mid.apply(Collect(), name="by_city_again", key="city")
+        run = pond.start(pipeline)
+
+        run.inject("in", [*rows(1, 2, city="Oslo"), *rows(3, city="Bergen")])
+        run.run_until_quiet()
+
+        assert pond.states("by_own_key") == {"a": [1, 2, 3]}
+        assert pond.states("by_city") == pond.states("by_city_again") == {"Oslo": [1, 2], "Bergen": [3]}
+        assert pond.states("by_parity") == {"odd": [1, 3], "even": [2]}
+
+    def test_several_producers_and_inputs_flow_together(self):
+        """
+        A computation that subscribes to produced and injected streams gets all of them.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        other = pipeline.inject("other", key="k", at="at")
+        for name, source in (("left", stream), ("right", other)):
+            source.apply(Collect("merged"), name=name, produces="merged")
+        pipeline.add(Collect(), name="all", subscribes={"merged": None, "other": None})
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(1))
+        run.inject("other", rows(2))
+        run.run_until_quiet()
+
+        assert sorted(pond.states("all")["a"]) == [1, 2, 2]
+
+    def test_a_cycle_runs_until_it_comes_to_rest(self):
+        """
+        Productions of a computation to itself are delivered one superstep later each.
+        """
+        pond = Pond()
+        pipeline, _ = injected()
+        pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(4))
+
+        assert run.run_until_quiet()
+        assert pond.states("loop") == {"a": [4, 3, 2, 1, 0]}
+        assert run.summary().supersteps == 5
+
+    def test_a_cycle_that_never_rests_is_bounded(self):
+        """
+        Stepping gives up after the stated number of supersteps and says so.
+        """
+        pipeline, _ = injected()
+        pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
+        run = Pond().start(pipeline)
+        run.inject("in", rows(1_000_000))
+
+        assert not run.run_until_quiet(supersteps_max=10)
+
+    def test_a_computation_may_have_several_intervals(self):
+        """
+        Keys are spread over intervals and still handled once each.
+        """
+        pond = Pond(intervals=3)
+        run = pond.start(a_chain())
+
+        run.inject("in", [{"k": f"key-{n % 10}", "at": n, "n": n} for n in range(100)])
+        run.run_until_quiet()
+
+        assert pond.states("first") == {f"key-{n}": list(range(n, 100, 10)) for n in range(10)}
+        assert pond.states("second") == pond.states("first")
+        known = map(Interval.from_app_id, pond.store().snapshot().txns)
+        assert len([one for one in known if one is not None and one.computation == "first"]) == 3
+
+
+class TestSupersteps:
+    def test_what_arrives_together_is_committed_together(self):
+        """
+        Many injections between two commits make one bundle and one commit.
+        """
+        run = Pond().start(a_chain())
+        for number in range(50):
+            run.inject("in", rows(number))
+
+        report = run.step()
+
+        assert (report.records, report.productions) == (50, 50)
+        assert run.step().records == 50
+        assert run.step() is None
+
+    def test_nothing_happens_but_in_a_step(self):
+        """
+        In stepping mode an injected record waits, and its receipt with it.
+        """
+        run = Pond().start(a_chain())
+
+        receipt = run.inject("in", rows(1))
+
+        assert not receipt.wait(timeout_ms=0)
+        run.step()
+        assert receipt.is_durable
+
+    def test_productions_are_not_delivered_before_their_commit(self):
+        """
+        A strong production reaches its consumer one superstep after it was made durable.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+
+        run.step()
+
+        assert pond.states("first") == {"a": [1]}
+        assert pond.states("second") == {}
+
+    def test_a_large_injection_is_cut(self):
+        """
+        One receipt covers all its pieces; each superstep stays bounded.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+        table = pa.table({"k": ["a"] * 30_000, "at": range(30_000), "n": [1] * 30_000})
+
+        receipt = run.inject("in", table)
+        run.step()
+        assert not receipt.is_durable
+        run.run_until_quiet()
+
+        assert receipt.is_durable
+        assert len(pond.states("second")["a"]) == 30_000
+
+
+class TestTime:
+    def test_event_timers_fire_in_order_once_the_watermark_passes(self):
+        """
+        A timer waits for the low watermark, which waits for the bound on disorder.
+        """
+        pond = Pond()
+        pipeline, stream = injected(watermark=BoundedDisorder("20us"))
+        stream.apply(Alarm("event"), name="alarm").apply(Collect(), name="after")
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(30, 20, 25))
+        run.run_until_quiet()
+        assert pond.states("alarm") == {}
+        run.inject("in", rows(56))
+        run.run_until_quiet()
+
+        assert run.watermark("alarm") == 36
+        assert pond.states("alarm") == {"a": [20, 25]}
+        assert pond.states("after") == {"a": [20, 25]}
+
+    def test_a_promise_of_the_source_fires_timers_and_makes_records_late(self):
+        """
+        To advance the watermark is to give up what is older.
+        """
+        pond = Pond()
+        pipeline, stream = injected(watermark=ManualWatermark())
+        stream.apply(Alarm("event"), name="alarm")
+        stream.apply(Late(), name="late")
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(30))
+        run.advance_watermark("in", 40)
+        run.inject("in", rows(35, 45))
+        run.run_until_quiet()
+
+        assert pond.states("late") == {"a": [False, True, False]}
+        assert pond.states("alarm") == {"a": [30]}
+
+    def test_a_finished_input_fires_everything(self):
+        """
+        After the end of the input every event timer is due.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Alarm("event"), name="alarm")
+        run = pond.start(pipeline)
+        run.inject("in", rows(10**9))
+
+        run.finish("in")
+        run.run_until_quiet()
+
+        assert pond.states("alarm") == {"a": [10**9]}
+        assert run.summary().watermark == TIME_MAX_US
+
+    def test_wall_timers_fire_on_an_idle_stream(self):
+        """
+        The injected clock alone makes them due; no record has to come.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Alarm("wall"), name="alarm")
+        run = pond.start(pipeline)
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        assert run.step() is None
+
+        pond.clock.advance_ms(1)
+
+        assert run.step().timers == 1
+        assert pond.states("alarm") == {"a": [1]}
+
+    def test_the_slowest_input_holds_the_watermark(self):
+        """
+        A computation with two inputs waits for both.
+        """
+        pipeline, _ = injected()
+        pipeline.inject("other", key="k", at="at")
+        pipeline.add(Collect(), name="join", subscribes={"in": None, "other": None})
+        run = Pond().start(pipeline)
+
+        run.inject("in", rows(100))
+        run.run_until_quiet()
+        assert run.watermark("join") == TIME_MIN_US
+        run.inject("other", rows(70))
+        run.run_until_quiet()
+
+        assert run.watermark("join") == 70
+
+
+class TestRestart:
+    def test_undelivered_productions_are_read_back(self):
+        """
+        What was produced and not delivered is delivered after the restart, once.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+        run.inject("in", rows(1, 2))
+        run.step()
+        run.stop()
+
+        again = pond.start(a_chain())
+        again.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2]}
+        assert again.summary().totals.records == 4
+
+    def test_a_run_that_was_never_stopped_is_taken_over(self):
+        """
+        A process that vanished leaves nothing but its commits, and those are enough.
+        """
+        pond = Pond()
+        pond.start(a_chain()).inject("in", rows(9))
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+        run.step()
+
+        again = pond.start(a_chain())
+        again.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1]}
+
+    @pytest.mark.parametrize("domain", ["event", "wall"])
+    def test_timers_survive(self, domain):
+        """
+        A pending timer of either domain fires after the restart, once.
+        """
+        pond = Pond()
+        pipeline, stream = injected(watermark=ManualWatermark())
+        stream.apply(Alarm(domain), name="alarm")
+        run = pond.start(pipeline)
+        run.inject("in", rows(5))
+        run.run_until_quiet()
+        run.stop()
+        pond.clock.advance_ms(1)
+
+        again = pond.start(pipeline)
+        again.advance_watermark("in", 50)
+        again.run_until_quiet()
+
+        assert pond.states("alarm") == {"a": [5]}
+        assert again.summary().totals.timers == 1
+
+    def test_a_watermark_never_falls_over_a_restart(self):
+        """
+        A promise is durable once its receipt says so.
+        """
+        pond = Pond()
+        run = pond.start(a_chain(watermark=ManualWatermark()))
+        run.inject("in", rows(1))
+        receipt = run.advance_watermark("in", 50)
+        run.run_until_quiet()
+        assert receipt.is_durable
+        run.stop()
+
+        assert pond.start(a_chain(watermark=ManualWatermark())).watermark("second") == 50
+
+    def test_steps_and_restarts_in_any_order_give_one_answer(self):
+        """
+        Restarting after every superstep changes nothing.
+        """
+        pond = Pond()
+        pipeline, _ = injected(id="n")
+        pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
+        run = pond.start(pipeline)
+        run.inject("in", rows(5))
+        for _ in range(8):
+            run.step()
+            run.stop()
+            run = pond.start(pipeline)
+            run.inject("in", rows(5))
+
+        run.run_until_quiet()
+
+        assert pond.states("loop") == {"a": [5, 4, 3, 2, 1, 0]}
+
+
+class TestDeadLetters:
+    def test_a_record_whose_code_raises_is_kept_and_the_others_count(self):
+        """
+        Its effects are rolled back; the letter says what, whose and why.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Picky(), name="picky", retries=1)
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(12, 13, 14))
+        run.run_until_quiet()
+
+        assert pond.states("picky") == {"a": [12, 14]}
+        [letter] = pond.letters()
+        assert (letter["computation"], letter["stream"], letter["key"]) == ("picky", "in", "a")
+        assert "thirteen" in letter["error"]
+
+    def test_unreadable_rows_become_letters(self):
+        """
+        A missing key, an unreadable time, and what is no row at all: each is kept with its reason.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+
+        run.inject("in", [{"k": None, "at": 1, "n": 1}, {"k": "a", "at": "soon", "n": 2}, "what", *rows(4)])
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"a": [4]}
+        reasons = sorted(letter["error"] for letter in pond.letters())
+        assert len(reasons) == 3
+        assert any("null" in reason for reason in reasons)
+        assert any("ISO" in reason for reason in reasons)
+        assert run.summary().totals.injected == 1
+
+    def test_productions_without_a_key_become_letters(self):
+        """
+        A consumer whose extractor finds no key in a production loses nothing.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second", key="city")
+        run = pond.start(pipeline)
+
+        run.inject("in", [*rows(1), *rows(2, city="Oslo")])
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"Oslo": [2]}
+        assert [letter["computation"] for letter in pond.letters()] == ["second"]
+
+    def test_dead_letters_can_be_consumed(self):
+        """
+        Whoever subscribes to them gets them as records.
+        """
+
+        class Mourner(Computation):
+            def process_record(self, context, record):
+                context.state.set(record.value["error"])
+
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Picky(), name="picky", retries=0)
+        pipeline.stream(DEAD_LETTERS).apply(Mourner(), name="mourner", key="key")
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(13))
+        run.run_until_quiet()
+
+        assert "thirteen" in pond.states("mourner")["a"]
+
+    def test_a_computation_may_stop_the_run_instead(self):
+        """
+        The error is raised to whoever steps, injects or waits; nothing of the bundle counts.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Picky(), name="picky", on_error="stop", retries=0)
+        run = pond.start(pipeline)
+        receipt = run.inject("in", rows(12, 13))
+
+        for call in (run.step, receipt.wait, lambda: run.inject("in", rows(1)), run.run_until_quiet):
+            with pytest.raises(InvalidError, match="picky"):
+                call()
+
+        assert not run.is_active
+        assert pond.states("picky") == {}
+
+
+class TestDuplicates:
+    def test_a_record_that_comes_again_counts_once(self):
+        """
+        In one bundle, in a later one, and after a restart.
+        """
+        pond = Pond()
+        run = pond.start(a_chain(id="n"))
+        run.inject("in", rows(1, 1, 2))
+        run.run_until_quiet()
+        run.inject("in", rows(2, 3))
+        run.run_until_quiet()
+        run.stop()
+
+        again = pond.start(a_chain(id="n"))
+        again.inject("in", rows(3, 1, 4))
+        again.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2, 3, 4]}
+        assert again.summary().totals.duplicates == 4
+
+    def test_a_computation_may_do_without(self):
+        """
+        Without exactly-once every delivery counts.
+        """
+        pond = Pond()
+        pipeline, stream = injected(id="n")
+        stream.apply(Collect(), name="all", exactly_once=False)
+        run = pond.start(pipeline)
+
+        run.inject("in", rows(1, 1))
+        run.run_until_quiet()
+
+        assert pond.states("all") == {"a": [1, 1]}
+
+
+class TestSinks:
+    def test_each_production_arrives_once_whatever_the_restarts(self, tmp_path):
+        """
+        A sink has what was committed, also when the process stopped right after the commit.
+        """
+        pond = Pond()
+
+        def pipeline() -> Pipeline:
+            made = a_chain(id="n")
+            made.stream("mid").sink("out", DeltaSink(str(tmp_path / "out")))
+            return made
+
+        run = pond.start(pipeline())
+        for number in range(6):
+            run.inject("in", rows(number))
+            run.step()
+            if number % 2:
+                run.stop()
+                run = pond.start(pipeline())
+                run.inject("in", rows(number))
+        run.run_until_quiet()
+        run.stop()
+
+        values = DeltaTable(tmp_path / "out").to_pyarrow_table().column("at").cast(pa.int64()).to_pylist()
+        assert sorted(values) == list(range(6))
+
+    def test_a_sink_that_refuses_ends_the_run(self, tmp_path):
+        """
+        A value that does not fit is an error of the run, not a lost record.
+        """
+        pipeline = a_chain()
+        schema = pa.schema([("n", pa.string())])
+        pipeline.stream("mid").sink("out", DeltaSink(str(tmp_path / "out"), schema))
+        run = Pond().start(pipeline)
+        run.inject("in", rows(1))
+
+        with pytest.raises(InvalidError, match="sink=`out` column=`n`"):
+            run.run_until_quiet()
+
+
+class TestBounded:
+    def test_no_record_is_late_whatever_the_order(self):
+        """
+        A bounded input's watermark waits for its end, and then passes everything.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Late(), name="late")
+        stream.apply(Alarm("event"), name="alarm")
+
+        summary = pond.runner().run(pipeline, {"in": rows(3, 1, 2)})
+
+        assert pond.states("late") == {"a": [False, False, False]}
+        assert pond.states("alarm") == {"a": [1, 2, 3]}
+        assert (summary.run.injected, summary.watermark) == (3, TIME_MAX_US)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            pa.table({"k": ["a", "a"], "at": [1, 2], "n": [1, 2]}),
+            pa.record_batch({"k": ["a", "a"], "at": [1, 2], "n": [1, 2]}),
+            pd.DataFrame({"k": ["a", "a"], "at": [1, 2], "n": [1, 2]}, index=[7, 8]),
+            rows(1, 2),
+            (row for row in rows(1, 2)),
+        ],
+        ids=["table", "batch", "pandas", "list", "generator"],
+    )
+    def test_inputs_of_every_form_give_the_same(self, given):
+        """
+        Arrow, pandas, lists and generators are all inputs.
+        """
+        pond = Pond()
+
+        pond.runner().run(a_chain(), {"in": given})
+
+        assert pond.states("second") == {"a": [1, 2]}
+
+    def test_a_run_that_was_killed_is_resumed_by_running_it_again(self):
+        """
+        What the store has consumed is skipped: the same input twice is consumed once.
+        """
+        pond = Pond()
+        numbers = list(range(50_000))
+        table = pa.table({"k": [f"{n % 7}" for n in numbers], "at": numbers, "n": numbers})
+        objects = FaultyObjects(pond.disk)
+        pond.disk = objects
+        interrupted = pond.runner()
+        puts = iter(range(100))
+
+        def kill(operation: str, path: str) -> None:
+            if operation == "put_if_absent" and next(puts) == 6:
+                raise KeyboardInterrupt
+
+        objects.before = kill
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.run(a_chain(), {"in": table})
+        objects.before = None
+
+        summary = pond.runner().run(a_chain(), {"in": table})
+
+        assert 0 < summary.run.injected < 50_000
+        assert summary.totals.injected == 50_000
+        assert pond.states("second") == {str(k): list(range(k, 50_000, 7)) for k in range(7)}
+        assert pond.runner().run(a_chain(), {"in": table}).run.injected == 0
+
+    def test_another_input_is_refused(self):
+        """
+        A store that has consumed more than there is was fed by something else.
+        """
+        pond = Pond()
+        pond.runner().run(a_chain(), {"in": rows(1, 2, 3)})
+
+        with pytest.raises(InvalidError, match="rows=`1` consumed=`3`"):
+            pond.runner().run(a_chain(), {"in": rows(1)})
+
+    def test_inputs_must_fit_the_pipeline(self):
+        """
+        Unknown inputs, missing inputs, missing columns and what is no table are refused by name.
+        """
+        runner = Pond().runner()
+
+        with pytest.raises(InvalidError, match="input=`other`"):
+            runner.run(a_chain(), {"in": [], "other": []})
+        with pytest.raises(InvalidError, match="stream=`in`"):
+            runner.run(a_chain(), {})
+        with pytest.raises(InvalidError, match="column=`k`"):
+            runner.run(a_chain(), {"in": pa.table({"at": [1]})})
+        with pytest.raises(InvalidError, match="type=`int`"):
+            runner.run(a_chain(), {"in": 5})
+        with pytest.raises(InvalidError, match="DataFrame"):
+            runner.run(a_chain(), {"in": pd.DataFrame({"k": ["a", 1]})})
+
+    def test_an_empty_input_only_ends(self):
+        """
+        Nothing to consume is no error.
+        """
+        assert Pond().runner().run(a_chain(), {"in": []}).totals.injected == 0
+
+
+class WakingClock(ManualClock):
+    """
+    Does something after so many sleeps.
+    """
+
+    def __init__(self, sleeps: int) -> None:
+        super().__init__()
+        self.sleeps = sleeps
+        self.action = lambda: None
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        super().sleep_ms(duration_ms)
+        self.sleeps -= 1
+        if self.sleeps == 0:
+            self.action()
+
+
+class TestFailures:
+    def test_a_run_that_lost_its_leases_is_fenced(self):
+        """
+        The newest owner wins; the former one's commit changes nothing and says so to whoever waits.
+        """
+        pond = Pond()
+        first = pond.start(a_chain())
+        first.inject("in", rows(1))
+        first.step()
+        second = pond.start(a_chain())
+        receipt = first.inject("in", rows(99))
+
+        for call in (first.step, receipt.wait, lambda: first.inject("in", rows(1))):
+            with pytest.raises(FencedError):
+                call()
+        second.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1]}
+
+    def test_it_pauses_while_the_lease_service_is_away(self):
+        """
+        A suspended lease stops the commits until it is held again; nothing is lost.
+        """
+        pond = Pond()
+        pond.clock = WakingClock(20)
+        store = pond.store()
+        run = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False).start(
+            a_chain(), stepping=True
+        )
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        store.leases.suspend()
+        pond.clock.action = store.leases.resume
+
+        run.inject("in", rows(2))
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2]}
+        assert pond.clock.slept_ms
+
+    def test_it_gives_up_when_the_lease_service_stays_away(self):
+        """
+        The pause has a bound.
+        """
+        pond = Pond(pause_timeout_ms=1_000)
+        store = pond.store()
+        runner = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False, pause_timeout_ms=1_000)
+        run = runner.start(a_chain(), stepping=True)
+        run.inject("in", rows(1))
+        store.leases.suspend()
+
+        with pytest.raises(UnavailableError):
+            run.run_until_quiet()
+
+    def test_it_goes_on_after_the_object_store_was_away(self):
+        """
+        Files that could not be written are written again; each record counts once.
+        """
+        objects = FaultyObjects(MemoryObjects())
+        pond = Pond(objects)
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        objects.plan(Fault.REFUSED, "put_if_absent", within="computation=", times=3)
+
+        run.inject("in", rows(2))
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2]}
+
+    def test_a_lost_reply_of_a_commit_counts_once(self):
+        """
+        A commit that landed unheard is found by reading back.
+        """
+        objects = FaultyObjects(MemoryObjects())
+        pond = Pond(objects)
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        objects.plan(Fault.LOST, "put_if_absent", within="_delta_log", times=3)
+
+        run.inject("in", rows(2))
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2]}
+
+    def test_somebody_elses_commit_is_seen(self):
+        """
+        Another pipeline that commits to the same table does not disturb.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        other = Pipeline("other")
+        other.inject("x", key="k", at="at").apply(Collect(), name="third")
+        neighbour = pond.start(other)
+        neighbour.inject("x", rows(7))
+        neighbour.run_until_quiet()
+
+        run.inject("in", rows(2))
+        run.run_until_quiet()
+
+        assert pond.states("second") == {"a": [1, 2]}
+        assert pond.states("third") == {"a": [7]}
+
+    def test_a_wrong_table_is_the_callers_mistake_and_not_the_runs_end(self):
+        """
+        Missing columns, unknown streams and what is no time are refused at the call.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+
+        with pytest.raises(InvalidError, match="column=`k`"):
+            run.inject("in", pa.table({"at": [1]}))
+        with pytest.raises(InvalidError, match="stream=`nowhere`"):
+            run.inject("nowhere", [])
+        with pytest.raises(InvalidError, match="stream=`nowhere`"):
+            run.finish("nowhere")
+        with pytest.raises(InvalidError, match="time"):
+            run.advance_watermark("in", "tomorrow")
+        with pytest.raises(InvalidError, match="computation=`nobody`"):
+            run.watermark("nobody")
+
+        run.inject("in", rows(1))
+        run.run_until_quiet()
+        assert pond.states("second") == {"a": [1]}
+
+    def test_options_that_cannot_work_are_refused(self):
+        """
+        A runner without intervals, or without room for a record, cannot run.
+        """
+        with pytest.raises(InvalidError, match="intervals"):
+            LocalRunner("nowhere", intervals=0)
+        with pytest.raises(InvalidError, match="intake_records_max"):
+            LocalRunner("nowhere", intake_records_max=0)
+
+
+class TestStop:
+    def test_stopping_drains_nothing_and_says_so(self):
+        """
+        What was committed stays, what was not is refused to its receipt, and leases are given back.
+        """
+        pond = Pond()
+        run = pond.start(a_chain())
+        run.inject("in", rows(1))
+        run.step()
+        receipt = run.inject("in", rows(2))
+
+        summary = run.stop()
+
+        assert summary.totals.records == 1
+        with pytest.raises(UnavailableError, match="stopped"):
+            receipt.wait()
+        with pytest.raises(InvalidError, match="stopped"):
+            run.inject("in", rows(3))
+        assert run.stop().totals == summary.totals
+        assert not pond.registry.owners
+
+    def test_a_run_is_stopped_at_the_end_of_a_with(self):
+        """
+        Leaving the block gives the leases back.
+        """
+        pond = Pond()
+
+        with pond.start(a_chain()) as run:
+            assert run.is_active
+
+        assert not run.is_active
+        assert not pond.registry.owners
+
+    def test_a_full_intake_refuses_in_stepping_mode(self):
+        """
+        Nobody makes room while the caller waits, so it does not wait.
+        """
+        run = Pond(intake_records_max=2).start(a_chain())
+        run.inject("in", rows(1, 2))
+
+        with pytest.raises(UnavailableError, match="full"):
+            run.inject("in", rows(3))
+
+
+class TestThread:
+    def test_a_worker_handles_what_is_injected(self):
+        """
+        Receipts, rest and backpressure work with a thread as with steps.
+        """
+        pond = Pond(intake_records_max=3)
+        with pond.runner().start(a_chain()) as run:
+            for number in range(20):
+                run.inject("in", rows(number), timeout_ms=60_000)
+            assert run.inject("in", rows(20)).wait(timeout_ms=60_000)
+            assert run.run_until_quiet(timeout_ms=60_000)
+
+            assert pond.states("second") == {"a": list(range(21))}
+            with pytest.raises(InvalidError, match="stepping"):
+                run.step()
+
+    def test_a_wall_timer_wakes_the_worker(self):
+        """
+        An idle run notices that the injected clock has moved; no record has to come.
+        """
+        RUNG.clear()
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Alarm("wall"), name="alarm").apply(Ring(), name="ring")
+        with pond.runner().start(pipeline) as run:
+            run.inject("in", rows(1))
+            run.run_until_quiet(timeout_ms=60_000)
+            assert not RUNG.is_set()
+
+            pond.clock.advance_ms(1)
+
+            assert RUNG.wait(60)
+
+    def test_a_failure_reaches_everybody_who_waits(self):
+        """
+        What ends the worker is raised by every later call.
+        """
+        pond = Pond()
+        pipeline, stream = injected()
+        stream.apply(Picky(), name="picky", on_error="stop", retries=0)
+        run = pond.runner().start(pipeline)
+
+        receipt = run.inject("in", rows(13))
+
+        for call in (receipt.wait, run.run_until_quiet, lambda: run.inject("in", rows(1))):
+            with pytest.raises(InvalidError, match="picky"):
+                call()
+        run.stop()
+        assert not pond.registry.owners

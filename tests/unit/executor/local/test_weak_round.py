@@ -1,0 +1,361 @@
+"""
+Weak productions in the local runner: taken within the superstep, checkpointed when a consumer is slow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.interval import LocalInterval
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
+from millpond.statestore.errors import InvalidError, OutcomeUnknownError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import PARQUET
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+CLOCKS: list[ManualClock] = []
+RAN: Counter[str] = Counter()
+GATE = threading.Event()
+
+
+class Pass(Computation):
+    """
+    Passes its records on, and takes its time by the clock of the test.
+
+    Args:
+        output: the stream; ``None``: counts instead.
+        takes_ms: so long for each record.
+        waits: whether it waits for the gate to open.
+    """
+
+    def __init__(self, output: str | None = None, takes_ms: float = 0, *, waits: bool = False) -> None:
+        self.output = output
+        self.takes_ms = takes_ms
+        self.waits = waits
+
+    def process_record(self, context, record):
+        RAN[type(self).__name__ if self.output is None else self.output] += 1
+        if self.takes_ms:
+            CLOCKS[-1].advance_ms(self.takes_ms)
+        if self.waits:
+            assert GATE.wait(60)
+        if self.output is None:
+            context.state.set((context.state.get() or 0) + record.value["n"])
+        else:
+            context.produce(self.output, {"n": record.value["n"]})
+
+
+class Pond:
+    """
+    A store in memory, and one run after the other on it.
+    """
+
+    def __init__(self, pipeline: Callable[[], Pipeline], **options: Any) -> None:
+        self.pipeline = pipeline
+        self.options = options
+        self.clock = ManualClock()
+        self.disk = FaultyObjects(MemoryObjects())
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+        CLOCKS.append(self.clock)
+        RAN.clear()
+        GATE.clear()
+
+    def store(self) -> Store:
+        return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
+
+    def start(self) -> LocalRun:
+        runner = LocalRunner(
+            self.store(), clock=self.clock, rng=self.rng, progress=False, upkeep=None, **self.options
+        )
+        return runner.start(self.pipeline(), stepping=True)
+
+    def counts(self, computation: str) -> dict[str, int]:
+        with self.store() as store:
+            rows = store.rows_view(computation).to_arrow().to_pylist()
+        return {row["key"]: int(row["state"]) for row in rows if row["state"] is not None}
+
+    def files(self, computation: str) -> int:
+        return sum(f"computation={computation}/" in path for path in self.disk.list("") if "_log" not in path)
+
+
+def chain(
+    *,
+    b_takes_ms: float = 0,
+    c_waits: bool = False,
+    c_timeout_ms: float | None = None,
+    sink: str | None = None,
+    modes: tuple[str, str] = ("weak", "weak"),
+) -> Callable[[], Pipeline]:
+    """
+    ``in`` → ``a`` → ``b`` → ``c``; ``c`` counts.
+    """
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("p")
+        stream = pipeline.inject("in", key="k", at="t").apply(
+            Pass("s"), name="a", produces="s", productions=modes[0]
+        )
+        stream = stream.apply(Pass("m", b_takes_ms), name="b", produces="m", productions=modes[1])
+        if sink is not None:
+            stream.sink("out", DeltaSink(sink))
+        stream.apply(Pass(waits=c_waits), name="c", user_code_timeout_ms=c_timeout_ms)
+        return pipeline
+
+    return make
+
+
+def rows(*numbers: int) -> list[dict[str, object]]:
+    """
+    A row for each number, under the key ``k``.
+    """
+    return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
+
+
+def test_weak_productions_reach_their_consumers_in_one_superstep():
+    """
+    Three computations run in one superstep, and the stateless ones leave no file at all.
+    """
+    pond = Pond(chain(), intervals=2)
+    with pond.start() as run:
+        run.inject("in", rows(1, 2, 3))
+        run.step()
+        assert run.step() is None
+        produced = run.summary().run.productions
+
+    assert pond.counts("c") == {"k1": 1, "k2": 2, "k3": 3}
+    assert produced == 6
+    assert pond.files("a") == pond.files("b") == 0
+
+
+def test_any_mix_of_weak_and_strong():
+    """
+    A strong stream takes a superstep more; what comes out is the same.
+    """
+    steps = {}
+    for modes in (("strong", "strong"), ("weak", "strong"), ("strong", "weak"), ("weak", "weak")):
+        pond = Pond(chain(modes=modes), intervals=3)
+        with pond.start() as run:
+            run.inject("in", rows(1, 2, 3))
+            run.run_until_quiet()
+            steps[modes] = run.summary().superstep
+        assert pond.counts("c") == {"k1": 1, "k2": 2, "k3": 3}
+
+    assert sorted(steps.values()) == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_production_that_waits_too_long_is_checkpointed(restarts):
+    """
+    When b takes more than a second, c gets its production from the checkpoint, and once (figure 11).
+    """
+    pond = Pond(chain(b_takes_ms=1_500), intervals=2)
+    run = pond.start()
+    receipt = run.inject("in", rows(7))
+    run.step()
+    if restarts:
+        run.stop()
+        run = pond.start()
+
+    assert receipt.is_durable
+    assert RAN["Pass"] == 0
+    run.run_until_quiet()
+    run.stop()
+    assert pond.counts("c") == {"k7": 7}
+    assert RAN == {"s": 1, "m": 1, "Pass": 1}
+
+
+def test_a_checkpointed_production_holds_the_watermark():
+    """
+    Until c has the production that was checkpointed for it, its input watermark waits.
+    """
+    pond = Pond(chain(b_takes_ms=1_500))
+    with pond.start() as run:
+        run.inject("in", rows(7))
+        run.finish("in")
+        run.step()
+        assert run.watermark("c") == 7
+        run.run_until_quiet()
+        assert run.watermark("c") > 7
+
+
+def test_who_is_fast_is_not_asked_again():
+    """
+    Of two consumers only the one that was too slow gets the checkpointed production.
+    """
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("p")
+        stream = pipeline.inject("in", key="k", at="t").apply(
+            Pass("s"), name="a", produces="s", productions="weak"
+        )
+        stream.apply(Pass("fast", takes_ms=1_500), name="b", produces="fast")
+        stream.apply(Pass(), name="c")
+        return pipeline
+
+    pond = Pond(make)
+    with pond.start() as run:
+        run.inject("in", rows(1, 2))
+        run.run_until_quiet()
+
+    assert RAN == {"s": 2, "fast": 2, "Pass": 2}
+    assert pond.counts("c") == {"k1": 1, "k2": 2}
+
+
+def test_a_slow_consumer_does_not_keep_the_sender_waiting():
+    """
+    While c hangs in its code, what b produced is checkpointed and the injected record is acknowledged.
+    """
+    pond = Pond(chain(c_waits=True))
+    clock = SystemClock()
+    with Store.in_memory(objects=pond.disk, registry=pond.registry, clock=clock, rng=pond.rng) as store:
+        runner = LocalRunner(store, progress=False, checkpoint_weak_after_ms=50)
+        with runner.start(pond.pipeline()) as run:
+            receipt = run.inject("in", rows(5))
+            assert receipt.wait(60_000)
+            assert not GATE.is_set()
+            GATE.set()
+            assert run.run_until_quiet(timeout_ms=60_000)
+            assert run.summary().superstep == 2
+
+    assert pond.counts("c") == {"k5": 5}
+    # What it was busy with became part of the next superstep: its code did not run again.
+    assert RAN["Pass"] == 1
+
+
+def test_a_consumer_that_blocks_for_ever_ends_the_run():
+    """
+    It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it.
+    """
+    pond = Pond(chain(c_waits=True, c_timeout_ms=100))
+    with Store.in_memory(
+        objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
+    ) as store:
+        runner = LocalRunner(store, progress=False, upkeep=None, checkpoint_weak_after_ms=50)
+        with pytest.raises(InvalidError, match=r"takes longer than it may.*`c`.*`k5`"):
+            runner.run(pond.pipeline(), {"in": rows(5)})
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("millpond-weak")]
+    assert [thread.daemon for thread in left] == [True]
+    GATE.set()
+    left[0].join(60)
+
+    assert pond.counts("c") == {}
+
+
+class Meanwhile:
+    """
+    A table in which somebody else commits while an interval looks at its files.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.interval: LocalInterval | None = None
+
+    def files_of(self, _interval):
+        self.looks += 1
+        if self.interval is not None:
+            self.interval.fall_behind()
+        return ()
+
+
+def test_an_interval_that_was_overtaken_while_it_looked_looks_again():
+    """
+    A bundle that was left behind looks at its files in its own time; a fold meanwhile is not forgotten.
+    """
+    pipeline = Pipeline("p")
+    pipeline.inject("in", key="k", at="t").apply(Pass(), name="c")
+    of = Interval("c")
+    fence = Fence(Sequencer(1), CommitNumber(1))
+    part = IntervalPlan(interval=of, fence=fence, watermark=EventTimeMicros(0), files=(), due=False)
+    plan = SuperstepPlan(
+        superstep=Superstep(1), wall_time=WallTimeMicros(0), started_us=0, intervals=(part,), sources=()
+    )
+    table = Meanwhile()
+    interval = LocalInterval(pipeline.check().computations["c"], of, MemoryObjects(), PARQUET, 1 << 20)
+
+    def bundle() -> None:
+        interval.process(plan, part, (), table)
+        interval.confirm(None)
+
+    table.interval = interval
+    bundle()
+    table.interval = None
+    bundle()
+    bundle()
+
+    assert table.looks == 2
+
+
+def test_sinks_get_weak_productions_once(tmp_path):
+    """
+    A sink takes them from the rows after the commit; after a crash in between, from there as well.
+    """
+    pond = Pond(chain(sink=str(tmp_path / "out")))
+    run = pond.start()
+    run.inject("in", rows(1, 2))
+    run.step()
+    run.stop()
+    pond.start().stop()
+
+    assert sorted(DeltaTable(tmp_path / "out").to_pyarrow_table()["key"].to_pylist()) == ["k1", "k2"]
+    assert pond.counts("c") == {"k1": 1, "k2": 2}
+
+
+def test_what_is_not_committed_has_not_happened():
+    """
+    A commit that fails takes back what consumers made of weak productions, though their code has run.
+    """
+    pond = Pond(chain(), pause_timeout_ms=0)
+    run = pond.start()
+    run.inject("in", rows(9))
+    run.step()
+    pond.disk.plan(Fault.REFUSED, "put_if_absent", within="_delta_log", times=1_000)
+    run.inject("in", rows(1))
+    with pytest.raises(OutcomeUnknownError):
+        run.step()
+    run.abandon()
+    pond.disk.heal()
+    assert RAN["Pass"] == 2
+    assert pond.counts("c") == {"k9": 9}
+
+    with pond.start() as again:
+        again.inject("in", rows(1))
+        again.run_until_quiet()
+
+    assert RAN["Pass"] == 3
+    assert pond.counts("c") == {"k1": 1, "k9": 9}
+
+
+def test_a_pipeline_that_becomes_strong_delivers_nothing_again(tmp_path):
+    """
+    What was delivered as weak stays delivered when the code says strong at the next start.
+    """
+    sink = str(tmp_path / "out")
+    pond = Pond(chain(sink=sink))
+    run = pond.start()
+    run.inject("in", rows(3))
+    run.step()
+    run.stop()
+    pond.pipeline = chain(sink=sink, modes=("strong", "strong"))
+    with pond.start() as again:
+        again.run_until_quiet()
+
+    assert pond.counts("c") == {"k3": 3}

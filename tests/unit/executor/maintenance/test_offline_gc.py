@@ -1,0 +1,242 @@
+"""
+Garbage collection by hand, as a function and as a command.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.repair.plan import plan_repair
+from millpond.executor.repair.repair import repair_store
+from millpond.gc import round as gc_round
+from millpond.gc.round import Round
+from millpond.statestore.errors import ConflictError, FencedError
+from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.tools.command_line import main
+
+NOW = UpkeepPolicy(retention=0, collect_every=1)
+
+
+class Count(Computation):
+    def process_record(self, context, record):
+        context.state.set((context.state.get() or 0) + 1)
+
+
+def pipeline() -> Pipeline:
+    made = Pipeline("p")
+    made.inject("in", key="k", at="at", id="id").apply(Count(), name="count")
+    return made
+
+
+class Pond:
+    """
+    A store in memory on which a pipeline has left forty files.
+    """
+
+    def __init__(self) -> None:
+        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
+        self.opened = 0
+        self.run = self.start()
+        for number in range(20):
+            self.run.inject("in", [{"k": key, "at": 1, "id": f"{key}{number}"} for key in "abcd"])
+            self.run.step()
+
+    def open(self) -> Store:
+        self.opened += 1
+        return Store.in_memory(
+            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
+        )
+
+    def start(self) -> LocalRun:
+        runner = LocalRunner(
+            self.open(), clock=self.clock, rng=SeededRng("r"), progress=False, upkeep=None, intervals=2
+        )
+        return runner.start(pipeline(), stepping=True)
+
+    def collect(self, *, dry_run: bool = False) -> Round:
+        with self.open() as store:
+            return collect_by_hand(store, self.clock, SeededRng(self.opened), NOW, dry_run=dry_run)
+
+    def counts(self) -> list[str]:
+        return list(self.open().rows_view("count").to_arrow().column("state").to_pylist())
+
+
+def test_a_store_at_rest_is_folded_and_cleaned():
+    """
+    Each interval is left with its last superstep's file and one other; the rest is off the disk.
+    """
+    pond = Pond()
+    pond.run.stop()
+    before = pond.counts()
+    found = pond.collect()
+    live = [file.path for file in pond.open().snapshot().files]
+
+    assert pond.counts() == before == ["20"] * 4
+    assert len(live) == 4
+    assert [path for path in pond.disk.list("") if path.startswith("computation=")] == sorted(live)
+    assert [each.kind for each in found.collections] == ["folds", "checkpoint", "vacuum", "orphans", "log"]
+    assert len(found.collections[0].paths) == 38
+
+
+def test_the_pipeline_goes_on_afterwards():
+    """
+    After the next start it counts on, and knows what it has consumed.
+    """
+    pond = Pond()
+    pond.run.stop()
+    pond.collect()
+    run = pond.start()
+    run.inject("in", [{"k": "a", "at": 1, "id": "a3"}, {"k": "a", "at": 1, "id": "new"}])
+    run.step()
+
+    assert pond.counts() == ["21", "20", "20", "20"]
+
+
+def test_a_running_pipeline_keeps_its_leases():
+    """
+    What somebody holds is not folded, and not disturbed.
+    """
+    pond = Pond()
+    found = pond.collect()
+    pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
+    pond.run.step()
+
+    assert found.collections[0].paths == ()
+    assert "pipeline p is running" in found.collections[0].skipped[0]
+    assert pond.counts() == ["21", "20", "20", "20"]
+
+
+def test_a_repair_and_a_collection_by_hand_keep_each_other_away():
+    """
+    Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks nobody.
+    """
+    pond = Pond()
+    pond.run.stop()
+    working = MemoryLeases(pond.registry, pond.clock, writer_id="worker")
+    with alone_by_hand(working) as hold:
+        with pytest.raises(ConflictError, match="is repairing the store or collecting its garbage"):
+            pond.collect()
+        leases = MemoryLeases(pond.registry, pond.clock, writer_id="repair")
+        plan = plan_repair(pond.disk, leases.high_water.read())
+        with pytest.raises(ConflictError, match="is repairing the store or collecting its garbage"):
+            repair_store(pond.disk, plan, leases, pond.clock, SeededRng("repair"))
+        assert pond.collect(dry_run=True).collections[0].paths
+        hold.check()
+        working.expire_session()
+        assert pond.collect().collections[0].paths
+
+
+def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """
+    It slept past its session after the survey, and a repair may have brought back what it found.
+    """
+    pond = Pond()
+    pond.run.stop()
+    before = {path for path in pond.disk.list("") if path.startswith("computation=")}
+    store = pond.open()
+    found = gc_round.survey
+
+    def slept(*given: object, **named: object) -> object:
+        surveyed = found(*given, **named)
+        store.leases.expire_session()
+        return surveyed
+
+    monkeypatch.setattr(gc_round, "survey", slept)
+    with pytest.raises(FencedError):
+        collect_by_hand(store, pond.clock, SeededRng("late"), NOW)
+    assert before <= set(pond.disk.list(""))
+
+
+def test_a_dry_run_takes_no_lease_and_writes_nothing():
+    """
+    It tells what would be folded, whoever runs.
+    """
+    pond = Pond()
+    before = {path: pond.disk.get(path) for path in pond.disk.list("")}
+    found = pond.collect(dry_run=True)
+    pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
+
+    assert len(found.collections[0].paths) == 38
+    assert {path: pond.disk.get(path) for path in pond.disk.list("")} == before
+    pond.run.step()
+
+
+def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
+    """
+    `millpond gc` folds a store on disk, `millpond verify` finds it sound, and then finds the damage.
+    """
+    path = tmp_path / "pond"
+    rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
+    for number in range(1, 5):
+        LocalRunner(path, zookeeper=zookeeper_hosts, progress=False, upkeep=None).run(
+            pipeline(), {"in": rows[:number]}
+        )
+    command = CliRunner()
+    given = [str(path), "--zookeeper", zookeeper_hosts]
+    planned = command.invoke(main, ["gc", str(path), "--dry-run", "--json"], catch_exceptions=False)
+    assert not (path / "zookeeper").exists()
+    done = command.invoke(main, ["gc", *given, "--keep", "0s", "--json"], catch_exceptions=False)
+    verified = command.invoke(main, ["verify", *given], catch_exceptions=False)
+
+    folds = [json.loads(planned.stdout.splitlines()[0]), json.loads(done.stdout.splitlines()[0])]
+    assert folds[0]["paths"] == folds[1]["paths"] != []
+    assert verified.exit_code == 0
+    assert verified.stdout.startswith("sound: ")
+    file = next((path / "rows").glob("computation=count/*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(bytes(data))
+    damaged = command.invoke(main, ["verify", *given], catch_exceptions=False)
+    assert damaged.exit_code == 1
+    assert file.name in damaged.stdout
+    assert "row updates of count" in damaged.stdout
+
+
+def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
+    """
+    `millpond repair` asks first, turns a bit back, takes the store back from a cut file, and the run goes on.
+    """
+    path = tmp_path / "pond"
+    rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
+    command, given = CliRunner(), [str(path), "--zookeeper", zookeeper_hosts]
+    run_all = LocalRunner(path, zookeeper=zookeeper_hosts, progress=False, upkeep=None).run
+    run_all(pipeline(), {"in": rows[:4]})
+    file = next((path / "rows").glob("computation=count/*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(bytes(data))
+
+    asked = command.invoke(main, ["repair", *given], input="n\n")
+    assert asked.exit_code == 1
+    assert file.read_bytes() == bytes(data)
+    mended = command.invoke(main, ["repair", *given, "--yes"], catch_exceptions=False)
+    assert (mended.exit_code, "one bit is turned back" in mended.stdout) == (0, True)
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
+    run_all(pipeline(), {"in": rows})
+    newest = max((path / "rows").glob("computation=count/*.parquet"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+    planned = command.invoke(main, ["repair", *given, "--dry-run"], catch_exceptions=False)
+    assert planned.exit_code == 1
+    assert "input in of p: read again from position" in planned.stdout
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 1
+    assert command.invoke(main, ["repair", *given, "--yes"], catch_exceptions=False).exit_code == 0
+    assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
+    whole = command.invoke(main, ["repair", *given], catch_exceptions=False)
+    assert (whole.exit_code, "nothing to repair" in whole.stdout) == (0, True)
+    run_all(pipeline(), {"in": rows})
+    counted = command.invoke(main, ["rows", str(path), "count", "--json"], catch_exceptions=False)
+    assert [json.loads(line)["state"] for line in counted.stdout.splitlines()] == [5]

@@ -1,0 +1,329 @@
+"""
+Upkeep beside a running pipeline: few files, no garbage, the same answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.gc.fold_plan import FoldPolicy
+from millpond.statestore.errors import FencedError
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import TableVersion
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+SECOND = 1_000_000
+FOLDS = FoldPolicy(fan_in=4, files_max=8)
+
+
+class Window(Computation):
+    """
+    Counts a key's records, and forgets it ten seconds after the first.
+    """
+
+    def process_record(self, context, record):
+        count = context.state.get()
+        if count is None:
+            context.set_timer(record.at + 10 * SECOND)
+        context.state.set((count or 0) + 1)
+        context.produce("seen", {"key": record.key})
+
+    def process_timer(self, context, timer):
+        context.state.delete()
+
+
+class Total(Computation):
+    """
+    Counts for ever.
+    """
+
+    def process_record(self, context, record):
+        context.state.set((context.state.get() or 0) + 1)
+
+
+def pipeline() -> Pipeline:
+    made = Pipeline("p")
+    made.inject("in", key="k", at="at", id="id", watermark=BoundedDisorder("1s"))
+    made.add(Window(), name="window", subscribes={"in": None}, produces=["seen"])
+    made.add(Total(), name="total", subscribes={"seen": None}, produces=[])
+    return made
+
+
+class Pond:
+    """
+    A store in memory, and a pipeline that is stepped over it.
+    """
+
+    def __init__(self, upkeep: UpkeepPolicy | None = None, objects: Any = None) -> None:
+        self.disk = MemoryObjects() if objects is None else objects
+        self.registry = MemoryRegistry()
+        self.clock = ManualClock()
+        self.upkeep = upkeep or UpkeepPolicy(folds=FOLDS, id_slack="5s")
+        self.opened = 0
+        self.seed: str | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.opened += 1
+        self.store = Store.in_memory(
+            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
+        )
+        runner = LocalRunner(
+            self.store,
+            clock=self.clock,
+            rng=SeededRng(self.seed or f"runner{self.opened}"),
+            intervals=2,
+            progress=False,
+            upkeep=self.upkeep,
+        )
+        self.run: LocalRun = runner.start(pipeline(), stepping=True)
+
+    def step(self, second: int, keys: int = 8) -> None:
+        rows = [
+            {"k": f"{second % 3}{key}", "at": second * SECOND, "id": f"{second}/{key}"} for key in range(keys)
+        ]
+        self.run.inject("in", rows)
+        self.run.step()
+
+    def files_per_interval(self) -> Counter[str]:
+        return Counter(file.interval_id for file in self.store.committer.snapshot.files)
+
+    def rows(self, computation: str) -> dict[str, str]:
+        table = self.store.rows_view(computation).to_arrow()
+        return dict(zip(table.column("key").to_pylist(), table.column("state").to_pylist(), strict=True))
+
+    def kinds(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for _, data in self.store.log.versions_after(-1):
+            for action in decode(data):
+                if (own := getattr(action, "millpond", None)) is not None:
+                    found[str(own["kind"])] += 1
+        return found
+
+
+def test_files_and_bytes_stay_bounded():
+    """
+    After 300 supersteps each interval has few files, and they hold at most three times what is live.
+    """
+    pond, most = Pond(), 0
+    for second in range(300):
+        pond.step(second)
+        most = max(most, *pond.files_per_interval().values())
+    snapshot = pond.store.committer.snapshot
+    held = sum(file.size_bytes for file in snapshot.files)
+    everything = Pond(
+        UpkeepPolicy(folds=FoldPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9), id_slack="5s")
+    )
+    for second in range(300):
+        everything.step(second)
+    live = sum(file.size_bytes for file in everything.store.committer.snapshot.files)
+
+    assert most <= FOLDS.files_max + FOLDS.fan_in
+    assert held <= 3 * live
+    assert sum(map(int, pond.rows("total").values())) == 299 * 8
+    assert pond.kinds()["fold"] > 10
+
+
+def test_a_folded_store_answers_like_one_that_is_not():
+    """
+    Rows, counts and duplicates are the same with folds and without, across restarts.
+    """
+    folded, plain = Pond(), Pond(UpkeepPolicy(folds=FoldPolicy(fan_in=10**6)))
+    for second in range(40):
+        for pond in (folded, plain):
+            pond.step(second)
+            pond.step(second)  # everything again: the same ids
+            if second % 20 == 19:
+                pond.run.stop()
+                pond.store.close()
+                pond.start()
+
+    assert folded.kinds()["fold"]
+    assert not plain.kinds()["fold"]
+    assert folded.run.summary().totals == plain.run.summary().totals
+    for computation in ("window", "total"):
+        assert folded.rows(computation) == plain.rows(computation)
+
+
+def test_undelivered_productions_survive_a_fold_and_a_restart():
+    """
+    What the last superstep produced is delivered after a restart although older files were folded.
+    """
+    pond = Pond()
+    for second in range(9):
+        pond.step(second)
+    pond.run.stop()
+    pond.store.close()
+    pond.start()
+    pond.run.run_until_quiet()
+
+    assert pond.kinds()["fold"]
+    assert sum(int(count) for count in pond.rows("total").values()) == 9 * 8
+
+
+def test_a_former_owners_fold_is_fenced():
+    """
+    A process that has lost its intervals commits no fold either.
+    """
+    pond = Pond()
+    for second in range(3):
+        pond.step(second)
+    coordinator = pond.run._worker.coordinator
+    pond.start()
+    before = pond.store.committer.snapshot.version
+    # Due at once, without a superstep of its own that would be fenced first.
+    coordinator._upkeep._files = dict.fromkeys(coordinator._upkeep._files, FOLDS.fan_in)
+    coordinator._upkeep._policy = UpkeepPolicy(folds=FoldPolicy(fan_in=2), background=False)
+
+    with pytest.raises(FencedError):
+        coordinator.maintain()
+    assert pond.store.committer.refresh().version == before
+
+
+def test_without_upkeep_nothing_is_folded():
+    """
+    It can be switched off.
+    """
+    disk = MemoryObjects()
+    store = Store.in_memory(objects=disk, clock=ManualClock(), rng=SeededRng(1))
+    run = LocalRunner(store, clock=ManualClock(), rng=SeededRng(2), progress=False, upkeep=None).start(
+        pipeline(), stepping=True
+    )
+    for second in range(20):
+        run.inject("in", [{"k": "a", "at": second * SECOND, "id": str(second)}])
+        run.step()
+
+    assert len(store.committer.snapshot.files) >= 20
+
+
+def test_a_fold_that_cannot_be_prepared_is_tried_again():
+    """
+    A store that is away for a moment costs a fold its turn and nobody anything else.
+    """
+    faulty = FaultyObjects(MemoryObjects())
+    pond = Pond(objects=faulty)
+    for second in range(3):
+        pond.step(second)
+    faulty.plan(Fault.REFUSED, "get", within="computation=", times=1)
+    for second in range(3, 20):
+        pond.step(second)
+
+    assert pond.kinds()["fold"]
+    assert max(pond.files_per_interval().values()) <= FOLDS.files_max + FOLDS.fan_in
+
+
+def test_a_damaged_file_is_left_for_whoever_reads_it():
+    """
+    Folding stops for the interval and the file stays: its damage is neither hidden nor spread.
+    """
+    pond = Pond()
+    for second in range(2):
+        pond.step(second)
+    damaged = pond.store.committer.snapshot.files_in("window")[0].path
+    data = bytearray(pond.disk.get(damaged))
+    data[50] ^= 4
+    pond.disk.put(damaged, bytes(data))
+    for second in range(2, 20):
+        pond.step(second)
+
+    assert pond.store.committer.snapshot.file(damaged) is not None
+
+
+def test_folds_in_the_background_are_the_same():
+    """
+    A run with a thread of its own folds too, and stops without leaving anything behind.
+    """
+    store = Store.in_memory(rng=SeededRng(1))
+    runner = LocalRunner(store, progress=False, upkeep=UpkeepPolicy(folds=FOLDS))
+    with runner.start(pipeline()) as run:
+        for second in range(40):
+            run.inject("in", [{"k": "a", "at": second * SECOND, "id": str(second)}]).wait()
+        run.run_until_quiet()
+    live = {file.path for file in store.committer.snapshot.files}
+    table = store.rows_view("total").to_arrow()
+
+    assert table.column("state").to_pylist() == ["40"]
+    assert len(live) < 40
+    assert store.snapshot(TableVersion(1)) is not None
+
+
+def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
+    """
+    What a killed process left uncommitted has other names than what the next one writes, seed or no seed.
+    """
+    pond = Pond()
+    pond.seed = "one and the same"
+    for second in range(40):
+        # Abandoned without a stop, so that files it prepared stay behind, and begun again.
+        pond.start()
+        pond.step(second)
+        pond.run._worker.engine.prepare()
+    names = [path for path in pond.disk.list("") if path.endswith(".parquet")]
+    tokens = [name.rpartition("-")[2] for name in names]
+    assert len(set(tokens)) == len(tokens) > 40
+    assert len(pond.rows("total")) == 24
+
+
+class Held(Executor):
+    """
+    Keeps the work that it is given until it is told to do it.
+    """
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.append((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def release(self) -> None:
+        for future, work in self.work:
+            future.set_result(work())
+        self.work.clear()
+
+
+def test_a_large_fold_holds_nothing_up():
+    """
+    While a large fold takes its time, younger files are folded and garbage goes; then it lands unharmed.
+    """
+    policy = UpkeepPolicy(folds=FOLDS, collect_every=8, retention="0s")
+    pond, plain = Pond(policy), Pond(UpkeepPolicy(folds=FoldPolicy(fan_in=10_000, files_max=10_000)))
+    held = Held()
+    upkeep = pond.run._worker.coordinator._upkeep
+    upkeep._workers = replace(upkeep._workers, large=held)
+    for second in range(40):
+        # The first folds are large ones.
+        is_large = not upkeep._large
+        upkeep._policy = replace(policy, folds=replace(FOLDS, memory_bytes_max=0 if is_large else 1 << 20))
+        pond.step(second)
+        plain.step(second)
+        assert max(pond.files_per_interval().values()) <= 2 * FOLDS.files_max + FOLDS.fan_in
+    large = {interval: fold for interval, (fold, _) in upkeep._large.items()}
+    assert large
+    held.release()
+    files_before = sum(pond.files_per_interval().values())
+    pond.run._worker.coordinator.maintain()
+
+    live = {file.path for file in pond.store.committer.snapshot.files}
+    assert not any(file.path in live for fold in large.values() for file in fold.files)
+    assert sum(pond.files_per_interval().values()) < files_before
+    for name in ("window", "total"):
+        assert pond.rows(name) == plain.rows(name)

@@ -1,0 +1,42 @@
+"""
+The journal of a pipeline: nothing waits for the catalog, and it hears of everything all the same.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from millpond.executor.local.runner import LocalRunner
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
+from millpond.testing.servers.zookeeper import wait_until
+
+CLOCK = SystemClock()
+
+
+def test_a_catalog_that_is_locked_holds_nobody_up(tmp_path: Path) -> None:
+    """
+    A pipeline starts and commits while another process holds the catalog's lock, which hears of it all later.
+    """
+    registry = MemoryRegistry()
+
+    def opened() -> Store:
+        return Store.open(
+            tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+        )
+
+    with opened() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
+        run.inject(ROWS, numbered([0])).wait()
+    with closing(sqlite3.connect(tmp_path / "pond" / "catalog.sqlite", isolation_level=None)) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")
+        with opened() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
+            assert run.inject(ROWS, numbered([1])).wait(60_000)
+            stopped.execute("ROLLBACK")
+            catalog = store.catalog
+            assert catalog is not None
+            newest = run.summary().superstep
+            assert wait_until(lambda: catalog.supersteps(limit=1)[0].superstep == newest, CLOCK)

@@ -1,0 +1,315 @@
+"""
+Ownership: how keys are cut, how long an owner waits, and that only the newest owner's commits land.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.ownership.ownership import Ownership, boundaries_of
+from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.errors import ConflictError, FencedError, OutcomeUnknownError, UnavailableError
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.leases.lease import LeaseState, OnHeld
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import Sequencer
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered
+
+PAUSE_MS = 10_000.0
+KEYS = st.lists(st.text(max_size=3), min_size=1, max_size=40)
+
+
+class EventfulClock(ManualClock):
+    """
+    A clock at whose next sleep something happens.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_next_sleep: Callable[[], object] = lambda: None
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        super().sleep_ms(duration_ms)
+        action, self.at_next_sleep = self.at_next_sleep, lambda: None
+        action()
+
+
+class Pond:
+    """
+    A store in memory on a faulty disk, and its clock.
+    """
+
+    def __init__(self) -> None:
+        self.clock = EventfulClock()
+        self.disk = FaultyObjects(MemoryObjects())
+        self.registry = MemoryRegistry()
+
+    def store(self, registry: MemoryRegistry | None = None) -> Store:
+        shared = registry or self.registry
+        return Store.in_memory(objects=self.disk, registry=shared, clock=self.clock, rng=SeededRng(1))
+
+    def owner(self, store: Store | None = None, on_held: OnHeld = "take") -> Ownership:
+        return Ownership(
+            store or self.store(),
+            ledger_pipeline().check(),
+            clock=self.clock,
+            intervals=2,
+            on_held=on_held,
+            pause_timeout_ms=PAUSE_MS,
+        )
+
+
+@pytest.fixture
+def pond() -> Pond:
+    return Pond()
+
+
+def next_request(owner: Ownership) -> CommitRequest:
+    write = IntervalWrite(interval=owner.control.interval, fence=owner.control.next_fence)
+    return CommitRequest(kind="superstep", writes=(write,))
+
+
+def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
+    """
+    An owner that has opened, and the leases that it holds by.
+    """
+    store = pond.store()
+    owner = pond.owner(store)
+    owner.open()
+    leases = store.leases
+    assert isinstance(leases, MemoryLeases)
+    return store, owner, leases
+
+
+def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
+    """
+    An owner whose lease service is away.
+    """
+    store, owner, leases = opened(pond)
+    leases.suspend()
+    return store, owner, leases
+
+
+class TestCuts:
+    @given(keys=KEYS, count=st.integers(1, 8))
+    def test_no_interval_is_cut_without_keys(self, keys: list[str], count: int) -> None:
+        """
+        Cuts rise, there are never too many, and each interval holds a key of the sample.
+        """
+        cuts = boundaries_of(pa.array(keys, pa.string()), count)
+
+        assert len(cuts) < count or not cuts
+        for interval in intervals_from_boundaries("c", cuts):
+            assert any(interval.contains(key) for key in keys)
+
+    @given(keys=st.lists(st.text(max_size=3), min_size=8, max_size=40, unique=True), count=st.integers(1, 8))
+    def test_distinct_keys_are_shared_out_evenly(self, keys: list[str], count: int) -> None:
+        """
+        Where every key occurs once, no interval has more than one key more than another.
+        """
+        cuts = boundaries_of(pa.array(keys, pa.string()), count)
+        intervals = intervals_from_boundaries("c", cuts)
+        sizes = [sum(interval.contains(key) for key in keys) for interval in intervals]
+
+        assert len(intervals) == count
+        assert max(sizes) - min(sizes) <= 1
+
+    def test_a_key_that_is_most_of_the_input_has_its_own_interval(self) -> None:
+        """
+        The sample counts keys as often as they occur, so a hot key is cut out.
+        """
+        assert boundaries_of(pa.array(["a"] + ["hot"] * 50 + ["z"]), 4) == ("hot",)
+
+    @pytest.mark.parametrize("keys", [[], ["a"], ["a", "a", "a"]])
+    def test_one_key_is_not_cut(self, keys: list[str]) -> None:
+        """
+        Without two distinct keys there is one interval for all.
+        """
+        assert boundaries_of(pa.array(keys, pa.string()), 4) == ()
+
+
+class TestPatience:
+    def test_a_commit_waits_while_the_lease_service_is_away(self, pond: Pond) -> None:
+        """
+        Suspended, an owner commits nothing; reconnected, it goes on by itself.
+        """
+        store, owner, leases = suspended(pond)
+        version = store.snapshot().version
+        seen: list[int] = []
+        pond.clock.at_next_sleep = lambda: (seen.append(store.snapshot().version), leases.resume())
+
+        assert owner.commit(next_request(owner)).version == version + 1
+        assert seen == [version]
+
+    @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+    def test_a_wall_clock_that_jumps_neither_prolongs_nor_shortens_it(self, pond: Pond, jump_ms: int) -> None:
+        """
+        A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set.
+        """
+        _, owner, _ = suspended(pond)
+        began_us = pond.clock.monotonic_us()
+        pond.clock.at_next_sleep = lambda: pond.clock.jump_ms(jump_ms)
+
+        with pytest.raises(UnavailableError):
+            owner.commit(next_request(owner))
+        assert PAUSE_MS <= (pond.clock.monotonic_us() - began_us) / 1_000 <= PAUSE_MS + 100
+
+    def test_patience_ends(self, pond: Pond) -> None:
+        """
+        After the pause timeout the error is raised, and nothing was written.
+        """
+        store, owner, _ = suspended(pond)
+        version, began_us = store.snapshot().version, pond.clock.monotonic_us()
+
+        with pytest.raises(UnavailableError, match="the lease service is away"):
+            owner.commit(next_request(owner))
+        assert pond.clock.monotonic_us() - began_us >= PAUSE_MS * 1_000
+        assert store.snapshot().version == version
+
+    def test_a_lost_session_is_the_end(self, pond: Pond) -> None:
+        """
+        Without a lease nobody waits: the owner is told to stop.
+        """
+        _, owner, leases = opened(pond)
+        leases.expire_session()
+
+        with pytest.raises(FencedError, match="the session has expired"):
+            owner.commit(next_request(owner))
+        assert pond.clock.slept_ms == []
+
+    @pytest.mark.parametrize("fault", Fault)
+    def test_a_commit_of_unknown_outcome_lands_once(self, pond: Pond, fault: Fault) -> None:
+        """
+        However often the store fails, with or without effect or too late, the commit is one version.
+        """
+        store = pond.store()
+        owner = pond.owner(store)
+        owner.open()
+        version = store.snapshot().version
+        pond.disk.plan(fault, "put_if_absent", within="_delta_log", times=12)
+
+        committed = owner.commit(next_request(owner))
+        pond.disk.land()
+        assert committed.version == version + 1
+        assert store.snapshot().version == version + 1
+        owner.commit(next_request(owner))
+        assert store.snapshot().version == version + 2
+
+    def test_a_store_that_never_answers_is_said(self, pond: Pond) -> None:
+        """
+        An outcome that stays unknown is raised as such, and the same request still lands once later.
+        """
+        store = pond.store()
+        owner = pond.owner(store)
+        owner.open()
+        version, request = store.snapshot().version, next_request(owner)
+        pond.disk.plan(Fault.LOST, "put_if_absent", within="_delta_log", times=10_000)
+        pond.disk.plan(Fault.REFUSED, "get", within="_delta_log", times=10_000)
+
+        with pytest.raises((OutcomeUnknownError, UnavailableError)):
+            owner.commit(request)
+        pond.disk.heal()
+        assert owner.commit(request).version == version + 1
+        assert store.snapshot().version == version + 1
+
+
+class TestTakingOver:
+    def test_an_owner_takes_what_the_table_knows(self, pond: Pond) -> None:
+        """
+        A restart finds the same intervals, each under a higher sequencer and a fence of its own.
+        """
+        first = pond.owner()
+        first.open()
+        first.create(ledger_pipeline().check().computations[LEDGER], pa.array(["a", "b", "c", "d"]))
+        second = pond.owner()
+        second.open()
+
+        assert [owned.interval for owned in second.of(LEDGER)] == [
+            Interval(LEDGER, "", "c"),
+            Interval(LEDGER, "c"),
+        ]
+        for owned in second.all():
+            assert owned.fence.sequencer > first.get(owned.interval).fence.sequencer
+            assert pond.store().snapshot().fence_of(owned.interval) == owned.fence
+            assert first.get(owned.interval).lease.state is LeaseState.LOST
+
+    def test_a_held_pipeline_may_be_refused(self, pond: Pond) -> None:
+        """
+        With ``refuse`` a second process leaves leases and table alone.
+        """
+        first = pond.owner()
+        first.open()
+        version = pond.store().snapshot().version
+
+        with pytest.raises(ConflictError, match="another writer holds the lease"):
+            pond.owner(on_held="refuse").open()
+        assert pond.store().snapshot().version == version
+        first.commit(next_request(first))
+        first.close()
+        pond.owner(on_held="refuse").open()
+
+    def test_leases_that_are_given_back_are_free(self, pond: Pond) -> None:
+        """
+        After close nothing is held, and a standby need not wait.
+        """
+        owner = pond.owner()
+        owner.open()
+        owner.close()
+
+        assert owner.all() == []
+        assert pond.registry.owners == {}
+
+    @pytest.mark.timeout(30)
+    def test_only_a_standby_waits_for_years(self, pond: Pond) -> None:
+        """
+        Who owns the pipeline and finds keys held that only an owner may cut was overtaken: it ends soon.
+        """
+        owner = pond.owner(on_held="wait")
+        owner.open()
+        other = pond.store()
+        other.leases.take_all({Interval(LEDGER): Sequencer(0)})
+
+        with pytest.raises(ConflictError, match="another writer holds the lease"):
+            owner.create(ledger_pipeline().check().computations[LEDGER], pa.array([], pa.string()))
+
+
+ACTIONS = st.lists(st.tuples(st.sampled_from(["open", "write", "write"]), st.booleans()), max_size=14)
+
+
+@given(actions=ACTIONS)
+def test_of_two_owners_by_force_only_the_newest_writes(actions: list[tuple[str, bool]]) -> None:
+    """
+    Even if both believe for ever that they hold all leases, only who opened last has an effect.
+    """
+    pond = Pond()
+    # Two services that know nothing of each other: no lease is ever lost, so only the table decides.
+    services = {False: MemoryRegistry(), True: MemoryRegistry()}
+    runs: dict[bool, LocalRun] = {}
+    newest: bool | None = None
+    expected: list[int] = []
+    for number, (action, who) in enumerate(actions):
+        if action == "open" or who not in runs:
+            store = pond.store(services[who])
+            runner = LocalRunner(store, clock=pond.clock, rng=SeededRng(number), progress=False)
+            runs[who] = runner.start(ledger_pipeline(), stepping=True)
+            newest = who
+        runs[who].inject(ROWS, numbered([number], keys=1))
+        if who is newest:
+            runs[who].run_until_quiet()
+            expected.append(number)
+        else:
+            with pytest.raises(FencedError):
+                runs[who].run_until_quiet()
+            del runs[who]
+        assert ledger_of(pond.store()) == ({"k0": expected} if expected else {})

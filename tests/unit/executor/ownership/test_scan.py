@@ -1,0 +1,175 @@
+"""
+Recovery: what a new owner finds in committed files is what the former one knew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millpond.executor.ownership.scan import IntervalSummary, scan_interval, undelivered_sources
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS, control_interval
+from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.errors import DataError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.high_water import MemoryHighWater
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import write_row_file
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, Sequencer, Superstep
+from millpond.testing.fixtures.commit_requests import fence_request
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.row_updates import row_updates
+
+ALL = Interval("c")
+CONTROL = control_interval("p")
+
+
+class Table:
+    """
+    A store's table to which row updates are committed, one file a commit.
+    """
+
+    def __init__(self, *intervals: Interval) -> None:
+        self.objects = MemoryObjects()
+        log, clock, self._rng = Log(self.objects), ManualClock(), SeededRng(1)
+        create_rows_table(log, clock, self._rng)
+        self.committer = Committer(log, clock, self._rng, MemoryHighWater())
+        self.committer.commit(fence_request(1, *intervals))
+        self._numbers = dict.fromkeys(intervals, 0)
+
+    def commit(self, interval: Interval, superstep: int, *updates: dict[str, Any]) -> str:
+        self._numbers[interval] += 1
+        fence = Fence(Sequencer(1), CommitNumber(self._numbers[interval]))
+        placed = {"superstep": superstep, "commit_number": fence.commit_number}
+        rows = row_updates([{**placed, **update} for update in updates])
+        file = write_row_file(
+            self.objects, interval, rows, superstep=Superstep(superstep), fence=fence, token=self._rng.token()
+        )
+        write = IntervalWrite(interval=interval, fence=fence, added=(file,))
+        self.committer.commit(CommitRequest(kind="superstep", writes=(write,)))
+        return file.path
+
+    def scan(self, interval: Interval) -> IntervalSummary:
+        return scan_interval(self.objects, interval, self.committer.snapshot.files_of(interval))
+
+    def sources(self, superstep: int, *computations: str) -> list[str]:
+        found = undelivered_sources(self.committer.snapshot, computations, CONTROL, Superstep(superstep))
+        return [source.path for source in found]
+
+
+def timer(at: int, domain: str = "event", tag: str = "") -> dict[str, Any]:
+    return {"tag": tag, "domain": domain, "at": at, "output_at": at}
+
+
+def made(stream: str = "s") -> list[dict[str, Any]]:
+    return [{"stream": stream, "key": "k", "value": "1", "value_bytes": None, "at": 1}]
+
+
+class TestScan:
+    def test_an_interval_without_files_owes_nothing(self) -> None:
+        """
+        Nothing is read where nothing was written.
+        """
+        assert Table(ALL).scan(ALL) == IntervalSummary()
+
+    def test_the_earliest_of_each_kind_counts(self) -> None:
+        """
+        Over all keys: the next timer of either domain, and the oldest time that is still owed.
+        """
+        table = Table(ALL)
+        table.commit(
+            ALL,
+            1,
+            {"key": "a", "timers": [timer(30), timer(900, "wall")], "hold": 30},
+            {"key": "b", "timers": [timer(40), timer(800, "wall"), timer(20, tag="x")], "hold": 20},
+            {"key": "c", "state": "1"},
+        )
+
+        assert table.scan(ALL) == IntervalSummary(next_event_timer=20, next_wall_timer=800, hold=20)
+
+    def test_newer_updates_replace_timers(self) -> None:
+        """
+        A timer that was fired, reset or deleted since is not found again; one that is unchanged stays.
+        """
+        table = Table(ALL)
+        table.commit(
+            ALL,
+            1,
+            {"key": "a", "timers": [timer(10)], "hold": 10},
+            {"key": "b", "timers": [timer(20)], "hold": 20},
+            {"key": "c", "timers": [timer(15)], "hold": 15},
+        )
+        table.commit(
+            ALL,
+            2,
+            {"key": "a", "timers": []},
+            {"key": "b", "state": "1", "timers": None, "hold": 20},
+            {"key": "c", "timers": [], "deleted": True},
+        )
+
+        assert table.scan(ALL) == IntervalSummary(next_event_timer=20, hold=20)
+
+    def test_only_the_intervals_own_keys_count(self) -> None:
+        """
+        A file may hold keys of a neighbour, whose timers are the neighbour's.
+        """
+        left, right = Interval("c", "", "m"), Interval("c", "m")
+        table = Table(ALL, left, right)
+        table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]}, {"key": "x", "timers": [timer(5)]})
+
+        assert table.scan(left).next_event_timer == 10
+        assert table.scan(right).next_event_timer == 5
+
+    def test_a_missing_file_is_named(self) -> None:
+        """
+        An owner that cannot know what is pending does not begin.
+        """
+        table = Table(ALL)
+        path = table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]})
+        table.objects.delete([path])
+
+        with pytest.raises(DataError, match=path.rpartition("/")[2]):
+            table.scan(ALL)
+
+
+class TestUndelivered:
+    def test_only_the_last_supersteps_files_with_productions_count(self) -> None:
+        """
+        Earlier productions were delivered by the last superstep; files without any are not opened.
+        """
+        table = Table(ALL)
+        table.commit(ALL, 1, {"key": "a", "productions": made()})
+        last = table.commit(ALL, 2, {"key": "a", "productions": made()})
+        table.commit(ALL, 2, {"key": "b", "state": "1"})
+
+        assert table.sources(2, "c") == [last]
+        assert table.sources(3, "c") == []
+
+    def test_files_come_in_the_order_of_the_run(self) -> None:
+        """
+        By computation and then by key, so that a restart changes no order of arrival.
+        """
+        left, right, other = Interval("c", "", "m"), Interval("c", "m"), Interval("b")
+        table = Table(left, right, other)
+        written = [
+            table.commit(interval, 2, {"key": key, "productions": made()})
+            for interval, key in ((right, "z"), (other, "q"), (left, "a"))
+        ]
+
+        assert table.sources(2, "c", "b") == [written[1], written[2], written[0]]
+
+    def test_a_pipelines_dead_letters_are_its_own(self) -> None:
+        """
+        Of the dead letters of all pipelines only those of the control interval are found, and cut to it.
+        """
+        theirs = control_interval("q")
+        table = Table(CONTROL, theirs)
+        mine = table.commit(CONTROL, 2, {"key": "p/1", "productions": made(DEAD_LETTERS)})
+        table.commit(theirs, 2, {"key": "q/1", "productions": made(DEAD_LETTERS)})
+        found = undelivered_sources(table.committer.snapshot, ["c"], CONTROL, Superstep(2))
+
+        assert [(source.path, source.interval) for source in found] == [(mine, CONTROL)]

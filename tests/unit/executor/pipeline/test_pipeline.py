@@ -1,0 +1,459 @@
+"""
+Pipelines: what they freeze into, and every mistake refused with the name of its culprit.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.pipeline import DEAD_LETTERS, Pipeline
+from millpond.executor.pipeline.weak import is_addressed
+from millpond.statestore.errors import InvalidError
+
+
+class Pass(Computation):
+    def process_record(self, context, record):
+        pass
+
+
+@dataclass(frozen=True)
+class Place:
+    """
+    A sink that only has a place.
+    """
+
+    identity: str
+
+    def open(self, store_id, pipeline, name):
+        raise NotImplementedError
+
+
+def a_pipeline() -> Pipeline:
+    pipeline = Pipeline("p")
+    pipeline.inject("queries", key="query", at="time")
+    return pipeline
+
+
+def refused(pipeline: Pipeline, *texts: str, inputs=None) -> None:
+    with pytest.raises(InvalidError) as caught:
+        pipeline.check(inputs)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+class TestTopology:
+    def test_a_chain_is_frozen_with_all_its_parts(self):
+        """
+        Injector, computations with their extractors, and sinks are found by name.
+        """
+        pipeline = Pipeline("zeitgeist")
+        queries = pipeline.inject(
+            "queries", key="query", at="time", id="id", watermark=BoundedDisorder("30s")
+        )
+        counts = queries.apply(Pass(), name="counter", key="city", retries=5, intervals=4)
+        counts.apply(Pass(), name="detector").sink("spikes", Place("out/spikes"))
+
+        topology = pipeline.check(inputs={"queries"})
+
+        assert topology.name == "zeitgeist"
+        assert topology.injector("queries").id == "id"
+        assert topology.computation("counter").subscription("queries").key == "city"
+        assert (topology.computation("counter").retries, topology.computation("counter").intervals) == (5, 4)
+        assert topology.computation("counter").subscription("elsewhere") is None
+        assert [c.computation.name for c in topology.consumers_of("counter")] == ["detector"]
+        assert [node.name for node in topology.producers_of("detector")] == ["detector"]
+        assert [node.name for node in topology.sinks_of("detector")] == ["spikes"]
+        plain = {stream for stream in topology.wanted_streams if not is_addressed(stream)}
+        assert plain == {"queries", "counter", "detector"}
+
+    def test_one_stream_may_have_several_consumers_with_their_own_extractors(self):
+        """
+        Each consumer says for itself how it gets its key.
+        """
+        pipeline = a_pipeline()
+        queries = pipeline.stream("queries")
+        queries.apply(Pass(), name="by_city", key="city")
+        queries.apply(Pass(), name="by_length", key=lambda value: str(len(value["query"])))
+        queries.apply(Pass(), name="by_query")
+
+        consumers = pipeline.check().consumers_of("queries")
+
+        assert [c.computation.name for c in consumers] == ["by_city", "by_length", "by_query"]
+        assert consumers[0].subscription.key == "city"
+        assert consumers[2].subscription.key is None
+
+    def test_several_computations_may_produce_to_one_stream(self):
+        """
+        A stream is an edge that anybody may produce to.
+        """
+        pipeline = a_pipeline()
+        for name in ("a", "b"):
+            pipeline.stream("queries").apply(Pass(), name=name, produces="merged")
+
+        assert [node.name for node in pipeline.check().producers_of("merged")] == ["a", "b"]
+
+    def test_cycles_are_allowed(self):
+        """
+        A computation may consume what it produces, and a stream may be named before it exists.
+        """
+        pipeline = a_pipeline()
+        made = pipeline.add(
+            Pass(), name="loop", subscribes={"queries": None, "again": None}, produces=["again", "out"]
+        )
+        made["out"].apply(Pass(), name="after")
+
+        assert set(pipeline.check().computations) == {"loop", "after"}
+
+    def test_dead_letters_may_be_consumed_and_kept(self):
+        """
+        The reserved stream is produced by everybody and open to subscriptions and sinks.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Pass(), name="counter")
+        dead = pipeline.stream(DEAD_LETTERS)
+        dead.apply(Pass(), name="mourner")
+        dead.sink(DEAD_LETTERS, Place("out/dead"))
+
+        topology = pipeline.check()
+
+        assert [node.name for node in topology.producers_of(DEAD_LETTERS)] == ["counter", "mourner"]
+
+    def test_apply_names_its_output_after_the_computation_unless_told(self):
+        """
+        One name, several names, or none: the first is returned.
+        """
+        queries = a_pipeline().stream("queries")
+
+        assert queries.apply(Pass(), name="a").name == "a"
+        assert queries.apply(Pass(), name="b", produces="x").name == "x"
+        assert queries.apply(Pass(), name="c", produces=["y", "z"]).name == "y"
+        with pytest.raises(InvalidError, match="computation=`d`"):
+            queries.apply(Pass(), name="d", produces=[])
+
+    def test_a_topology_travels(self):
+        """
+        A topology can be pickled, since tasks on other machines need its nodes.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Pass(), name="counter")
+
+        copy = pickle.loads(pickle.dumps(pipeline.check()))
+
+        assert list(copy.computations) == ["counter"]
+        assert len(copy.consumers_of("queries")) == 1
+
+    def test_asking_for_what_is_not_there_names_it(self):
+        """
+        Unknown computations and injectors are refused by name.
+        """
+        topology = a_pipeline().check()
+
+        with pytest.raises(InvalidError, match="computation=`nobody`"):
+            topology.computation("nobody")
+        with pytest.raises(InvalidError, match="stream=`nowhere`"):
+            topology.injector("nowhere")
+
+
+class TestDeclarations:
+    @pytest.mark.parametrize("name", ["", "a b", "a/b", "1st", "ø", "x" * 101, "-a", None, 5, DEAD_LETTERS])
+    def test_bad_names_are_refused_everywhere(self, name):
+        """
+        A name that could not be a table, a folder and a node at once is refused where it is written.
+        """
+        pipeline = a_pipeline()
+        with pytest.raises(InvalidError, match="name"):
+            Pipeline(name)
+        with pytest.raises(InvalidError, match="name"):
+            pipeline.inject(name, key="k", at="t")
+        with pytest.raises(InvalidError, match="name"):
+            pipeline.add(Pass(), name=name, subscribes={"queries": None})
+        with pytest.raises(InvalidError, match="name"):
+            pipeline.add(Pass(), name="fine", subscribes={"queries": None}, produces=[name])
+
+    @pytest.mark.parametrize("name", ["", "a b", None])
+    def test_bad_names_of_sinks_and_references_are_refused(self, name):
+        """
+        Sinks and references to streams obey the same rule.
+        """
+        pipeline = a_pipeline()
+        with pytest.raises(InvalidError, match="sink's name"):
+            pipeline.stream("queries").sink(name, Place("x"))
+        with pytest.raises(InvalidError, match="stream's name"):
+            pipeline.stream(name)
+        with pytest.raises(InvalidError, match="stream's name"):
+            pipeline.add(Pass(), name="a", subscribes={name: None})
+
+    def test_duplicates_are_refused_by_name(self):
+        """
+        Two computations, two injectors of a stream, two sinks: each needs a name of its own.
+        """
+        pipeline = a_pipeline()
+        queries = pipeline.stream("queries")
+        queries.apply(Pass(), name="a")
+        queries.sink("s", Place("x"))
+
+        with pytest.raises(InvalidError, match="computation=`a`"):
+            queries.apply(Pass(), name="a")
+        with pytest.raises(InvalidError, match="stream=`queries`"):
+            pipeline.inject("queries", key="k", at="t")
+        with pytest.raises(InvalidError, match="sink=`s`"):
+            queries.sink("s", Place("y"))
+        with pytest.raises(InvalidError, match="computation=`b`"):
+            pipeline.add(Pass(), name="b", subscribes={"queries": None}, produces=["x", "x"])
+
+    @pytest.mark.parametrize("computation", [Pass, object(), None, lambda context, record: None])
+    def test_what_is_no_computation_is_refused(self, computation):
+        """
+        A class, a function or anything else is not an instance of Computation.
+        """
+        with pytest.raises(InvalidError, match="computation=`counter`"):
+            a_pipeline().stream("queries").apply(computation, name="counter")
+
+    @pytest.mark.parametrize("key", [5, "", ["city"]])
+    def test_a_key_extractor_of_the_wrong_type_is_refused(self, key):
+        """
+        The error names computation and stream.
+        """
+        with pytest.raises(InvalidError, match="computation=`counter` stream=`queries`"):
+            a_pipeline().stream("queries").apply(Pass(), name="counter", key=key)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"key": None, "at": "t"},
+            {"key": "", "at": "t"},
+            {"key": "k", "at": 5},
+            {"key": "k", "at": "t", "id": 5},
+            {"key": "k", "at": "t", "watermark": "30s"},
+            {"key": "k", "at": "t", "watermark": BoundedDisorder},
+        ],
+    )
+    def test_an_injector_with_wrong_arguments_is_refused(self, arguments):
+        """
+        Key, time, id and watermark are checked where they are written.
+        """
+        with pytest.raises(InvalidError, match="stream=`s`"):
+            Pipeline("p").inject("s", **arguments)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"watermark": BoundedDisorder("1s")}, {"idle_after": "1s"}, {"skew_limit": "1s"}],
+        ids=lambda arguments: next(iter(arguments)),
+    )
+    def test_a_stream_by_time_of_arrival_has_its_own_watermark(self, arguments):
+        """
+        Whatever would hold it or move it otherwise is refused.
+        """
+        with pytest.raises(InvalidError, match="has its own watermark"):
+            Pipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"retries": -1},
+            {"retries": True},
+            {"intervals": 0},
+            {"intervals": 1.5},
+            {"on_error": "ignore"},
+            {"exactly_once": "yes"},
+            {"colour": "red"},
+        ],
+    )
+    def test_options_that_mean_nothing_are_refused(self, options):
+        """
+        Negative bounds, wrong types and unknown options name the computation.
+        """
+        with pytest.raises(InvalidError, match="computation=`counter`"):
+            a_pipeline().stream("queries").apply(Pass(), name="counter", **options)
+
+    @pytest.mark.parametrize("subscribes", [{}, ["queries"], "queries"])
+    def test_a_computation_must_subscribe_to_something(self, subscribes):
+        """
+        Subscriptions are a mapping, and not an empty one.
+        """
+        with pytest.raises(InvalidError, match="computation=`counter`"):
+            a_pipeline().add(Pass(), name="counter", subscribes=subscribes)
+
+    def test_produces_is_a_list(self):
+        """
+        One name in place of a list would be read as letters.
+        """
+        with pytest.raises(InvalidError, match="produces=`out`"):
+            a_pipeline().add(Pass(), name="counter", subscribes={"queries": None}, produces="out")
+
+    @pytest.mark.parametrize("sink", [None, "out/spikes", Place])
+    def test_what_is_no_sink_is_refused(self, sink):
+        """
+        A path is not a sink yet.
+        """
+        with pytest.raises(InvalidError, match="sink=`s`"):
+            a_pipeline().stream("queries").sink("s", sink)
+
+
+class TestCheck:
+    def test_an_unknown_stream_names_who_wants_it_and_what_may_be_meant(self):
+        """
+        A misspelt stream is named together with its consumer and the nearest name.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("querys").apply(Pass(), name="counter")
+
+        refused(pipeline, "stream=`querys`", "computation=`counter`", "'queries'")
+
+    def test_a_sink_of_an_unknown_stream_is_named(self):
+        """
+        A sink on a stream that nobody produces would stay empty.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("nothing").sink("s", Place("x"))
+
+        refused(pipeline, "stream=`nothing`", "sink=`s`")
+
+    def test_an_injected_stream_cannot_be_produced(self):
+        """
+        Nobody could say which low watermark such a stream has.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Pass(), name="counter", produces="queries")
+
+        refused(pipeline, "injected", "stream=`queries`", "computation=`counter`")
+
+    def test_a_pipeline_without_injectors_is_refused(self):
+        """
+        Nothing could ever happen in it.
+        """
+        refused(Pipeline("empty"), "no injector", "pipeline=`empty`")
+
+    def test_a_cycle_that_nothing_feeds_is_refused(self):
+        """
+        A computation that no outside record can reach is a mistake.
+        """
+        pipeline = a_pipeline()
+        pipeline.add(Pass(), name="island", subscribes={"loop": None}, produces=["loop"])
+
+        refused(pipeline, "computation=`island`")
+
+    def test_a_horizon_in_a_cycle_is_refused(self):
+        """
+        With every round the watermark would lie further back.
+        """
+
+        class Back(Pass):
+            late_data_horizon = "1s"
+
+        pipeline = a_pipeline()
+        pipeline.add(Back(), name="back", subscribes={"queries": None, "loop": None}, produces=["there"])
+        pipeline.add(Pass(), name="forth", subscribes={"there": None}, produces=["loop"])
+
+        refused(pipeline, "late_data_horizon", "computation=`back`")
+
+    def test_a_horizon_that_is_none_is_refused_at_its_line(self):
+        """
+        It is a duration that is not negative, or unbounded.
+        """
+        for horizon in (-1, "soon"):
+            back = Pass()
+            back.late_data_horizon = horizon
+            with pytest.raises(InvalidError):
+                a_pipeline().stream("queries").apply(back, name="back")
+
+    def test_names_that_differ_by_case_only_are_refused(self):
+        """
+        SQL engines do not tell them apart.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Pass(), name="counter")
+        pipeline.stream("queries").apply(Pass(), name="Counter")
+
+        refused(pipeline, "`counter`", "`Counter`")
+
+    def test_two_sinks_cannot_share_a_place(self):
+        """
+        Both sinks and the place are named.
+        """
+        pipeline = a_pipeline()
+        counts = pipeline.stream("queries").apply(Pass(), name="counter")
+        counts.sink("s1", Place("out")).sink("s2", Place("out"))
+
+        refused(pipeline, "first=`s1`", "second=`s2`", "`out`")
+
+    def test_an_injected_stream_has_no_sink(self):
+        """
+        Nothing durable holds outside records until a computation has made something of them.
+        """
+        pipeline = a_pipeline()
+        pipeline.stream("queries").sink("s", Place("out"))
+
+        refused(pipeline, "sink=`s`", "stream=`queries`")
+
+    def test_inputs_and_injectors_must_agree(self):
+        """
+        An input that no injector names, and an injector without input, are refused by name.
+        """
+        pipeline = a_pipeline()
+
+        refused(pipeline, "no injector", "input=`clicks`", inputs=["queries", "clicks"])
+        refused(pipeline, "no input", "stream=`queries`", inputs=[])
+
+
+class TestPickling:
+    def test_an_attribute_that_cannot_travel_is_named(self):
+        """
+        The error says which attribute of which computation.
+        """
+        holder = Pass()
+        holder.fine = 1
+        holder.lock = threading.Lock()
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(holder, name="counter")
+
+        refused(pipeline, "computation=`counter`", "attribute=`lock`", "type=`Pass`")
+
+    def test_a_method_that_holds_on_to_something_is_named(self):
+        """
+        A class made in a function drags what its methods refer to along with it.
+        """
+        lock = threading.Lock()
+
+        class Holding(Computation):
+            def process_record(self, context, record):
+                lock.acquire()
+
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Holding(), name="counter")
+
+        refused(pipeline, "computation=`counter`", "attribute=`process_record`")
+
+    def test_an_object_that_refuses_as_a_whole_is_named(self):
+        """
+        Where no attribute is to blame, the computation alone is named.
+        """
+
+        class Stubborn(Computation):
+            def __reduce__(self) -> str:
+                raise TypeError("not me")
+
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Stubborn(), name="counter")
+
+        refused(pipeline, "computation=`counter`", "not me")
+
+    def test_extractors_that_cannot_travel_are_named(self):
+        """
+        Key extractors and the functions of injectors are checked too.
+        """
+        lock = threading.Lock()
+        pipeline = a_pipeline()
+        pipeline.stream("queries").apply(Pass(), name="counter", key=lambda value: str(lock))
+        refused(pipeline, "computation=`counter`", "stream=`queries`")
+
+        other = Pipeline("other")
+        other.inject("s", key="k", at=lambda row: lock)
+        refused(other, "stream=`s`", "argument=`at`")

@@ -1,0 +1,72 @@
+"""
+Positions: which batch is news, which is a replay, which checkpoint is refused.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.executor.pipeline.positions import admit_batch, input_app_id, input_positions, watermark_app_id
+from millpond.statestore.errors import InvalidError
+
+
+def test_first_batch_of_a_new_store_is_news() -> None:
+    """
+    Batch 0 of an unknown source is taken by a store that has consumed nothing.
+    """
+    assert admit_batch({}, "s", "q", 0)
+
+
+def test_next_batch_is_news_and_the_last_one_is_a_replay() -> None:
+    """
+    After batch 4 comes 5; batch 4 again is what Spark repeats after a crash.
+    """
+    assert admit_batch({"q": 4}, "s", "q", 5)
+    assert not admit_batch({"q": 4}, "s", "q", 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "source", "batch", "words", "ways_out"),
+    [
+        ({"q": 4}, "q", 3, "was rewound", set()),
+        ({"q": 4}, "q", 6, "is ahead of the store", {"millpond repair"}),
+        ({"q": 4}, "other", 0, "another checkpoint", {"accept_checkpoint"}),
+        ({}, "q", 7, "never saw", {"millpond repair", "accept_checkpoint"}),
+    ],
+)
+def test_foreign_and_rewound_checkpoints_are_refused(
+    known: dict[str, int], source: str, batch: int, words: str, ways_out: set[str]
+) -> None:
+    """
+    Whatever would lose or repeat input is refused, and the message names the ways out that there are.
+    """
+    with pytest.raises(InvalidError, match=words) as caught:
+        admit_batch(known, "s", source, batch)
+    said = str(caught.value)
+    assert {way for way in ("millpond repair", "accept_checkpoint") if way in said} == ways_out
+    assert "the checkpoint that belongs to this store" in said
+
+
+def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
+    """
+    With ``accept_checkpoint`` an unknown source may begin anywhere.
+    """
+    assert admit_batch({"q": 4}, "s", "other", 9, accept_checkpoint=True)
+
+
+def test_positions_are_found_by_input_even_with_awkward_names() -> None:
+    """
+    Names with slashes do not leak into each other's positions.
+    """
+    positions = {input_app_id("p", "a", "q"): 1, input_app_id("p", "a/b", "q"): 2}
+    assert input_positions(positions, "p", "a") == {"q": 1}
+    assert input_positions(positions, "p", "a/b") == {"q": 2}
+
+
+def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
+    """
+    90 and 90.0 are one; at 100 it is the low watermark, and a share of a percent is another.
+    """
+    names = [watermark_app_id("p", "computation", "c", each) for each in (90, 90.0, 99.5, 100, 100.0)]
+    low = "millpond/watermark/p/computation/c"
+    assert names == [f"{low}@90.0", f"{low}@90.0", f"{low}@99.5", low, low]

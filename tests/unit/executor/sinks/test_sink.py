@@ -1,0 +1,249 @@
+"""
+Sinks: each superstep once, in columns that fit, in a table that every Delta reader knows.
+"""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.sinks.columns import sink_table
+from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, Sink, sink_app_id
+from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.statestore.errors import DataError, InvalidError, UnavailableError
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.system import SystemClock, SystemRng
+
+
+def productions(*records: tuple, blob=None) -> pa.Table:
+    """
+    Productions with (key, at, JSON text).
+    """
+    rows = [
+        {"stream": "s", "key": key, "value": value, "value_bytes": blob, "at": at}
+        for key, at, value in records
+    ]
+    return pa.Table.from_pylist(rows, schema=PRODUCTION_SCHEMA).drop_columns(["stream"])
+
+
+def a_writer(objects, schema=None, store_id="store") -> DeltaSinkWriter:
+    return DeltaSinkWriter(
+        objects,
+        SystemClock(),
+        SystemRng(),
+        name="spikes",
+        app_id=sink_app_id(store_id, "p", "spikes"),
+        schema=schema,
+    )
+
+
+class TestExactlyOnce:
+    def test_a_superstep_is_written_once(self, tmp_path):
+        """
+        The same superstep again, from the same writer or after a restart, changes nothing.
+        """
+        sink = DeltaSink(str(tmp_path / "out"))
+        writer = sink.open("store", "p", "spikes")
+        writer.write(1, productions(("a", 5, "1")))
+        writer.write(1, productions(("a", 5, "1")))
+
+        again = sink.open("store", "p", "spikes")
+        assert again.delivered == 1
+        again.write(1, productions(("a", 5, "1")))
+        again.write(2, productions(("b", 6, "2")))
+
+        table = DeltaTable(str(tmp_path / "out"))
+        assert sorted(table.to_pyarrow_table().column("key").to_pylist()) == ["a", "b"]
+        assert table.version() == 2
+
+    def test_two_writers_at_once_deliver_once(self):
+        """
+        A writer whose view is old finds out at the commit that the superstep is there.
+        """
+        objects = MemoryObjects()
+        first, second = a_writer(objects), a_writer(objects)
+
+        first.write(1, productions(("a", 5, "1")))
+        second.write(1, productions(("a", 5, "1")))
+
+        assert second.delivered == 1
+        assert len(a_writer(objects)._writer.snapshot.files) == 1
+
+    def test_another_store_counts_its_own_supersteps(self):
+        """
+        Two stores may append to one table.
+        """
+        objects = MemoryObjects()
+        a_writer(objects, store_id="one").write(7, productions(("a", 5, "1")))
+
+        other = a_writer(objects, store_id="two")
+
+        assert other.delivered == 0
+        other.write(3, productions(("b", 6, "2")))
+        assert other.delivered == 3
+
+    def test_nothing_to_deliver_writes_nothing(self):
+        """
+        An empty superstep makes no file and no commit.
+        """
+        objects = MemoryObjects()
+        writer = a_writer(objects)
+
+        writer.write(4, productions())
+
+        assert writer.delivered == 0
+        assert len(objects.list("")) == 1
+
+
+class TestColumns:
+    def test_without_a_schema_the_value_is_json_text(self, tmp_path):
+        """
+        Key, time in UTC and JSON text can be read by any Delta reader.
+        """
+        writer = DeltaSink(str(tmp_path)).open("store", "p", "spikes")
+
+        writer.write(1, productions(("a", 5, '{"n":1}')))
+
+        [row] = DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist()
+        assert row == {"key": "a", "at": datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC), "value": '{"n":1}'}
+
+    def test_with_a_schema_fields_become_columns(self, tmp_path):
+        """
+        Numbers, text, times, dates, lists and structs find their columns; what is absent is null.
+        """
+        schema = pa.schema(
+            [
+                ("key", pa.string()),
+                ("n", pa.int64()),
+                ("share", pa.float64()),
+                ("day", pa.timestamp("us", tz="UTC")),
+                ("tags", pa.list_(pa.string())),
+                ("where", pa.struct([("city", pa.string())])),
+                ("absent", pa.string()),
+            ]
+        )
+        value = (
+            '{"n":1,"share":2,"day":"2013-02-08T00:00:00Z","tags":["x"],"where":{"city":"Bergen"},"extra":1}'
+        )
+        writer = DeltaSink(str(tmp_path), schema).open("store", "p", "spikes")
+
+        writer.write(1, productions(("a", 5, value)))
+
+        [row] = DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist()
+        assert row == {
+            "key": "a",
+            "n": 1,
+            "share": 2.0,
+            "day": datetime(2013, 2, 8, tzinfo=UTC),
+            "tags": ["x"],
+            "where": {"city": "Bergen"},
+            "absent": None,
+        }
+
+    def test_key_and_at_are_the_records_own(self):
+        """
+        Fields of the value do not shadow them; a bare value fills the column value.
+        """
+        schema = pa.schema(
+            [("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("value", pa.int64())]
+        )
+
+        table = sink_table(productions(("a", 5, '{"key":"x","at":9,"value":3}'), ("b", 6, "4")), schema, "s")
+
+        assert table.column("key").to_pylist() == ["a", "b"]
+        assert table.column("at").cast(pa.int64()).to_pylist() == [5, 6]
+        assert table.column("value").to_pylist() == [3, 4]
+
+    @pytest.mark.parametrize(
+        ("kind", "good", "bad"),
+        [
+            (pa.int64(), "1", '"x"'),
+            (pa.int8(), "1", "1000"),
+            (pa.timestamp("us", tz="UTC"), '"1970-01-01T00:00:00Z"', '"soon"'),
+            (pa.struct([("n", pa.int64())]), '{"n":1}', "5"),
+        ],
+    )
+    def test_a_value_that_does_not_fit_names_sink_column_and_key(self, kind, good, bad):
+        """
+        The error points at the first record that does not fit.
+        """
+        records = productions(("fine", 1, f'{{"n":{good}}}'), ("broken", 2, f'{{"n":{bad}}}'))
+
+        with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
+            sink_table(records, pa.schema([("n", kind)]), "s")
+
+    def test_a_null_in_a_column_that_takes_none_is_refused(self):
+        """
+        A required column needs a value in every record.
+        """
+        schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+        with pytest.raises(InvalidError, match="key=`a`"):
+            sink_table(productions(("a", 1, "{}")), schema, "s")
+
+    def test_bytes_and_damaged_values_are_refused(self):
+        """
+        Plain bytes have no column, and text that is not JSON is damage.
+        """
+        with pytest.raises(InvalidError, match="sink=`s`"):
+            sink_table(productions(("a", 1, None), blob=b"x"), None, "s")
+        with pytest.raises(DataError, match="sink=`s`"):
+            sink_table(productions(("a", 1, "{")), pa.schema([("n", pa.int64())]), "s")
+
+
+class TestPlace:
+    def test_a_table_with_other_columns_is_refused(self):
+        """
+        The error names the column, what is there and what was wanted.
+        """
+        objects = MemoryObjects()
+        a_writer(objects, pa.schema([("n", pa.int64())]))
+
+        with pytest.raises(InvalidError, match=r"column=`n` wanted=`string` found=`long`"):
+            a_writer(objects, pa.schema([("n", pa.string())]))
+        with pytest.raises(InvalidError, match=r"column=`m`"):
+            a_writer(objects, pa.schema([("n", pa.int64()), ("m", pa.int64())]))
+
+    def test_a_path_that_is_a_file_is_refused(self, tmp_path):
+        """
+        The error comes when the sink is opened, before any record is lost.
+        """
+        (tmp_path / "file").write_text("x")
+
+        with pytest.raises(UnavailableError):
+            DeltaSink(str(tmp_path / "file")).open("store", "p", "spikes")
+
+    def test_one_place_has_one_identity(self, tmp_path):
+        """
+        A path, the same path with a slash and as a file URL are one place; it travels with the pipeline.
+        """
+        sink = DeltaSink(str(tmp_path), pa.schema([("n", pa.int64())]))
+
+        assert isinstance(sink, Sink)
+        assert sink.identity == DeltaSink(f"{tmp_path}/").identity == DeltaSink(f"file://{tmp_path}").identity
+        assert DeltaSink("s3://b/x/").identity == "s3://b/x"
+        assert pickle.loads(pickle.dumps(sink)) == sink
+
+    def test_what_can_never_be_a_table_is_refused_at_once(self):
+        """
+        An empty path, and a type that Delta does not have, are errors where they are written.
+        """
+        with pytest.raises(InvalidError, match="path"):
+            DeltaSink("")
+        with pytest.raises(InvalidError, match="column=`t`"):
+            DeltaSink("x", pa.schema([("t", pa.duration("us"))]))
+
+    def test_dates_and_decimals_are_read_from_text(self):
+        """
+        What JSON has no word for is read from its text.
+        """
+        schema = pa.schema([("d", pa.date32()), ("m", pa.decimal128(9, 2))])
+
+        table = sink_table(productions(("a", 1, '{"d":"2013-02-08","m":"1.10"}')), schema, "s")
+
+        assert table.to_pylist() == [{"d": date(2013, 2, 8), "m": Decimal("1.10")}]

@@ -1,0 +1,484 @@
+"""
+Soft state follows the committed files, whatever became of what this process did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.executor.bundle.bundle import Deliveries
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.soft_state.eviction import NEVER, least_recently_used, window_aware
+from millpond.executor.soft_state.known_ids import KnownIds
+from millpond.executor.soft_state.row_reader import StoreRowReader
+from millpond.executor.soft_state.soft_state import SoftState
+from millpond.statestore.errors import DataError, InternalError
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.bloom import fingerprints
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+from millpond.testing.fixtures.interval_run import IntervalRun
+
+INTERVAL = Interval("c")
+
+
+class Append(Computation):
+    """
+    Keeps the values of its key, and sets a timer at the value.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append, and wait until the value.
+        """
+        context.state.set([*context.state.get([]), record.value])
+        context.set_timer(record.value)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Append that it fired.
+        """
+        context.state.set([*context.state.get([]), f"fired {timer.at}"])
+
+
+class CountingReader(StoreRowReader):
+    """
+    Remembers what was read.
+    """
+
+    def __init__(self, run: IntervalRun) -> None:
+        super().__init__(run.objects)
+        self.reads: list[tuple[int, tuple[str, ...], list[str] | None]] = []
+
+    def read(
+        self,
+        paths: Sequence[str],
+        columns: Sequence[str],
+        *,
+        keys: Iterable[str] | None = None,
+        interval: Interval | None = None,
+    ) -> pa.Table:
+        """
+        Read, and take a note.
+        """
+        wanted = None if keys is None else sorted(keys)
+        self.reads.append((len(paths), tuple(columns), wanted))
+        return super().read(paths, columns, keys=wanted, interval=interval)
+
+
+def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:
+    """
+    A fresh store that runs `Append`.
+    """
+    return IntervalRun(
+        ComputationNode(name="c", computation=Append(), subscriptions=()), INTERVAL, workers, budget_bytes
+    )
+
+
+def records(*pairs: tuple[str, int], ids: Sequence[bytes] | None = None) -> list[Deliveries]:
+    """
+    Records as (key, value), all at time 0.
+    """
+    return [
+        Deliveries(
+            stream="in",
+            keys=pa.array([key for key, _ in pairs]),
+            at=np.zeros(len(pairs), np.int64),
+            values=PythonValues([value for _, value in pairs]),
+            ids=None if ids is None else pa.array(ids, pa.binary()),
+        )
+    ]
+
+
+def state_of(soft_state: SoftState, *keys: str) -> list[str | bytes | None]:
+    """
+    The encoded states of keys.
+    """
+    return soft_state.load(sorted(keys))
+
+
+def due(soft_state: SoftState, watermark: int) -> set[str]:
+    """
+    The keys with due event timers.
+    """
+    return soft_state.timers.due_keys(EventTimeMicros(watermark), WallTimeMicros(0))
+
+
+class TestFollowing:
+    def test_a_process_that_is_behind_reads_only_the_missing_files(self) -> None:
+        """
+        After two bundles of somebody else the two files are read, not those before.
+        """
+        run = run_of()
+        run.step(records(("a", 10), ("b", 50)))
+        reader = CountingReader(run)
+        behind = SoftState(INTERVAL, reader)
+        behind.synchronise(run.files)
+        run.step(records(("a", 20)))
+        run.step(records(("c", 30)), watermark=20)
+        behind.synchronise(run.files)
+        behind.synchronise(run.files)
+
+        assert [count for count, _, _ in reader.reads] == [1, 2]
+        assert state_of(behind, "a", "b", "c") == ['[10,20,"fired 20"]', "[50]", "[30]"]
+        assert (due(behind, 49), due(behind, 50), behind.position) == ({"c"}, {"b", "c"}, run.files[-1].path)
+
+    def test_deletions_are_followed(self) -> None:
+        """
+        A key that somebody else deleted has no row here either, and its timer is gone.
+        """
+
+        class Deletes(Append):
+            def process_timer(self, context: Context, timer: Timer) -> None:
+                context.state.delete()
+
+        node = ComputationNode(name="c", computation=Deletes(), subscriptions=())
+        run = IntervalRun(node, INTERVAL)
+        run.step(records(("a", 10), ("b", 50)))
+        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind.synchronise(run.files)
+        run.step(watermark=10)
+        behind.synchronise(run.files)
+
+        assert (state_of(behind, "a", "b"), due(behind, 99)) == ([None, "[50]"], {"b"})
+
+    def test_a_bundle_that_lost_is_taken_back_without_reading_everything(self) -> None:
+        """
+        When another process's file was committed, this one undoes its own and reads that file only.
+        """
+        run = run_of(workers=2)
+        run.step(records(("a", 10), ("b", 11)))
+        reader = CountingReader(run)
+        loser = SoftState(INTERVAL, reader)
+        run.replace_soft_state(0, loser)
+        loser.synchronise(run.files)
+        bundle = run.bundle(records(("a", 20), ("n", 5)), watermark=5)
+        run.attempt(bundle, worker=0)
+        run.commit(run.attempt(run.bundle(records(("a", 21))), worker=1))
+        loser.synchronise(run.files)
+
+        assert [count for count, _, _ in reader.reads] == [1, 1]
+        assert state_of(loser, "a", "b", "n") == ["[10,21]", "[11]", None]
+        assert due(loser, 99) == {"a", "b"}
+        assert loser.timers.hold() == 11
+
+    def test_the_timers_of_a_bundle_that_lost_are_taken_back(self) -> None:
+        """
+        A timer that it set is gone, one that it consumed is pending again.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        run.attempt(run.bundle(records(("b", 7)), watermark=10))
+        soft_state = run.soft_state()
+        soft_state.synchronise(run.files)
+
+        assert (due(soft_state, 99), soft_state.timers.hold()) == ({"a"}, 10)
+        assert [timer.at for timer in soft_state.timers_of("a")] == [10]
+
+    def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
+        """
+        A row that went while its bundle was pending comes back whole, timers included.
+        """
+        run = run_of(budget_bytes=0)
+        run.step(records(("a", 10)))
+
+        class Touches(Append):
+            def process_record(self, context: Context, record: Record) -> None:
+                context.state.set([*context.state.get([]), record.value])
+
+        soft_state = run.soft_state()
+        touching = IntervalRun(ComputationNode(name="c", computation=Touches(), subscriptions=()), INTERVAL)
+        touching.objects, touching.files, touching.superstep = run.objects, run.files, run.superstep
+        touching.replace_soft_state(0, soft_state)
+        bundle = touching.bundle(records(("a", 20)))
+        touching.attempt(bundle)
+        result = touching.attempt(bundle).result
+
+        assert result.updates is not None
+        assert result.updates.select(["state", "timers"]).to_pylist() == [
+            {"state": "[10,20]", "timers": None}
+        ]
+        assert (result.hold, result.next_event_timer) == (10, 10)
+        assert result.updates.column("hold").cast(pa.int64()).to_pylist() == [10]
+
+    def test_a_bundle_that_was_never_adopted_is_taken_back(self) -> None:
+        """
+        Processing again without a file in between starts from the committed rows.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        bundle = run.bundle(records(("a", 20)))
+        run.soft_state().synchronise(run.files)
+        run.process_only(bundle)
+        result = run.process_only(bundle)
+
+        assert result.updates is not None
+        assert result.updates.column("state").to_pylist() == ["[10,20]"]
+
+    def test_a_rewrite_of_known_rows_is_not_read(self) -> None:
+        """
+        After somebody's OPTIMIZE nothing is read, and later reads go to the new file.
+        """
+        run = run_of(budget_bytes=0)
+        reader = CountingReader(run)
+        soft_state = SoftState(INTERVAL, reader, 0)
+        run.replace_soft_state(0, soft_state)
+        run.step(records(("a", 10)))
+        run.step(records(("b", 20)))
+        soft_state.synchronise(run.files)
+        reader.reads.clear()
+        for _ in range(2):  # two files by one, then one by one
+            run.optimise()
+            soft_state.synchronise(run.files)
+
+        assert reader.reads == []
+        assert state_of(soft_state, "a", "b") == ["[10]", "[20]"]
+        assert [count for count, _, _ in reader.reads] == [1]
+        assert [file.path for file in soft_state.files] == [file.path for file in run.files]
+
+    def test_a_rewrite_that_reaches_further_is_read_with_all_files(self) -> None:
+        """
+        A file that mixes known and unknown rows proves nothing: everything is read again.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        behind = SoftState(INTERVAL, CountingReader(run))
+        behind.synchronise(run.files)
+        run.step(records(("a", 20)))
+        run.step(records(("b", 30)))
+        run.optimise(0, 2)
+        behind.synchronise(run.files)
+
+        assert state_of(behind, "a", "b") == ["[10,20]", "[30]"]
+
+    def test_an_adopted_file_may_be_rewritten_before_it_was_seen(self) -> None:
+        """
+        A committed bundle whose file was merged away at once is neither lost nor applied twice.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        run.step(records(("a", 20)))
+        run.optimise()
+        run.step(records(("a", 30)))
+
+        assert run.rows().column("state").to_pylist() == ["[10,20,30]"]
+
+    def test_files_that_vanish_are_not_believed(self) -> None:
+        """
+        When known files are gone without a trace, only what is there counts.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        run.step(records(("b", 20)))
+        soft_state = run.soft_state()
+        soft_state.synchronise(run.files)
+        soft_state.synchronise(run.files[1:])
+
+        assert (state_of(soft_state, "a", "b"), due(soft_state, 99)) == ([None, "[20]"], {"b"})
+        soft_state.synchronise([])
+        assert (state_of(soft_state, "b"), due(soft_state, 99), soft_state.position) == ([None], set(), None)
+
+    def test_a_missing_file_is_an_error_and_nothing_is_believed(self) -> None:
+        """
+        After a failed read the soft state is empty, and the next synchronise reads everything.
+        """
+        run = run_of()
+        run.step(records(("a", 10)))
+        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind.synchronise(run.files)
+        run.step(records(("b", 20)))
+        path = run.files[-1].path
+        data = run.objects.get(path)
+        run.objects.delete([path])
+        with pytest.raises(DataError, match=path):
+            behind.synchronise(run.files)
+        run.objects.put(path, data)
+        behind.synchronise(run.files)
+
+        assert state_of(behind, "a", "b") == ["[10]", "[20]"]
+
+    def test_keys_of_other_intervals_stay_out(self) -> None:
+        """
+        A file may hold keys of several intervals; only this one's are taken in.
+        """
+        run = run_of()
+        run.step(records(("a", 10), ("m", 20), ("z", 30)))
+        part = SoftState(Interval("c", "b", "n"), StoreRowReader(run.objects))
+        part.synchronise(run.files)
+
+        assert (due(part, 99), part.timers.hold()) == ({"m"}, 20)
+
+    def test_a_file_is_adopted_once_and_after_its_bundle(self) -> None:
+        """
+        Adopting without a bundle is our bug.
+        """
+        run = run_of()
+        attempt = run.attempt(run.bundle(records(("a", 10))))
+
+        with pytest.raises(InternalError):
+            run.soft_state().adopt(attempt.file)
+
+
+class TestMemory:
+    def test_new_keys_cost_no_read(self) -> None:
+        """
+        While nothing was evicted, and mostly after that, a new key is known to be new.
+        """
+        run = run_of()
+        reader = CountingReader(run)
+        soft_state = SoftState(INTERVAL, reader, 3_000)
+        run.replace_soft_state(0, soft_state)
+        for start in range(0, 200, 10):
+            run.step(records(*((f"key {number}", 10) for number in range(start, start + 10))))
+
+        assert soft_state.used_bytes <= 3_000
+        assert len(reader.reads) <= 2
+
+    def test_evicted_rows_come_back_in_one_pruned_read(self) -> None:
+        """
+        All missing rows of a bundle are read together, by their keys.
+        """
+        run = run_of()
+        run.step(records(("a", 1), ("b", 2), ("c", 3)))
+        reader = CountingReader(run)
+        soft_state = SoftState(INTERVAL, reader, 0)
+        soft_state.synchronise(run.files)
+        reader.reads.clear()
+
+        assert state_of(soft_state, "a", "c") == ["[1]", "[3]"]
+        assert [(count, keys) for count, _, keys in reader.reads] == [(1, ["a", "c"])]
+        assert [timer.at for timer in soft_state.timers_of("c")] == [3]
+
+    def test_timers_of_evicted_rows_are_known(self) -> None:
+        """
+        Evicting a row does not forget when it wants to be woken, nor what it holds.
+        """
+        run = run_of(budget_bytes=0)
+        run.step(records(("a", 5), ("b", 9)))
+        result = run.step(watermark=5)
+
+        assert (result.statistics.timers, result.next_event_timer, result.hold) == (1, 9, 9)
+        assert run.rows().column("state").to_pylist() == ['[5,"fired 5"]', "[9]"]
+
+    def test_a_cold_start_fills_the_budget_with_the_nearest_timers(self) -> None:
+        """
+        Of more rows than fit, those whose timers come first are taken in.
+        """
+        run = run_of()
+        run.step(records(*((f"key {number:03}", 1_000 - number) for number in range(100))))
+        reader = CountingReader(run)
+        soft_state = SoftState(INTERVAL, reader, 10_000)
+        soft_state.synchronise(run.files)
+        reader.reads.clear()
+        soft_state.load(["key 098", "key 099"])
+        nearest_reads = len(reader.reads)
+        soft_state.load(["key 000"])
+
+        assert 0 < soft_state.used_bytes <= 10_000 + 1_000
+        assert (nearest_reads, len(reader.reads)) == (0, 1)
+
+
+class TestEviction:
+    def test_window_aware_spares_the_nearest_timer(self) -> None:
+        """
+        Rows without timers go first, longest unused first, then the furthest timers.
+        """
+        waits = np.array([7.0, NEVER, -1.0, 90.0, NEVER])
+
+        assert window_aware(waits).tolist() == [1, 4, 3, 0, 2]
+
+    def test_the_baseline_goes_by_use(self) -> None:
+        """
+        Least recently used ignores timers.
+        """
+        assert least_recently_used(np.array([7.0, NEVER, 1.0])).tolist() == [0, 1, 2]
+
+
+class TestKnownIds:
+    def test_fresh_ids_cost_no_read(self) -> None:
+        """
+        An id that was never seen is admitted without reading record ids.
+        """
+        run = run_of()
+        reader = CountingReader(run)
+        run.replace_soft_state(0, SoftState(INTERVAL, reader))
+        for number in range(5):
+            run.step(records(("a", number), ids=[b"%d" % number]))
+
+        assert reader.reads == []
+
+    def test_own_duplicates_are_settled_in_memory_and_others_by_one_read(self) -> None:
+        """
+        Ids of files that this process wrote are at hand; those of others are read by key.
+        """
+        run = run_of(workers=2)
+        reader = CountingReader(run)
+        run.replace_soft_state(0, SoftState(INTERVAL, reader))
+        run.step(records(("a", 1), ids=[b"1"]))
+        run.step(records(("a", 1), ids=[b"1"]))
+        assert reader.reads == []
+
+        run.step(records(("a", 2), ("b", 2), ids=[b"2", b"2"]), worker=1)
+        reader.reads.clear()
+        result = run.step(records(("a", 2), ("b", 3), ids=[b"2", b"3"]))
+
+        assert result.statistics.duplicates == 1
+        assert [keys for _, columns, keys in reader.reads if columns == ("key", "record_ids")] == [["a"]]
+
+    def test_ids_in_memory_are_those_of_the_files_that_are_there(self) -> None:
+        """
+        When a fold has replaced the small files, their ids go from memory, and are found in the large one.
+        """
+        run = run_of()
+        reader = CountingReader(run)
+        run.replace_soft_state(0, SoftState(INTERVAL, reader))
+        for number in range(5):
+            run.step(records(("a", number), ids=[b"%d" % number]))
+        ids = run.soft_state(0).ids
+        held_bytes = ids.recent_bytes
+        run.optimise(0, 4)
+        result = run.step(records(("a", 0), ("a", 9), ids=[b"0", b"9"]))
+
+        assert result.statistics.duplicates == 1
+        assert run.soft_state(0).ids is ids
+        assert 0 < ids.recent_bytes < held_bytes / 2
+        assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
+
+    def test_a_full_filter_is_built_anew_from_the_ids_that_are_left(self) -> None:
+        """
+        Ids without files are forgotten then, and those in files are not.
+        """
+        run = run_of()
+        run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
+        files = run.soft_state(0).files
+        known = KnownIds(INTERVAL, StoreRowReader(run.objects), 1 << 20, capacity_max=100)
+        known.prepare(files)
+        gone = fingerprints(pa.array([b"gone %d" % number for number in range(100)], pa.binary()))
+        known.add(gone[:99])
+        known.prepare(files)
+        assert known.may_be_known(gone[:99]).all()
+
+        known.add(gone[99:])
+        known.prepare(files)
+
+        assert not known.may_be_known(gone).any()
+        assert known.may_be_known(fingerprints(pa.array([b"%d" % n for n in range(60)], pa.binary()))).all()
+
+    def test_an_id_of_a_bundle_that_was_taken_back_counts_again(self) -> None:
+        """
+        The filter remembers it, the files do not, and the files decide.
+        """
+        run = run_of()
+        bundle = run.bundle(records(("a", 1), ids=[b"1"]))
+        run.attempt(bundle)
+        again = run.attempt(bundle)
+
+        assert (again.result.statistics.records, again.result.statistics.duplicates) == (1, 0)

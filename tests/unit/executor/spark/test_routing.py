@@ -1,0 +1,283 @@
+"""
+Routing in the JVM does what Python does: same keys, same times, same intervals, same refusals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.extract_rows import read_injected
+from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.pipeline.topology import FieldExtractor, InjectorNode
+from millpond.executor.spark.routed_columns import TARGET
+from millpond.executor.spark.routing import Route, Routed, Router
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import locate
+from millpond.testing.fixtures.determinism import SeededRng
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+YEAR_12000 = 316_516_147_200_000_000
+SCHEMA = (
+    "n long, k string, `odd 'name` string, text string, number long, moment timestamp, id string, seq long"
+)
+MOMENT = datetime(2013, 2, 8, 10, 0, 0, 5, tzinfo=UTC)
+ROWS: list[tuple[Any, ...]] = [
+    (0, "a", "z", "2013-02-08T10:00:00", 5, MOMENT, "i0", 0),
+    (1, None, "z", "2013-02-08", -5, MOMENT, "i1", 1),
+    (2, "b", None, "2013-02-08T10:00:00+01:00", 0, MOMENT, None, None),
+    (3, "", "a", None, None, None, "", 3),
+    (4, "é", "m'\"\\", "yesterday", YEAR_12000, MOMENT, "i4", -4),
+    (5, "z\U0001f30a", "m", "10:00:00", -(2**62), MOMENT, "i5", 5),
+    (6, "m", "m", "0001-01-01T00:00:00+01:00", 2**62, MOMENT, "i6", 6),
+    (7, "mm", "\uffee", "9999-12-31T23:59:59.999999Z", 7, datetime(1, 1, 1, tzinfo=UTC), "i7", 7),
+]
+TEXTS = (
+    """
+2013-02-08T10:00:00|2013-02-08 10:00:00|2013-02-08|2013-02-08T10:00|2013-02-08T10:00Z|2013-02-08T10
+2013-02-08T10:00:00Z|2013-02-08T10:00:00z|2013-02-08T10:00:00 UTC|2013-02-08T10:00:00GMT|2013-02-08 10:00 UTC
+2013-02-08T10:00:00+01:00|2013-02-08T10:00:00+0100|2013-02-08T10:00:00+01|2013-02-08 10:00:00 +01:00
+2013-02-08T10:00:00-18:00|2013-02-08T10:00:00+18:30|2013-02-08T10:00:00+1:00|2013-02-08T10:00:00+01:00:30
+2013-02-08T10:00:00 America/New_York| 2013-02-08T10:00:00 |2013-02-08T10:00:00.|2013-02-08T10:00:00,5
+2013-02-08T10:00:00.1|2013-02-08T10:00:00.123456789|1969-12-31T23:59:59.9999999|20130208|20130208T100000
+2013-W06-5|2013-2-8|2013-02-08T9:05:07|10:00:00|T10:00:00|now|today|epoch||2013|2013-02|2013-02-08T|1360317600
+2013-02-08T24:00:00|2013-02-30|2013-02-08T10:00:60|0001-01-01|0000-01-01|9999-12-31T23:59:59.999999
++12000-01-01|12000-01-01|-0001-01-01|0001-01-01T00:00:00+01:00|9999-12-31T23:59:59-01:00|2013-02-08Z
+2013-02-08+01:00|2013-02-08-05|1582-10-10|1500-02-29|1500-01-01T00:00:00|2013-02-08x10:00:00|٢٠١٣-02-08
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+
+
+@pytest.fixture(scope="module")
+def zone(spark: SparkSession) -> Iterator[None]:
+    """
+    A session whose zone is far from UTC: it must not matter.
+    """
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+@pytest.fixture(scope="module")
+def frame(spark: SparkSession, zone: None) -> DataFrame:
+    """
+    The rows, in one partition.
+    """
+    return spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
+
+
+@pytest.fixture(scope="module")
+def table(frame: DataFrame) -> pa.Table:
+    """
+    The same rows, as Python reads them.
+    """
+    return frame.toArrow()
+
+
+def injector(key: FieldExtractor = "k", at: FieldExtractor = "text", **fields: Any) -> InjectorNode:
+    return InjectorNode(
+        stream="in", key=key, at=at, id=fields.pop("id", None), watermark=BoundedDisorder(0), **fields
+    )
+
+
+def routed(result: Routed) -> list[tuple[Any, ...]]:
+    """
+    Number, target, key, time and id of each routed row, as a task would read them.
+    """
+    columns = result.columns
+    names = ["n", TARGET, columns.key, columns.at]
+    arrow = result.frame.select(*dict.fromkeys([*names, *filter(None, [columns.id])])).toArrow()
+    at = arrow.column(columns.at)
+    at = (at.cast(pa.timestamp("us", tz="UTC")) if pa.types.is_timestamp(at.type) else at).cast(pa.int64())
+    ids = pa.nulls(len(arrow)) if columns.id is None else arrow.column(columns.id)
+    if pa.types.is_integer(ids.type):
+        ids = ids.cast(pa.string())
+    found = [arrow.column("n"), arrow.column(TARGET), arrow.column(columns.key), at, ids.cast(pa.binary())]
+    rows = zip(*(column.to_pylist() for column in found), strict=True)
+    # What an unreadable record carries beside its target only ends up in the letter's text.
+    return sorted(row if row[1] >= 0 else row[:2] for row in rows)
+
+
+def expected(node: InjectorNode, routes: tuple[Route, ...], table: pa.Table) -> list[tuple[Any, ...]]:
+    """
+    The same by `read_injected`.
+    """
+    numbers = table.column("n").to_pylist()
+    rows: list[tuple[Any, ...]] = []
+    for route in routes:
+        injected = read_injected(node, route.key, table)
+        ids = [None] * len(numbers) if injected.ids is None else injected.ids.to_pylist()
+        for row, key in enumerate(injected.keys.to_pylist()):
+            if row in injected.errors:
+                rows.append((numbers[row], -1 - route.first))
+            else:
+                target = route.first + locate(route.lows, key)
+                rows.append((numbers[row], target, key, int(injected.at[row]), ids[row]))
+    return sorted(rows)
+
+
+ONE = (Route(first=0, lows=("",), key=None),)
+CUT = (Route(first=2, lows=("", "b", "m", "\U0001f30a"), key=None),)
+THREE = (
+    Route(first=0, lows=("", "b"), key=None),
+    Route(first=2, lows=("", "m'\"\\", "z"), key="odd 'name"),
+    Route(first=5, lows=("",), key="k"),
+)
+MANY = (Route(first=0, lows=("", *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100))), key=None),)
+
+
+@pytest.mark.parametrize("routes", [ONE, CUT, THREE, MANY], ids=["one", "cut", "three", "many"])
+@pytest.mark.parametrize("at", ["text", "number", "moment"])
+def test_both_ways_lead_to_the_same_interval(
+    frame: DataFrame, table: pa.Table, routes: tuple[Route, ...], at: str
+) -> None:
+    """
+    Whatever the column of the time, the cuts and the number of consumers, records go where Python sends them.
+    """
+    node = injector(at=at, id="id")
+
+    assert routed(Router(node).route(frame, routes, 2)) == expected(node, routes, table)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        injector(key=lambda row: row["k"], at="number", id="seq"),
+        injector(key="k", at=lambda row: row["number"], id=lambda row: row["id"]),
+    ],
+    ids=["key", "time and id"],
+)
+def test_functions_lead_to_the_same_interval(frame: DataFrame, table: pa.Table, node: InjectorNode) -> None:
+    """
+    With functions for extractors the records pass through Python, to the same intervals.
+    """
+    assert routed(Router(node).route(frame, THREE, 2)) == expected(node, THREE, table)
+
+
+def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, table: pa.Table) -> None:
+    """
+    A consumer's own function says its key; the others keep theirs.
+    """
+    node = injector(at="number")
+    routes = (*CUT, Route(first=6, lows=("", "5"), key=lambda row: str(row["n"])))
+
+    assert routed(Router(node).route(frame, routes, 2)) == expected(node, routes, table)
+
+
+@pytest.mark.parametrize("column", ["id", "seq", None])
+def test_ids_are_the_same_bytes(frame: DataFrame, table: pa.Table, column: str | None) -> None:
+    """
+    Text and numbers become the ids that Python makes of them, null stays null.
+    """
+    node = injector(at="moment", id=column)
+
+    assert routed(Router(node).route(frame, ONE, 1)) == expected(node, ONE, table)
+
+
+def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
+    """
+    A text is the same time for both, or for neither, odd forms and damaged ones included.
+    """
+    rng = SeededRng(3)
+    damaged = [_damaged(text, rng) for text in TEXTS for _ in range(12)]
+    texts = list(dict.fromkeys([*TEXTS, *damaged]))
+    rows = [(number, "k", text) for number, text in enumerate(texts)]
+    frame = spark.createDataFrame(rows, "n long, k string, text string").coalesce(1)
+    node = injector()
+    found = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
+    wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
+
+    assert {texts[n]: found[n] for n in found} == {texts[n]: wanted[n] for n in wanted}
+    readable = sum(len(row) > 2 for row in wanted.values())
+    assert 30 < readable < len(texts) - 200
+
+
+def _damaged(text: str, rng: SeededRng) -> str:
+    """
+    The text with a character changed, added or taken away.
+    """
+    place = int(rng.random() * (len(text) + 1))
+    letter = "0123459:-+.TZ \t\n"[int(rng.random() * 16)]
+    tail = text[place + int(rng.random() * 2) :]
+    return text[:place] + ("" if rng.random() < 0.3 else letter) + tail
+
+
+def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
+    """
+    The partition of a row is its interval's position by the number of slots; letters go with the first one.
+    """
+    from pyspark.sql.functions import spark_partition_id
+
+    result = Router(injector(at="number")).route(frame, THREE, 3)
+    rows = result.frame.select(TARGET, spark_partition_id().alias("slot")).collect()
+
+    assert result.frame.rdd.getNumPartitions() == 3
+    assert len(rows) == 3 * len(ROWS)
+    for row in rows:
+        position = row[TARGET] if row[TARGET] >= 0 else -1 - row[TARGET]
+        assert row["slot"] == position % 3
+
+
+@pytest.mark.parametrize("key", [None, "odd 'name", lambda row: row["k"]], ids=["own", "column", "function"])
+def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: KeyExtractor) -> None:
+    """
+    Keys are cut by those records that will be processed.
+    """
+    node = injector(at="number")
+    injected = read_injected(node, key, table)
+    readable = np.setdiff1d(np.arange(len(ROWS)), list(injected.errors))
+
+    keys = Router(node).keys(frame, key).toArrow().column(0).to_pylist()
+    assert sorted(keys) == sorted(injected.keys.take(pa.array(readable)).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (injector(key="absent"), "no such key column column=`absent`"),
+        (injector(key="n"), "key column is not text column=`n`"),
+        (injector(at="absent"), "no such time column column=`absent`"),
+        (injector(at="naive"), "no zone.*column=`naive`"),
+        (injector(at="real"), "time column is no time column=`real`"),
+        (injector(at="day"), "time column is no time column=`day`"),
+        (injector(id="real"), "id column is neither .* column=`real`"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else None,
+)
+def test_columns_that_can_never_do_are_refused(
+    spark: SparkSession, frame: DataFrame, node: InjectorNode, words: str
+) -> None:
+    """
+    A missing column, or one of a type that holds no key, time or id, is named before anything runs.
+    """
+    odd = frame.selectExpr(
+        "*", "timestamp_ntz'2013-02-08 10:00:00' AS naive", "1.5D AS real", "date'2013-02-08' AS day"
+    )
+
+    with pytest.raises(InvalidError, match=words):
+        Router(node).route(odd, ONE, 1)
+
+
+@pytest.mark.parametrize("name", ["user.name", "back`tick"])
+@pytest.mark.parametrize("key", ["k", lambda row: row["k"]], ids=["column", "function"])
+def test_names_that_spark_cannot_carry_are_refused(frame: DataFrame, key: FieldExtractor, name: str) -> None:
+    """
+    A column that would never come to Python is named before anything runs.
+    """
+    odd = frame.withColumnRenamed("seq", name)
+
+    with pytest.raises(InvalidError, match=f"rename it column=`{name}`"):
+        Router(injector(key=key)).route(odd, ONE, 1)

@@ -1,0 +1,240 @@
+"""
+A running pipeline on Spark: its ticker, its failures and its end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.errors import FencedError, InvalidError
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import LeaseFactory, Store
+from millpond.statestore.system import SystemClock
+from millpond.testing.faults.failing_code import Fragile
+from millpond.testing.faults.spark_task_failures import BATCHES
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
+from millpond.testing.servers.zookeeper import wait_until
+from tests.tidy import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+CLOCK = SystemClock()
+SCHEMA = "k string, t long, id string, n long, do string"
+
+
+class Sleeper(Computation):
+    """
+    Wakes a moment after each record, by the clock on the wall, and produces then.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.set_timer(context.wall_time + 200_000, domain="wall")
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.state.set({"woken": context.state.get({"woken": 0})["woken"] + 1})
+        context.produce("wakings", {"key": context.key})
+
+
+class Count(Computation):
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+def sleepers() -> Pipeline:
+    pipeline = Pipeline("sleepers")
+    pipeline.inject(ROWS, key="k", at="t")
+    pipeline.add(Sleeper(), name="sleeper", subscribes={ROWS: None}, produces=("wakings",))
+    pipeline.stream("wakings").apply(Count(), name="wakings_seen")
+    return pipeline
+
+
+@pytest.fixture
+def leases() -> LeaseFactory:
+    """
+    One lease service for all who open the store.
+    """
+    registry = MemoryRegistry()
+    return lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+
+
+@pytest.fixture
+def store(tmp_path: Path, leases: LeaseFactory) -> Iterator[Store]:
+    with Store.open(tmp_path / "pond", leases=leases) as opened:
+        yield opened
+
+
+@pytest.fixture
+def runner(store: Store, spark: SparkSession) -> SparkRunner:
+    return SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
+    """
+    What is put into the folder ``input``, as a stream.
+    """
+    (tmp_path / "input").mkdir()
+    return spark.readStream.schema(SCHEMA).json(str(tmp_path / "input"))
+
+
+def bring(folder: Path, *numbers: int, do: str = "ok") -> None:
+    file = folder / f"{numbers}.json"
+    file.write_bytes(b"\n".join(orjson.dumps({**row, "do": do}) for row in numbered(numbers)))
+    file.rename(folder / "input" / file.name)
+
+
+def batch(spark: SparkSession, number: int) -> tuple[DataFrame, InputPosition]:
+    rows = [(*row.values(), "ok") for row in numbered([number * 5])]
+    return (
+        spark.createDataFrame(rows, SCHEMA).coalesce(1),
+        InputPosition(stream=ROWS, source="test", batch=number),
+    )
+
+
+def test_wall_timers_fire_on_an_idle_stream(
+    runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path
+) -> None:
+    """
+    When no batch comes, the ticker fires what is due and delivers what that produced.
+    """
+    bring(tmp_path, 0, 1)
+    run = runner.start(sleepers(), {ROWS: stream})
+
+    def states(computation: str) -> list[str]:
+        return store.rows_view(computation).to_arrow().column("state").to_pylist()
+
+    assert wait_until(lambda: states("wakings_seen") == ["1", "1"], CLOCK, 60_000)
+    assert states("sleeper") == ['{"woken":1}'] * 2
+    assert not run.await_termination(timeout_ms=10)
+    assert run.is_active
+    summary = run.stop()
+    assert (summary.run.timers, summary.run.records) == (2, 4)
+    assert not run.is_active
+
+
+def test_user_code_that_stops_the_run_is_named(
+    runner: SparkRunner, stream: DataFrame, tmp_path: Path
+) -> None:
+    """
+    An error in a task comes to whoever waits for the run as it was raised, and the run is over.
+    """
+    pipeline = Pipeline(LEDGER)
+    pipeline.inject(ROWS, key="k", at="t", id="id")
+    pipeline.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), on_error="stop")
+    bring(tmp_path, 5, do="raise")
+    run = runner.start(pipeline, {ROWS: stream})
+
+    with pytest.raises(InvalidError, match=r"on_error says to stop computation=`ledger` key=`k0`") as raised:
+        run.await_termination(60_000)
+    with pytest.raises(InvalidError) as again:
+        run.advance()
+    assert again.value is raised.value
+    assert not run.is_active
+    run.abandon()
+
+
+def test_a_run_that_was_replaced_is_told_so(
+    runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path, leases: LeaseFactory
+) -> None:
+    """
+    After a take-over whoever waits for the run gets FencedError, not Spark's account of it.
+    """
+    bring(tmp_path, 0)
+    run = runner.start(ledger_pipeline(), {ROWS: stream})
+    assert wait_until(lambda: ledger_of(store) == {"k0": [0]}, CLOCK, 60_000)
+    with Store.open(tmp_path / "pond", leases=leases) as other:
+        with LocalRunner(other, progress=False).start(ledger_pipeline()) as successor:
+            successor.inject(ROWS, numbered([5])).wait(60_000)
+            bring(tmp_path, 10)
+            with pytest.raises(FencedError):
+                run.await_termination(60_000)
+        run.abandon()
+        assert ledger_of(other) == {"k0": [0, 5]}
+
+
+def test_the_first_failure_ends_the_run_for_everybody(
+    runner: SparkRunner, store: Store, spark: SparkSession
+) -> None:
+    """
+    A batch that does not belong to the store is refused, and so is every call after it.
+    """
+    run = runner.open(ledger_pipeline())
+    run.consume(*batch(spark, 0))
+
+    with pytest.raises(InvalidError, match="ahead of the store"):
+        run.consume(*batch(spark, 2))
+    with pytest.raises(InvalidError, match="ahead of the store"):
+        run.consume(*batch(spark, 1))
+    with pytest.raises(InvalidError, match="ahead of the store"):
+        run.finish_inputs()
+    run.abandon()
+    assert ledger_of(store) == {"k0": [0]}
+
+
+def test_a_stopped_run_takes_nothing(runner: SparkRunner, store: Store, spark: SparkSession) -> None:
+    """
+    After stop no batch begins, stopping again is the same, and the leases are free.
+    """
+    run: SparkRun = runner.open(ledger_pipeline())
+    run.consume(*batch(spark, 0))
+    assert run.stop().superstep == run.stop().superstep == 1
+
+    with pytest.raises(InvalidError, match="the run has been stopped"):
+        run.consume(*batch(spark, 1))
+    again = SparkRunner(store, spark=spark, on_held="refuse", progress=False).open(ledger_pipeline())
+    again.consume(*batch(spark, 1))
+    summary = again.stop()
+    assert (summary.supersteps, summary.superstep) == (1, 2)
+    assert (summary.run.injected, summary.totals.injected) == (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_failed_tasks_and_killed_workers_are_repeated(tmp_path: Path, leases: LeaseFactory) -> None:
+    """
+    A task that fails and a Python worker that is killed, in the midst of a bundle, leave every record once.
+    """
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "millpond.testing.faults.spark_task_failures",
+            str(tmp_path / "pond"),
+            str(marks),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    rows = numbered(number for numbers in BATCHES for number in numbers)
+
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert orjson.loads(done.stdout.splitlines()[-1]) == written(rows)
+    assert sorted(file.name for file in marks.iterdir()) == ["died", "failed"]
+    with Store.open(tmp_path / "pond", leases=leases) as store:
+        assert ledger_of(store) == written(rows)

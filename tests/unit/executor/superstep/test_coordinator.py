@@ -1,0 +1,399 @@
+"""
+The coordinator: a superstep is planned, committed once, and found again by whoever comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from millpond.executor.bundle.bundle import (
+    BundleResult,
+    BundleStatistics,
+    DeadLetter,
+    InputObservation,
+    Manifest,
+    ProductionSummary,
+)
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.positions import superstep_app_id
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS, control_interval
+from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.totals import Totals
+from millpond.statestore.errors import FencedError, InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.log.action import CommitInfo
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import write_row_file
+from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, TableVersion, WallTimeMicros
+from millpond.testing.faults.faulty_objects import FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.row_updates import row_updates
+
+KEYS = pa.array(["a", "b", "c", "d"])
+LEFT, RIGHT = Interval("first", "", "c"), Interval("first", "c")
+SECOND = Interval("second")
+NOTHING = BundleResult(updates=None, statistics=BundleStatistics())
+Update = dict[str, Any]
+
+
+def pipeline(*, letters: bool = False) -> Pipeline:
+    """
+    ``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``; and who reads letters.
+    """
+    made = Pipeline("p")
+    made.inject("in", key="k", at="t", watermark=BoundedDisorder(10))
+    made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
+    made.add(Computation(), name="second", subscribes={"mid": None}, produces=(), intervals=1)
+    if letters:
+        made.add(Computation(), name="reader", subscribes={DEAD_LETTERS: None}, produces=(), intervals=1)
+    return made
+
+
+class Pond:
+    """
+    A store in memory and its coordinators, one after the other.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.disk = FaultyObjects(MemoryObjects())
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+
+    def store(self) -> Store:
+        return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
+
+    def open(self, made: Pipeline | None = None) -> Coordinator:
+        topology = (made or pipeline()).check()
+        coordinator = Coordinator(self.store(), topology, clock=self.clock, rng=self.rng)
+        coordinator.open()
+        return coordinator
+
+    def manifest(self, plan: SuperstepPlan, part: IntervalPlan, *updates: Update, **result: Any) -> Manifest:
+        """
+        What a task would report that wrote ``updates``.
+        """
+        order = {"sequencer": part.fence.sequencer, "commit_number": part.fence.commit_number}
+        rows = row_updates([{**order, "superstep": plan.superstep, **update} for update in updates])
+        file = write_row_file(
+            self.disk, part.interval, rows, superstep=plan.superstep, fence=part.fence, token=self.rng.token()
+        )
+        statistics = BundleStatistics(records=len(updates))
+        outcome = BundleResult(updates=None, statistics=statistics, **result)
+        return Manifest(interval=part.interval, fence=part.fence, file=file, result=outcome)
+
+    def info(self, version: int) -> dict[str, Any]:
+        actions = decode(self.store().log.require(TableVersion(version)), str(version))
+        return next(dict(one.millpond or {}) for one in actions if isinstance(one, CommitInfo))
+
+
+@pytest.fixture
+def pond() -> Pond:
+    return Pond()
+
+
+def seen(records: int, newest_at: int | None) -> InputObservation:
+    newest = None if newest_at is None else EventTimeMicros(newest_at)
+    return InputObservation(stream="in", records=records, newest_at=newest)
+
+
+def intervals(plan: SuperstepPlan) -> list[Interval]:
+    return [part.interval for part in plan.intervals]
+
+
+def part_of(plan: SuperstepPlan, interval: Interval) -> IntervalPlan:
+    return next(part for part in plan.intervals if part.interval == interval)
+
+
+def produced(*values: int) -> tuple[Update, ProductionSummary]:
+    """
+    A row update of key ``a`` that produced to ``mid``, and what its task says about that.
+    """
+    made = [
+        {"stream": "mid", "key": "x", "value": str(value), "value_bytes": None, "at": value}
+        for value in values
+    ]
+    oldest = EventTimeMicros(min(values))
+    return {"key": "a", "productions": made}, ProductionSummary(
+        stream="mid", count=len(made), oldest_at=oldest
+    )
+
+
+class TestPlans:
+    def test_a_new_pipeline_has_nothing_to_do(self, pond: Pond) -> None:
+        """
+        Nobody has cut any keys, no time is known, and a superstep would be the first.
+        """
+        coordinator = pond.open()
+        plan = coordinator.begin()
+
+        assert (coordinator.superstep, plan.superstep, plan.intervals) == (0, 1, ())
+        assert not coordinator.has_work()
+        assert coordinator.next_wall_timer() is None
+        assert coordinator.watermark("second") == coordinator.low_watermark() == TIME_MIN_US
+        assert [node.name for node in coordinator.computations_without_intervals(["in"])] == ["first"]
+
+    def test_an_input_wakes_its_consumers_only(self, pond: Pond) -> None:
+        """
+        Every interval of the consumer is planned with its next fence; other computations are not.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+
+        assert intervals(plan) == [LEFT, RIGHT] == list(coordinator.intervals_of("first"))
+        assert [(part.fence.commit_number, part.due, part.files) for part in plan.intervals] == [
+            (1, False, ())
+        ] * 2
+        assert coordinator.begin().intervals == ()
+
+    def test_productions_wake_their_consumers_in_the_next_superstep(self, pond: Pond) -> None:
+        """
+        What one superstep produced is planned for the next, with the file that holds it, and then is done.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        update, summary = produced(7, 5)
+        written = pond.manifest(plan, part_of(plan, LEFT), update, productions=(summary,))
+        assert written.file is not None
+        coordinator.commit(plan, [written], inputs=[seen(1, 50)])
+
+        assert (coordinator.has_work(), coordinator.undelivered) == (True, 2)
+        following = coordinator.begin()
+        assert [(source.path, source.superstep) for source in following.sources] == [(written.file.path, 1)]
+        assert intervals(following) == [SECOND]
+        coordinator.commit(following, [])
+        assert (coordinator.has_work(), coordinator.undelivered) == (False, 0)
+
+    @pytest.mark.parametrize("domain", ["event", "wall"])
+    def test_due_timers_wake_their_interval(self, pond: Pond, domain: str) -> None:
+        """
+        An interval whose timer is due is planned without any records; before that it sleeps.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        at = WallTimeMicros(pond.clock.now_us() + 1_000) if domain == "wall" else EventTimeMicros(50)
+        timers = {f"next_{domain}_timer": at}
+        coordinator.commit(
+            plan, [pond.manifest(plan, part_of(plan, RIGHT), {"key": "d", "state": "1"}, **timers)]
+        )
+        assert not coordinator.has_work()
+        if domain == "wall":
+            assert coordinator.next_wall_timer() == at
+            pond.clock.advance_ms(1)
+        else:
+            coordinator.advance_injector("in", EventTimeMicros(50))
+
+        assert coordinator.has_work()
+        due = coordinator.begin()
+        assert [(part.interval, part.due, len(part.files)) for part in due.intervals] == [(RIGHT, True, 1)]
+
+
+class TestCommits:
+    def test_a_superstep_is_one_commit_of_everything(self, pond: Pond) -> None:
+        """
+        Rows, the input's position, superstep, watermarks and counts are in one version of the table.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        version = pond.store().snapshot().version
+        manifests = [
+            pond.manifest(plan, part_of(plan, RIGHT), {"key": "c", "state": "2"}),
+            pond.manifest(plan, part_of(plan, LEFT), {"key": "a", "state": "1"}, {"key": "b", "state": "1"}),
+        ]
+        report = coordinator.commit(
+            plan,
+            manifests,
+            position=InputPosition(stream="in", source="q", batch=0),
+            inputs=[seen(3, 100)],
+        )
+        snapshot = pond.store().snapshot()
+
+        assert report.version == snapshot.version == version + 1
+        assert (report.superstep, report.records, report.pending) == (1, 3, 0)
+        assert snapshot.txns[superstep_app_id("p")] == 1
+        assert pond.store().rows_view("first").to_arrow().column("key").to_pylist() == ["a", "b", "c"]
+        info = pond.info(report.version)
+        assert (info["pipeline"], info["input"], info["batch"], info["superstep"]) == ("p", "in", 0, 1)
+        assert info["counts"]["records"] == info["counts"]["injected"] == 3
+        for interval in (LEFT, RIGHT, control_interval("p")):
+            fence = snapshot.fence_of(interval)
+            assert fence is not None
+            assert fence.commit_number >= 1
+
+    def test_intervals_without_news_are_left_alone(self, pond: Pond) -> None:
+        """
+        A commit carries fences of what it touched only, and always the pipeline's own.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        before = pond.store().snapshot()
+        plan = coordinator.begin(inputs={"in"})
+        left, right = (part_of(plan, interval) for interval in (LEFT, RIGHT))
+        idle = Manifest(interval=RIGHT, fence=right.fence, file=None, result=NOTHING)
+        coordinator.commit(plan, [pond.manifest(plan, left, {"key": "a", "state": "1"}), idle])
+        after = pond.store().snapshot()
+
+        assert after.fence_of(RIGHT) == before.fence_of(RIGHT)
+        assert after.fence_of(LEFT) == left.fence
+        assert part_of(coordinator.begin(inputs={"in"}), RIGHT).fence == right.fence
+
+    def test_watermarks_follow_commits(self, pond: Pond) -> None:
+        """
+        What was seen moves the watermark once it is committed, less the disorder that the injector allows.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        assert plan.intervals[0].watermark == TIME_MIN_US
+        coordinator.commit(plan, [], inputs=[seen(1, 100)])
+
+        assert coordinator.time.injector_watermark("in") == coordinator.watermark("first") == 90
+        assert coordinator.watermark("second") == coordinator.low_watermark() == 90
+        assert coordinator.begin(inputs={"in"}).intervals[0].watermark == 90
+
+    def test_productions_and_holds_keep_the_watermark_back(self, pond: Pond) -> None:
+        """
+        Downstream no watermark passes an undelivered production or a time that a row still owes.
+        """
+        coordinator = pond.open()
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        update, summary = produced(40)
+        manifest = pond.manifest(
+            plan, part_of(plan, LEFT), update, productions=(summary,), hold=EventTimeMicros(60)
+        )
+        coordinator.commit(plan, [manifest], inputs=[seen(1, 100)])
+
+        assert (coordinator.watermark("first"), coordinator.watermark("second")) == (90, 40)
+        coordinator.commit(coordinator.begin(), [])
+        assert (coordinator.watermark("second"), coordinator.low_watermark()) == (60, 60)
+        coordinator.finish_input("in")
+        assert (coordinator.watermark("first"), coordinator.watermark("second")) == (TIME_MAX_US, 60)
+
+    def test_dead_letters_are_rows_and_productions(self, pond: Pond) -> None:
+        """
+        A letter is a row of its pipeline, and goes to whoever subscribes to letters.
+        """
+        coordinator = pond.open(pipeline(letters=True))
+        letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=None, error="no key")
+        report = coordinator.commit(coordinator.begin(), [], dead_letters=[letter, letter])
+        rows = pond.store().rows_view(DEAD_LETTERS).to_arrow().to_pylist()
+
+        assert [row["key"] for row in rows] == ["p/0000000001/000000", "p/0000000001/000001"]
+        assert orjson.loads(rows[0]["state"])["error"] == "no key"
+        assert (report.dead_letters, report.pending) == (2, 2)
+        plan = coordinator.begin()
+        assert intervals(plan) == [Interval("reader")]
+        assert len(plan.sources) == 1
+
+    def test_a_fenced_superstep_changes_nothing(self, pond: Pond) -> None:
+        """
+        Who has been replaced keeps its place: superstep, totals and watermark stay, and the table too.
+        """
+        former = pond.open()
+        former.create_intervals("first", KEYS)
+        plan = former.begin(inputs={"in"})
+        manifest = pond.manifest(plan, part_of(plan, LEFT), {"key": "a", "state": "1"})
+        owner = pond.open()
+        version = pond.store().snapshot().version
+
+        with pytest.raises(FencedError):
+            former.commit(plan, [manifest], inputs=[seen(1, 100)])
+        assert (former.superstep, former.totals, former.watermark("first")) == (0, Totals(), TIME_MIN_US)
+        assert pond.store().snapshot().version == version
+        assert pond.store().rows_view("first").to_arrow().num_rows == 0
+        owner.commit(owner.begin(), [])
+
+
+class TestRestarts:
+    def run(self, pond: Pond) -> Coordinator:
+        """
+        A pipeline with everything pending that can be.
+        """
+        coordinator = pond.open(pipeline(letters=True))
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        update, summary = produced(40, 45)
+        hold = EventTimeMicros(60)
+        timers = [
+            {"tag": "", "domain": "event", "at": 95, "output_at": 60},
+            {"tag": "", "domain": "wall", "at": pond.clock.now_us() + 5_000, "output_at": 70},
+        ]
+        update |= {"timers": timers, "hold": hold}
+        manifest = pond.manifest(
+            plan,
+            part_of(plan, LEFT),
+            update,
+            productions=(summary,),
+            hold=hold,
+            next_event_timer=EventTimeMicros(95),
+            next_wall_timer=WallTimeMicros(pond.clock.now_us() + 5_000),
+        )
+        letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=30, error="no key")
+        position = InputPosition(stream="in", source="q", batch=0)
+        coordinator.commit(plan, [manifest], position=position, inputs=[seen(2, 100)], dead_letters=[letter])
+        return coordinator
+
+    def facts(self, coordinator: Coordinator) -> Sequence[object]:
+        plan = coordinator.begin()
+        names = ("first", "second", "reader")
+        return (
+            coordinator.superstep,
+            coordinator.totals,
+            [coordinator.watermark(name) for name in names],
+            [coordinator.intervals_of(name) for name in names],
+            coordinator.low_watermark(),
+            coordinator.time.injector_watermark("in"),
+            coordinator.undelivered,
+            coordinator.next_wall_timer(),
+            coordinator.has_work(),
+            [(part.interval, part.watermark, part.files) for part in plan.intervals],
+            [(source.path, source.superstep, source.streams) for source in plan.sources],
+        )
+
+    def test_a_new_owner_knows_what_the_former_one_knew(self, pond: Pond) -> None:
+        """
+        Superstep, totals, watermarks, intervals, timers, holds and undelivered productions are the same.
+        """
+        former = self.run(pond)
+        known = self.facts(former)
+
+        assert self.facts(pond.open(pipeline(letters=True))) == known
+        assert known[6] == 3
+
+    def test_a_repeated_batch_is_no_news(self, pond: Pond) -> None:
+        """
+        After a restart a batch that was committed is not admitted again, and its successor is.
+        """
+        self.run(pond)
+        owner = pond.open(pipeline(letters=True))
+        positions = [InputPosition(stream="in", source="q", batch=batch) for batch in (0, 1)]
+
+        assert [owner.admit(position) for position in positions] == [False, True]
+        with pytest.raises(InvalidError, match="another checkpoint"):
+            owner.admit(InputPosition(stream="in", source="other", batch=0))
+
+    def test_watermarks_do_not_fall_when_a_pipeline_starts_again(self, pond: Pond) -> None:
+        """
+        An injector that starts again and sees older records keeps the watermark that was journaled.
+        """
+        self.run(pond)
+        owner = pond.open(pipeline(letters=True))
+        owner.commit(owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])
+
+        assert owner.time.injector_watermark("in") == owner.watermark("first") == 90

@@ -1,0 +1,210 @@
+"""
+The time of a pipeline: percentiles beside the low watermark, and what a restart keeps of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.executor.bundle.bundle import ProductionSummary
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.observation import observe_times
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.superstep.pending import PendingProductions
+from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
+from millpond.statestore.interval import Interval
+from millpond.statestore.types import TIME_MIN_US
+from millpond.testing.fixtures.determinism import ManualClock
+
+
+class Halves(Computation):
+    """
+    Asks for the 50th percentile, and the 90th.
+    """
+
+    percentiles = (50, 90)
+
+
+def keeper(positions: dict[str, int] | None = None) -> TimeKeeper:
+    """
+    The stream s, a that consumes it, b that consumes a and asks for percentiles.
+    """
+    pipeline = Pipeline("p")
+    first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(1_000)).apply(
+        Computation(), name="a"
+    )
+    first.apply(Halves(), name="b")
+    made = TimeKeeper(pipeline.check(), ManualClock(0))
+    made.restore(positions or {})
+    return made
+
+
+def see(time: TimeKeeper, *at: int) -> None:
+    """
+    Records of s, committed.
+    """
+    time.observe([observe_times(time.watch("s"), np.array(at))])
+    time.take_effect()
+
+
+def disordered(time: TimeKeeper) -> None:
+    """
+    100 records of which 30 come 40 late and 5 come 400 late; the newest is at 10,000.
+    """
+    see(time, 10_000)
+    see(time, *[10_000] * 65, *[9_960] * 30, *[9_600] * 5)
+
+
+def test_percentiles_run_ahead_of_the_low_watermark():
+    """
+    Each is as far behind the newest record as so many percent of them have come.
+    """
+    time = keeper()
+
+    disordered(time)
+
+    assert time.input_watermark("a") == time.mark("a", 100) == 9_000
+    assert (time.mark("a", 90), time.mark("a", 50)) == (9_960, 10_000)
+    assert time.marks("b") == {90.0: 9_960, 50.0: 10_000}
+
+
+def test_with_little_seen_they_are_the_low_watermark():
+    """
+    Before a hundred delays are known, nobody claims to know percentiles.
+    """
+    time = keeper()
+    see(time, 10_000)
+
+    see(time, *[10_000] * 99)
+
+    assert time.marks("b") == {90.0: 9_000, 50.0: 9_000}
+
+
+def test_a_percentile_that_nobody_asked_for_is_the_low_watermark():
+    """
+    It is always safe to wait longer.
+    """
+    time = keeper()
+    disordered(time)
+
+    assert time.mark("b", 70) == 9_000
+
+
+def test_undelivered_productions_hold_by_their_own_percentiles():
+    """
+    A share of what is pending inside is left out of account too.
+    """
+    time = keeper()
+    disordered(time)
+    waiting = ProductionSummary(stream="a", count=9, oldest_at=100, marks={90.0: 100, 50.0: 9_970})
+
+    time.set_undelivered(PendingProductions(summaries={"a": waiting}))
+
+    assert time.mark("b", 100) == 100
+    assert time.marks("b") == {90.0: 100, 50.0: 9_970}
+
+
+def test_holds_hold_by_their_own_percentiles():
+    """
+    So are the holds of single keys.
+    """
+    time = keeper()
+
+    time.update_interval(Interval("a"), 1, 100, {90.0: 200, 50.0: 300})
+    disordered(time)
+
+    assert time.input_watermark("a") == 9_000
+    assert (time.mark("b", 100), time.marks("b")) == (100, {90.0: 200, 50.0: 300})
+
+
+def test_a_greater_percentile_never_runs_ahead():
+    """
+    Whatever is reported, the marks are ordered, and none lies behind the low watermark.
+    """
+    time = keeper()
+    disordered(time)
+
+    time.update_interval(Interval("a"), 1, 9_500, {90.0: 9_900, 50.0: 9_400})
+
+    assert time.mark("b", 100) <= time.mark("b", 90) <= time.mark("b", 50)
+
+
+def test_they_never_fall():
+    """
+    What comes late changes how far they trail, and never takes them back.
+    """
+    time = keeper()
+    disordered(time)
+    before = time.marks("b")
+
+    see(time, *[9_100] * 500)
+
+    assert all(time.marks("b")[each] >= at for each, at in before.items())
+
+
+def test_a_restart_keeps_them():
+    """
+    They are journaled like the low watermark.
+    """
+    time = keeper()
+    disordered(time)
+    positions = time.positions()
+
+    after = keeper(positions)
+
+    assert after.marks("b") == time.marks("b") == {90.0: 9_960, 50.0: 10_000}
+    assert after.input_watermark("b") == 9_000
+    assert after.positions() == positions
+
+
+def test_without_percentiles_nothing_more_is_journaled():
+    """
+    Who asks for none pays for none.
+    """
+    pipeline = Pipeline("p")
+    pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
+    time = TimeKeeper(pipeline.check(), ManualClock(0))
+    time.restore({})
+
+    assert len(time.positions()) == 2
+    assert not time.watch("s").with_delays
+
+
+def test_a_finished_input_is_finished_at_every_percentile():
+    """
+    After all time there is nothing to estimate.
+    """
+    time = keeper()
+
+    time.finish("s")
+
+    assert set(time.marks("b").values()) == {time.input_watermark("b")}
+
+
+def test_time_of_arrival_passes_except_for_what_is_on_its_way():
+    """
+    What is stamped and not yet committed holds the watermark; a later stamp is never before it.
+    """
+    pipeline, clock = Pipeline("p"), ManualClock(1_000)
+    pipeline.inject("s", key="k", at=IngressTime()).apply(Computation(), name="a")
+    time = TimeKeeper(pipeline.check(), clock)
+    time.restore({})
+    stamp = time.watch("s").stamp_at
+    clock.advance_ms(1)
+
+    assert not time.tick(["s"])
+    assert (stamp, time.input_watermark("a")) == (1_000, TIME_MIN_US)
+    time.observe([observe_times(time.watch("s"), np.array([stamp]))])
+    time.take_effect()
+    assert time.input_watermark("a") == 1_000
+    assert not time.tick()
+    assert time.input_watermark("a") == 2_000
+    clock.jump_ms(-2)
+    time.tick()
+
+    assert (time.watch("s").stamp_at, time.input_watermark("a")) == (2_000, 2_000)
+    restored = TimeKeeper(pipeline.check(), clock)
+    restored.restore(time.positions())
+    assert restored.watch("s").stamp_at == 2_000

@@ -1,0 +1,190 @@
+"""
+What a fold keeps and what it lets go.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.gc.fold import FoldRules, fold_files, fold_updates
+from millpond.gc.fold_plan import Fold
+from millpond.statestore.errors import DataError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.merge import merge_updates
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
+from millpond.testing.fixtures.row_updates import row_histories, row_updates
+
+ALL = FoldRules(pending_from=Superstep(0), ids_from=EventTimeMicros(-(2**63)))
+INTERVAL = Interval("counter")
+
+
+def rules(*, pending_from: int = 0, ids_from: int = 0) -> FoldRules:
+    return FoldRules(pending_from=Superstep(pending_from), ids_from=EventTimeMicros(ids_from))
+
+
+def update(key: str, number: int, **columns: object) -> dict[str, object]:
+    return {"key": key, "commit_number": number, "superstep": number, **columns}
+
+
+def identified(*ids: tuple[str, int]) -> list[dict[str, object]]:
+    return [{"id": name.encode(), "at": at} for name, at in ids]
+
+
+def produced(*values: str) -> list[dict[str, object]]:
+    return [{"stream": "s", "key": "k", "value": value, "value_bytes": None, "at": 0} for value in values]
+
+
+@given(history=row_histories(), cut=st.integers(0, 10))
+def test_a_fold_changes_no_answer(history, cut):
+    """
+    Readers see the same rows before and after any fold of the oldest, or of the newest, updates.
+    """
+    if not history:
+        return
+    old = [each for each in history if each["superstep"] <= cut]
+    new = [each for each in history if each["superstep"] > cut]
+    seen = merge_updates(row_updates(history)).to_pylist()
+    folded_old = fold_updates(row_updates(old), ALL, is_complete=True).to_pylist()
+    folded_new = fold_updates(row_updates(new), ALL, is_complete=False).to_pylist()
+
+    assert merge_updates(row_updates([*folded_old, *new])).to_pylist() == seen
+    assert merge_updates(row_updates([*old, *folded_new])).to_pylist() == seen
+
+
+def test_ids_are_joined_until_they_expire():
+    """
+    A key keeps the ids of all its updates, but for those before the horizon.
+    """
+    updates = row_updates(
+        [
+            update("a", 1, state="1", record_ids=identified(("x", 1), ("y", 5))),
+            update("a", 2, record_ids=identified(("z", 6))),
+            update("b", 2, state="1", record_ids=identified(("w", 4))),
+        ]
+    )
+    rows = fold_updates(updates, rules(ids_from=5), is_complete=False).to_pylist()
+
+    assert [each["id"] for each in rows[0]["record_ids"]] == [b"y", b"z"]
+    assert rows[1]["record_ids"] is None
+
+
+def test_productions_go_when_they_are_delivered():
+    """
+    Only the productions of the last superstep stay, in their order.
+    """
+    updates = row_updates(
+        [
+            update("a", 1, state="1", productions=produced("old")),
+            update("a", 2, state="2", productions=produced("new", "newer")),
+            update("b", 1, state="1", productions=produced("gone")),
+        ]
+    )
+    rows = fold_updates(updates, rules(pending_from=2), is_complete=False).to_pylist()
+
+    assert [each["value"] for each in rows[0]["productions"]] == ["new", "newer"]
+    assert rows[0]["superstep"] == 2
+    assert rows[1]["productions"] is None
+
+
+def test_tombstones_stay_while_older_files_are_left():
+    """
+    A partial fold keeps the news of a deletion.
+    """
+    updates = row_updates([update("a", 2, deleted=True), update("b", 2, state="1")])
+
+    assert fold_updates(updates, ALL, is_complete=False).column("key").to_pylist() == ["a", "b"]
+    assert fold_updates(updates, ALL, is_complete=True).column("key").to_pylist() == ["b"]
+
+
+def test_a_deleted_row_with_an_id_stays():
+    """
+    A key without state still knows which records it has consumed, until they expire.
+    """
+    updates = row_updates([update("a", 2, deleted=True, record_ids=identified(("x", 7)))])
+
+    assert fold_updates(updates, rules(ids_from=7), is_complete=True).num_rows == 1
+    assert fold_updates(updates, rules(ids_from=8), is_complete=True).num_rows == 0
+
+
+class Files:
+    """
+    Row files of one interval, as committed.
+    """
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.live: list[LiveFile] = []
+
+    def write(self, number: int, *updates: dict[str, object]) -> None:
+        file = write_row_file(
+            self.objects,
+            INTERVAL,
+            row_updates(updates),
+            superstep=Superstep(number),
+            fence=Fence(Sequencer(1), CommitNumber(number)),
+            token=f"{number:032x}",
+        )
+        version = TableVersion(number)
+        add = row_file_to_add(file, INTERVAL, version=version, modification_time_ms=0)
+        self.live.append(LiveFile.from_add(add, version))
+
+    def fold(self, *, is_complete: bool = True) -> Fold:
+        return Fold(interval=INTERVAL, files=tuple(self.live), is_complete=is_complete)
+
+
+def test_a_fold_writes_one_file_for_the_owners_commit():
+    """
+    The new file claims the fence under which it is committed, whenever it was prepared.
+    """
+    files = Files()
+    files.write(1, update("a", 1, state="1"), update("b", 1, state="1"))
+    files.write(2, update("a", 2, state="2"))
+    last = Fence(Sequencer(1), CommitNumber(2))
+    folded = fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)
+    write = folded.write(Fence(Sequencer(1), CommitNumber(9)))
+
+    assert write.removed == tuple(file.path for file in files.live)
+    assert [(file.commit_number, file.superstep, file.rows) for file in write.added] == [(9, 2, 2)]
+    rows = read_row_files(files.objects, [write.added[0].path]).to_pylist()
+    assert [(row["key"], row["commit_number"], row["state"]) for row in rows] == [
+        ("a", 2, "2"),
+        ("b", 1, "1"),
+    ]
+
+
+def test_a_fold_of_nothing_needed_writes_nothing():
+    """
+    Files whose rows are all deleted are removed without a successor.
+    """
+    files = Files()
+    files.write(1, update("a", 1, state="1"))
+    files.write(2, update("a", 2, deleted=True))
+    last = Fence(Sequencer(1), CommitNumber(2))
+    folded = fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)
+
+    assert folded.file is None
+    assert folded.write(Fence(Sequencer(1), CommitNumber(3))).added == ()
+    assert folded.freed_bytes == sum(file.size_bytes for file in files.live)
+
+
+def test_a_damaged_file_is_not_folded():
+    """
+    A flipped bit stops the fold instead of being rewritten under a fresh checksum.
+    """
+    files = Files()
+    files.write(1, update("a", 1, state="1"))
+    files.write(2, update("a", 2, state="2"))
+    path = files.live[0].path
+    data = bytearray(files.objects.get(path))
+    data[100] ^= 1
+    files.objects.put(path, bytes(data))
+    last = Fence(Sequencer(1), CommitNumber(2))
+
+    with pytest.raises(DataError, match=path):
+        fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)

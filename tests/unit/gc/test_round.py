@@ -1,0 +1,450 @@
+"""
+A round of garbage collection: what goes, what stays, and that the store reads as before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.log import write_checkpoint
+from millpond.gc.orphan import Owned
+from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.errors import ConflictError, DataError, InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.log.checkpoint import checkpoint_path, read_part
+from millpond.statestore.log.high_water import check_high_water
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.rows.files import write_row_file
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import CommitNumber, Sequencer, Superstep, TableVersion
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.row_updates import row_updates
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+NOW = Retention(keep_ms=0, checkpoint_every=1)
+NAME = "word-count.2"
+FOLDS = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=10**9)
+
+
+class Count(Computation):
+    def process_record(self, context, record):
+        context.state.set((context.state.get() or 0) + 1)
+
+
+class Pond:
+    """
+    A store, and a pipeline that is stepped over it, one minute a superstep.
+    """
+
+    def __init__(self, objects: Any = None) -> None:
+        self.objects = MemoryObjects() if objects is None else objects
+        self.clock, self.registry = ManualClock(), MemoryRegistry()
+        self.catalog = Catalog.open("sqlite://", self.clock)
+        self.store = Store.in_memory(
+            objects=self.objects, registry=self.registry, clock=self.clock, rng=SeededRng(1)
+        )
+        pipeline = Pipeline("p")
+        pipeline.inject("in", key="k", at="at").apply(Count(), name=NAME)
+        runner = LocalRunner(self.store, clock=self.clock, rng=SeededRng(2), progress=False, upkeep=FOLDS)
+        self.run: LocalRun = runner.start(pipeline, stepping=True)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.clock.advance_ms(MINUTE_MS)
+            self.run.inject("in", [{"k": "a", "at": 1}, {"k": "b", "at": 1}])
+            self.run.step()
+
+    def collect(self, retention: Retention = NOW, **options: Any) -> Round:
+        return collect_garbage(
+            self.objects,
+            self.catalog,
+            self.clock,
+            retention=retention,
+            owned={
+                owned.interval: Owned(owned.fence.sequencer, self.superstep)
+                for owned in self.run._worker.coordinator._ownership.all()
+            },
+            **options,
+        )
+
+    @property
+    def superstep(self) -> Superstep:
+        return self.run._worker.coordinator.superstep
+
+    def data_files(self) -> set[str]:
+        return {path for path in self.objects.list("") if not path.startswith("_delta_log/")}
+
+    def versions(self) -> tuple[int, ...]:
+        return Log(self.objects).inventory().versions
+
+    def counts(self, version: int | None = None) -> list[str]:
+        return list(self.store.rows_view(NAME, version).to_arrow().column("state").to_pylist())
+
+
+@pytest.fixture(params=["memory", "folder"])
+def pond(request, tmp_path: Path) -> Pond:
+    """
+    The same on both kinds of object store.
+    """
+    made = Pond(MemoryObjects() if request.param == "memory" else ObstoreObjects(str(tmp_path / "rows")))
+    made.steps(30)
+    return made
+
+
+def by_kind(found: Round) -> dict[str, tuple[str, ...]]:
+    return {each.kind: each.paths for each in found.collections}
+
+
+def test_a_round_leaves_what_is_live_and_nothing_else(pond):
+    """
+    Without retention, only live files stay, and the log of the last half minute.
+    """
+    live = {file.path for file in pond.store.committer.snapshot.files}
+    assert live < pond.data_files()
+    before = pond.counts()
+    found = pond.collect()
+
+    assert pond.data_files() == live
+    assert pond.counts() == before == ["30", "30"]
+    assert found.horizon == pond.store.committer.snapshot.version
+    assert by_kind(pond.collect()) == {"vacuum": (), "orphans": (), "log": ()}
+
+
+def test_the_log_is_cut_behind_a_checkpoint(pond):
+    """
+    A cold open needs neither version 0 nor any commit before the checkpoint, and knows the digest.
+    """
+    pond.collect()
+    pond.steps(10)
+    pond.collect()
+    mark = pond.store.leases.high_water.read()
+    snapshot = load(Log(pond.objects))
+
+    assert pond.versions()[0] > 0
+    assert len(pond.versions()) < 20
+    assert snapshot.digest == pond.store.committer.snapshot.digest
+    assert snapshot.txns == pond.store.committer.snapshot.txns
+    assert snapshot.files == pond.store.committer.snapshot.files
+    check_high_water(mark, snapshot, Log(pond.objects))
+
+
+def test_the_running_pipeline_goes_on_over_a_cut_log(pond):
+    """
+    A round changes nothing for whoever runs.
+    """
+    pond.collect()
+    pond.steps(5)
+
+    assert pond.counts() == ["35", "35"]
+
+
+def test_a_dry_run_changes_nothing(pond):
+    """
+    It names what would go, and the round after it takes just that.
+    """
+    before = set(pond.objects.list(""))
+    named = by_kind(pond.collect(dry_run=True))
+
+    assert set(pond.objects.list("")) == before
+    assert pond.catalog.horizons() == ()
+    assert named["vacuum"] == by_kind(pond.collect())["vacuum"] != ()
+
+
+def test_versions_within_the_retention_stay_readable(pond):
+    """
+    Every version of the last ten minutes reads as it did.
+    """
+    retention = Retention(keep_ms=10 * MINUTE_MS, checkpoint_every=1)
+    newest = pond.store.committer.snapshot.version
+    before = {version: pond.counts(version) for version in range(newest - 9, newest + 1)}
+    for _ in range(3):
+        pond.collect(retention)
+        pond.steps(1)
+        newest += 1
+    kept = {version: pond.counts(version) for version in before if version > newest - 8}
+
+    assert kept
+    assert all(before[version] == counts for version, counts in kept.items())
+
+
+def test_a_savepoint_keeps_its_version(pond):
+    """
+    An open savepoint holds the horizon; once it is released, its files go.
+    """
+    version = TableVersion(12)
+    before = pond.counts(version)
+    pond.catalog.add_savepoint("mine", version)
+    pond.collect()
+    found = pond.collect()
+
+    assert found.horizon == version
+    assert pond.counts(version) == before
+    pond.catalog.release_savepoint("mine")
+    assert by_kind(pond.collect())["vacuum"]
+
+
+def test_a_reader_keeps_its_version_until_it_expires(pond):
+    """
+    A published reader is waited for, as long as its horizon lives.
+    """
+    version = TableVersion(12)
+    pond.catalog.publish_horizon("reader", version, lifetime_ms=MINUTE_MS)
+
+    assert pond.collect().horizon == version
+    pond.clock.advance_ms(2 * MINUTE_MS)
+    assert pond.collect().horizon > version
+
+
+def test_a_reader_that_comes_too_late_is_refused(pond):
+    """
+    Nobody may begin to read a version that is being collected.
+    """
+    pond.collect()
+
+    with pytest.raises(ConflictError):
+        pond.catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=MINUTE_MS)
+
+
+def test_orphans_of_past_supersteps_go(pond):
+    """
+    A file that no commit names goes once its superstep is past; one of the next superstep stays.
+    """
+
+    def orphan(superstep: int, token: str) -> str:
+        return write_row_file(
+            pond.objects,
+            Interval(NAME),
+            row_updates([{"key": "a", "state": "1"}]),
+            superstep=Superstep(superstep),
+            fence=Fence(Sequencer(9), CommitNumber(9)),
+            token=token * 32,
+        ).path
+
+    past, coming = orphan(pond.superstep, "a"), orphan(pond.superstep + 1, "b")
+    found = by_kind(pond.collect())
+
+    assert found["orphans"] == (past,)
+    assert coming in pond.data_files()
+
+
+def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
+    """
+    Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans.
+    """
+    folder = tmp_path / "rows"
+    pond = Pond(ObstoreObjects(str(folder)))
+    pond.steps(30)
+    version = TableVersion(12)
+    before = pond.counts(version)
+    pond.catalog.add_savepoint("mine", version)
+    pond.collect()
+    pond.steps(5)
+    # By the pond's clock all of it was removed in 1970.
+    DeltaTable(str(folder)).create_checkpoint()
+
+    pond.collect()
+    assert pond.counts(version) == before
+    assert {file.path for file in pond.store.snapshot(version).files} <= pond.data_files()
+    pond.catalog.release_savepoint("mine")
+    pond.steps(1)
+    pond.collect()
+    assert set(pond.objects.list(f"computation={NAME}")) == {
+        file.path for file in pond.store.committer.snapshot.files
+    }
+
+
+def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_retention(tmp_path):
+    """
+    Versions that nobody has pinned stay readable too, all of them; and what no commit named goes all the same.
+    """
+    folder = tmp_path / "rows"
+    pond = Pond(ObstoreObjects(str(folder)))
+    pond.steps(30)
+    DeltaTable(str(folder)).create_checkpoint()
+    pond.steps(1)
+    orphan = write_row_file(
+        pond.objects,
+        Interval(NAME),
+        row_updates([{"key": "a", "state": "1"}]),
+        superstep=Superstep(3),
+        fence=Fence(Sequencer(9), CommitNumber(9)),
+        token="c" * 32,
+    ).path
+    newest = pond.store.committer.snapshot.version
+    found = pond.collect(Retention(keep_ms=25 * MINUTE_MS, checkpoint_every=1))
+
+    assert by_kind(found)["orphans"] == (orphan,)
+    assert newest - found.horizon >= 25
+    kept = range(found.horizon, newest + 1)
+    at_some_time = {file.path for at in kept for file in pond.store.snapshot(TableVersion(at)).files}
+    at_the_ends = {file.path for at in (kept[0], newest) for file in pond.store.snapshot(at).files}
+    assert at_the_ends < at_some_time <= pond.data_files()
+
+
+def test_other_pipelines_dead_letters_are_not_ours(pond):
+    """
+    Where pipelines share a computation, only files of one's own keys are orphans.
+    """
+
+    def letter(pipeline: str, token: str) -> str:
+        return write_row_file(
+            pond.objects,
+            Interval("dead_letters"),
+            row_updates([{"key": f"{pipeline}/0000000001/000000", "state": "1"}]),
+            superstep=Superstep(1),
+            fence=Fence(Sequencer(9), CommitNumber(9)),
+            token=token * 32,
+        ).path
+
+    ours, theirs = letter("p", "a"), letter("q", "b")
+    found = by_kind(pond.collect())
+
+    assert found["orphans"] == (ours,)
+    assert theirs in pond.data_files()
+
+
+def test_files_of_other_engines_are_never_orphans(pond):
+    """
+    What does not carry our name is not ours to judge.
+    """
+    path = f"computation={NAME}/part-00000-abc.parquet"
+    pond.objects.put(path, b"PAR1")
+    pond.collect()
+
+    assert path in pond.data_files()
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused():
+    """
+    A damaged checkpoint is an error, and an open goes around it when the log still can.
+    """
+    pond = Pond()
+    pond.steps(12)
+    pond.collect()
+    pond.steps(5)
+    pond.collect()
+    version = max(each.version for each in Log(pond.objects).inventory().checkpoints)
+    path = checkpoint_path(version)
+    whole = pond.objects.get(path)
+    damaged = bytearray(whole)
+    for place in range(len(whole)):
+        damaged[place] ^= 1 << (place % 8)
+        with pytest.raises(DataError):
+            list(read_part(bytes(damaged), path))
+        damaged[place] = whole[place]
+    damaged[100] ^= 1
+    pond.objects.put(path, bytes(damaged))
+
+    assert pond.versions()[0] > 0
+    assert load(Log(pond.objects)).txns == pond.store.committer.snapshot.txns
+
+
+def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
+    """
+    A whole checkpoint under another version's name is an error, not an older table.
+    """
+    pond = Pond()
+    pond.steps(12)
+    pond.collect()
+    older = pond.objects.get(checkpoint_path(Log(pond.objects).inventory().checkpoints[-1].version))
+    pond.steps(5)
+    pond.collect()
+    path = checkpoint_path(Log(pond.objects).inventory().checkpoints[-1].version)
+
+    with pytest.raises(DataError, match=path):
+        list(read_part(older, path))
+
+
+def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
+    """
+    Another engine opens the cut log and finds the same rows and transactions.
+    """
+    objects = ObstoreObjects(str(tmp_path / "rows"))
+    pond = Pond(objects)
+    for _ in range(2):
+        pond.steps(10)
+        pond.collect()
+    table = DeltaTable(str(tmp_path / "rows"))
+    seen = pond.store.committer.snapshot
+
+    assert not (tmp_path / "rows" / commit_path(0)).exists()
+    assert table.version() == seen.version
+    assert table.to_pyarrow_table().num_rows == sum(file.num_records or 0 for file in seen.files)
+    assert all(table.transaction_version(app_id) == version for app_id, version in seen.txns.items())
+    assert orjson.loads(objects.get("_delta_log/_last_checkpoint"))["version"] == seen.version
+    assert isinstance(table.to_pyarrow_table(), pa.Table)
+
+
+def test_a_checkpoint_is_written_once_in_a_while():
+    """
+    Not before so many versions have passed, and not twice.
+    """
+    pond = Pond()
+    pond.steps(5)
+    newest = pond.store.committer.snapshot.version
+
+    assert write_checkpoint(pond.objects, every=newest + 1) is None
+    assert write_checkpoint(pond.objects, every=newest) == newest
+    assert write_checkpoint(pond.objects, every=1) is None
+
+
+def test_a_young_catalog_may_not_know_all_readers():
+    """
+    After the catalog was lost, collectors wait as long as a reader may live unheard of.
+    """
+    pond = Pond()
+    pond.steps(60)
+    pond.catalog = Catalog.open("sqlite://", pond.clock)
+
+    assert pond.collect(Retention(keep_ms=30 * MINUTE_MS, checkpoint_every=1)).horizon == 0
+    pond.clock.advance_ms(16 * MINUTE_MS)
+    assert pond.collect(Retention(keep_ms=30 * MINUTE_MS, checkpoint_every=1)).horizon > 0
+
+
+def test_upkeep_collects_by_itself():
+    """
+    A running pipeline writes checkpoints and deletes what its retention lets go.
+    """
+    clock, objects = ManualClock(), MemoryObjects()
+    store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))
+    pipeline = Pipeline("p")
+    pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
+    policy = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), retention="10m", collect_every=16)
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, upkeep=policy).start(
+        pipeline, stepping=True
+    )
+    for _ in range(120):
+        clock.advance_ms(MINUTE_MS)
+        run.inject("in", [{"k": "a", "at": 1}])
+        run.step()
+    files = [path for path in objects.list("") if path.startswith("computation=")]
+
+    assert len(Log(objects).inventory().versions) < 80
+    assert len(files) < 80
+    assert store.rows_view("count").to_arrow().column("state").to_pylist() == ["120"]
+
+
+def test_a_negative_retention_is_refused():
+    """
+    Nothing is older than now.
+    """
+    with pytest.raises(InvalidError):
+        Retention(keep_ms=-1)

@@ -1,0 +1,154 @@
+"""
+The catalog's schema: made from nothing, resumed after a kill, equal to what the code describes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, event
+
+from millpond import migrations
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import connect, default_catalog_url, reading, writing
+from millpond.statestore.catalog.tables import METADATA
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.system import SystemClock
+
+
+@contextmanager
+def engine_in(folder: Path) -> Iterator[Engine]:
+    engine = connect(default_catalog_url(str(folder)), SystemClock(), create=True)
+    yield engine
+    engine.dispose()
+
+
+def sqlite_in(folder: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None))
+
+
+def tables_in(folder: Path) -> set[str]:
+    with sqlite_in(folder) as database:
+        return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def differences(connection: Connection) -> list[object]:
+    options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
+    context = MigrationContext.configure(connection, opts=options)
+    return list(compare_metadata(context, METADATA))
+
+
+def test_from_nothing(tmp_path: Path) -> None:
+    """An empty database gets every table and says at which step it is."""
+    Catalog.open(default_catalog_url(str(tmp_path))).close()
+
+    assert tables_in(tmp_path) == {*METADATA.tables, migrations.VERSION_TABLE}
+    with engine_in(tmp_path) as engine, reading(engine) as connection:
+        assert migrations.current_revision(connection) == migrations.HEAD
+
+
+def test_the_steps_make_what_the_code_describes(tmp_path: Path) -> None:
+    """The migrated schema and the tables that queries use are the same."""
+    Catalog.open(default_catalog_url(str(tmp_path))).close()
+    with engine_in(tmp_path) as engine, reading(engine) as connection:
+        assert differences(connection) == []
+
+
+def test_the_comparison_can_fail(tmp_path: Path) -> None:
+    """The comparison of schemas sees a missing column (so that its silence means something)."""
+    Catalog.open(default_catalog_url(str(tmp_path))).close()
+    with engine_in(tmp_path) as engine, writing(engine) as connection:
+        connection.exec_driver_sql("ALTER TABLE savepoints DROP COLUMN note")
+        assert len(differences(connection)) == 1
+
+
+def test_head_is_the_last_step(tmp_path: Path) -> None:
+    """The newest step that the code names is the newest one that there is."""
+    with engine_in(tmp_path) as engine, writing(engine) as connection:
+        script = ScriptDirectory.from_config(migrations.alembic_config(connection))
+
+    assert script.get_heads() == [migrations.HEAD]
+
+
+def test_again_is_nothing(tmp_path: Path) -> None:
+    """Upgrading an up-to-date catalog changes no byte of its schema."""
+    Catalog.open(default_catalog_url(str(tmp_path))).close()
+    statements: list[str] = []
+    with engine_in(tmp_path) as engine:
+        event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+        with writing(engine) as connection:
+            migrations.upgrade(connection)
+
+    assert all(statement.startswith(("BEGIN", "PRAGMA", "SELECT")) for statement in statements)
+
+
+def test_killed_at_any_statement_it_resumes(tmp_path: Path) -> None:
+    """Whatever statement a migration is killed at, the files it leaves open to the whole schema."""
+    origin, images = tmp_path / "origin", tmp_path / "images"
+    origin.mkdir()
+
+    def copy_files(*_call: object) -> None:
+        image = images / f"{len(list(images.iterdir())) if images.exists() else 0:03}"
+        # What a killed process leaves: the database and its log, but none of its memory.
+        shutil.copytree(origin, image, ignore=shutil.ignore_patterns("*-shm"))
+
+    with engine_in(origin) as engine:
+        event.listen(engine, "after_cursor_execute", copy_files)
+        with writing(engine) as connection:
+            migrations.upgrade(connection)
+
+    assert len(list(images.iterdir())) >= 2 * len(METADATA.tables)
+    for image in sorted(images.iterdir()):
+        assert tables_in(image) == set()
+        with Catalog.open(default_catalog_url(str(image))) as catalog:
+            assert catalog.savepoints() == ()
+        assert tables_in(image) == tables_in(origin)
+
+
+def test_an_error_on_the_way_leaves_the_step_before(tmp_path: Path) -> None:
+    """A migration that fails leaves no half-made schema."""
+
+    class KilledError(Exception):
+        pass
+
+    def fail(*call: object) -> None:
+        if "supersteps" in str(call[2]):
+            raise KilledError
+
+    with engine_in(tmp_path) as engine:
+        event.listen(engine, "before_cursor_execute", fail)
+        with pytest.raises(KilledError), writing(engine) as connection:
+            migrations.upgrade(connection)
+
+    assert tables_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_newer_schema_is_refused(tmp_path: Path, *, read_only: bool) -> None:
+    """A catalog of a later release is refused and not changed."""
+    url = default_catalog_url(str(tmp_path))
+    Catalog.open(url).close()
+    with sqlite_in(tmp_path) as database:
+        database.execute(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '9999'")
+
+    with pytest.raises(InvalidError, match=r"newer millpond|needs a migration"):
+        Catalog.open(url, read_only=read_only)
+    with sqlite_in(tmp_path) as database:
+        assert database.execute(f"SELECT * FROM {migrations.VERSION_TABLE}").fetchall() == [("9999",)]
+
+
+def test_read_only_migrates_nothing(tmp_path: Path) -> None:
+    """A read-only open of a catalog without a schema is refused with the way out."""
+    (tmp_path / "catalog.sqlite").touch()
+
+    with pytest.raises(InvalidError, match="open the store for writing"):
+        Catalog.open(default_catalog_url(str(tmp_path)), read_only=True)
+    assert tables_in(tmp_path) == set()

@@ -1,0 +1,157 @@
+"""
+Garbage collection against owners that come and go: what a live owner needs is never garbage.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.gc.fold import Folded, FoldRules, fold_files
+from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.gc.orphan import Owned
+from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import Store
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_pipeline, numbered
+
+WHOLE = Interval(LEDGER)
+HOUR_MS = 3_600_000
+
+
+class Pond:
+    """
+    A store in memory, with any number of owners who may not have heard of each other.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.objects = MemoryObjects()
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+
+    def start(self, upkeep: UpkeepPolicy | None = None) -> tuple[Store, LocalRun]:
+        store = Store.in_memory(objects=self.objects, registry=self.registry, clock=self.clock, rng=self.rng)
+        runner = LocalRunner(store, clock=self.clock, rng=self.rng, progress=False, upkeep=upkeep)
+        return store, runner.start(ledger_pipeline(), stepping=True)
+
+    def collect(self, owned: dict[Interval, Owned]) -> Round:
+        retention = Retention(keep_ms=0, checkpoint_every=1)
+        return collect_garbage(self.objects, None, self.clock, retention=retention, owned=owned)
+
+
+def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
+    """
+    What the owner of a run believes, as far as the run has come.
+    """
+    fence = store.committer.snapshot.fence_of(WHOLE)
+    return {WHOLE: Owned(fence.sequencer, Superstep(run.summary().superstep))}
+
+
+def a_fold(store: Store) -> Folded:
+    """
+    A fold of everything that may be folded, written and not yet committed.
+    """
+    snapshot = store.committer.snapshot
+    newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(WHOLE)))
+    fold = plan_fold(snapshot.files_of(WHOLE), WHOLE, before=newest, policy=FoldPolicy(), everything=True)
+    return fold_files(
+        store.objects,
+        fold,
+        FoldRules(pending_from=newest, ids_from=EventTimeMicros(0)),
+        fence=snapshot.fence_of(WHOLE),
+        token="f" * 32,
+    )
+
+
+def a_run_of(pond: Pond, supersteps: int) -> tuple[Store, LocalRun]:
+    store, run = pond.start()
+    for number in range(supersteps):
+        run.inject(ROWS, numbered([number]))
+        run.step()
+    return store, run
+
+
+def test_a_former_owner_takes_no_fold_of_its_successor_for_an_orphan() -> None:
+    """
+    The new owner's commit is about to name the file, and to remove the files that it was made of.
+    """
+    pond = Pond()
+    former_store, former = a_run_of(pond, 6)
+    believed = owned_by(former, former_store)
+    store, _ = pond.start()
+    prepared = a_fold(store)
+
+    pond.collect(believed)
+
+    assert prepared.file.path in pond.objects.list("")
+
+
+def test_an_owner_does_away_with_his_own_orphans() -> None:
+    """
+    What he wrote in a past superstep and never committed is garbage to him who holds the fence.
+    """
+    pond = Pond()
+    store, run = a_run_of(pond, 6)
+    forgotten = a_fold(store)
+
+    found = pond.collect(owned_by(run, store))
+
+    assert forgotten.file.path in {path for each in found.collections for path in each.paths}
+    assert forgotten.file.path not in pond.objects.list("")
+
+
+@pytest.mark.parametrize("jump_ms", [0, 2 * HOUR_MS, -2 * HOUR_MS])
+def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
+    """
+    To a collector whose clock is hours ahead all commits look old; other writers still follow them.
+    """
+    pond = Pond()
+    upkeep = UpkeepPolicy(background=False, collect_every=4)
+    _, run = pond.start(upkeep)
+    other, neighbour = (
+        Store.in_memory(objects=pond.objects, registry=pond.registry, clock=pond.clock),
+        Interval("n"),
+    )
+    other.committer.commit(fence_of(neighbour, 0))
+    for number in range(60):
+        if number == 50:
+            pond.clock.jump_ms(jump_ms)
+        run.inject(ROWS, numbered([number]))
+        run.step()
+
+    other.committer.commit(fence_of(neighbour, 1))
+
+    assert load(Log(pond.objects)).fence_of(neighbour) == Fence(Sequencer(1), CommitNumber(1))
+
+
+def test_the_log_of_a_pipeline_that_runs_is_cut() -> None:
+    """
+    Once versions have been seen for long enough, those before a checkpoint go.
+    """
+    pond = Pond()
+    _, run = pond.start(UpkeepPolicy(background=False, collect_every=4, retention="1m"))
+    for number in range(100):
+        pond.clock.advance_ms(10_000)
+        run.inject(ROWS, numbered([number]))
+        run.step()
+
+    assert Log(pond.objects).inventory().versions[0] > 50
+
+
+def fence_of(interval: Interval, number: int) -> CommitRequest:
+    """
+    A commit of a neighbour's, without files.
+    """
+    fence = Fence(Sequencer(1), CommitNumber(number))
+    return CommitRequest(kind="test", writes=(IntervalWrite(interval=interval, fence=fence),))

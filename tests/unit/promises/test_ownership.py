@@ -1,0 +1,261 @@
+"""
+Who owns a pipeline's keys: no former owner and no other pipeline ever leaves a second set of intervals.
+"""
+
+from __future__ import annotations
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.ownership.ownership import boundaries_of
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.positions import (
+    claim_app_id,
+    claimed_by,
+    pipeline_number,
+    rival_of,
+    superstep_app_id,
+)
+from millpond.statestore.errors import FencedError, InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.testing.faults.faulty_objects import FaultyObjects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+class Alarm(Computation):
+    """
+    Sets a timer for each record.
+    """
+
+    def process_record(self, context, record):
+        context.set_timer(record.at + 10)
+
+    def process_timer(self, context, timer):
+        context.state.set([*context.state.get([]), timer.at])
+
+
+class Collect(Computation):
+    """
+    Keeps the numbers of its records in order of arrival, and passes the records on.
+    """
+
+    def __init__(self, *outputs: str) -> None:
+        self.outputs = outputs
+
+    def process_record(self, context, record):
+        context.state.set([*context.state.get([]), record.value["n"]])
+        for output in self.outputs:
+            context.produce(output, record.value)
+
+
+class Pond:
+    """
+    A store in memory for several owners, whose runs move only when they are told to.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.disk = FaultyObjects(MemoryObjects())
+        self.registry = MemoryRegistry()
+        self.rng = SeededRng(1)
+
+    def store(self) -> Store:
+        return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
+
+    def start(self, pipeline: Pipeline, store: Store | None = None) -> LocalRun:
+        runner = LocalRunner(
+            store or self.store(), clock=self.clock, rng=self.rng, progress=False, intervals=2
+        )
+        return runner.start(pipeline, stepping=True)
+
+    def start_unhearing(self, pipeline: Pipeline) -> LocalRun:
+        """
+        A run that goes on believing in its leases, whatever becomes of them.
+        """
+        store = self.store()
+        run = self.start(pipeline, store)
+        store.leases.hold_notices()
+        return run
+
+    def intervals(self, computation: str) -> list[Interval]:
+        found = map(Interval.from_app_id, self.store().snapshot().txns)
+        return sorted(interval for interval in found if interval and interval.computation == computation)
+
+    def states(self, computation: str) -> dict[str, object]:
+        rows = self.store().rows_view(computation).to_arrow().to_pylist()
+        return {row["key"]: orjson.loads(row["state"]) for row in rows if row["state"]}
+
+
+def rows(keys: str) -> list[dict[str, object]]:
+    return [{"k": key, "at": 5, "n": number} for number, key in enumerate(keys)]
+
+
+def alarms(name: str = "p") -> Pipeline:
+    pipeline = Pipeline(name)
+    pipeline.inject("in", key="k", at="at").apply(Alarm(), name="alarm")
+    return pipeline
+
+
+def a_chain(name: str, first: str = "first") -> Pipeline:
+    pipeline = Pipeline(name)
+    pipeline.inject("in", key="k", at="at")
+    pipeline.add(Collect("mid"), name=first, subscribes={"in": None}, produces=("mid",))
+    pipeline.stream("mid").apply(Collect(), name="second")
+    return pipeline
+
+
+def finished(run: LocalRun) -> LocalRun:
+    run.finish("in")
+    run.run_until_quiet()
+    return run
+
+
+class TestIntervals:
+    def test_a_former_owner_cuts_no_keys(self):
+        """
+        Two sets of intervals would overlap, and after a restart each timer would fire in both.
+        """
+        pond = Pond()
+        former, owner = pond.start_unhearing(alarms()), pond.start(alarms())
+        former.inject("in", rows("abcd"))
+        with pytest.raises(FencedError):
+            former.run_until_quiet()
+
+        owner.inject("in", rows("wxyz"))
+        owner.run_until_quiet()
+        owner.stop()
+
+        assert len(pond.intervals("alarm")) == 2
+        assert finished(pond.start(alarms())).summary().totals.timers == 4
+
+    def test_a_former_owner_takes_no_lease_of_its_successor(self):
+        """
+        Keys that the new owner has cut already stay its own, though the former one never heard of it.
+        """
+        pond = Pond()
+        former, owner = pond.start_unhearing(alarms()), pond.start(alarms())
+        owner.inject("in", rows("a"))
+        owner.run_until_quiet()
+
+        former.inject("in", rows("a"))
+        with pytest.raises(FencedError):
+            former.run_until_quiet()
+
+        assert finished(owner).summary().totals.timers == 1
+
+    def test_intervals_that_are_cut_while_the_pipeline_is_taken_over_are_taken_too(self):
+        """
+        The last moment of a former owner is the fence, not the look at the table before it.
+        """
+        pond = Pond()
+        former = pond.start_unhearing(alarms())
+        former.inject("in", rows("abcd"))
+        pond.disk.interrupt("put_if_absent", former.run_until_quiet)
+
+        owner = pond.start(alarms())
+        owner.inject("in", rows("wxyz"))
+        owner.run_until_quiet()
+        owner.stop()
+
+        assert len(pond.intervals("alarm")) == 2
+        assert finished(pond.start(alarms())).summary().totals.timers == 8
+
+    def test_long_keys_are_cut_short(self):
+        """
+        A cut is part of names in ZooKeeper and in the log, so a key of a megabyte must not become one.
+        """
+        sample = pa.array([letter * 1_000_000 for letter in "abcd"])
+
+        cuts = boundaries_of(sample, 4)
+
+        assert cuts == tuple(letter * 256 for letter in "bcd")
+
+
+class TestPipelines:
+    def test_a_computation_belongs_to_one_pipeline(self):
+        """
+        Another pipeline's supersteps count differently: its restart would deliver foreign productions again.
+        """
+        pond = Pond()
+        run = pond.start(a_chain("x"))
+        run.inject("in", rows("a"))
+        run.run_until_quiet()
+
+        with pytest.raises(InvalidError, match="another pipeline") as caught:
+            pond.start(a_chain("y"))
+
+        assert caught.value.details["belongs_to"] == "x"
+        run.inject("in", rows("b"))
+        run.run_until_quiet()
+        assert pond.states("second") == {"a": [0], "b": [0]}
+
+    def test_a_computation_is_claimed_by_its_first_input(self):
+        """
+        Of two pipelines that were started before either had input, the second is refused.
+        """
+        pond = Pond()
+        run, rival = pond.start(a_chain("x")), pond.start(a_chain("y"))
+        run.inject("in", rows("a"))
+        run.run_until_quiet()
+        rival.inject("in", rows("b"))
+
+        with pytest.raises(InvalidError, match="another pipeline"):
+            rival.run_until_quiet()
+
+        assert pond.states("second") == {"a": [0]}
+
+    def test_claims_are_read_back_from_positions(self):
+        """
+        The number of a pipeline tells its own claims from others', and its name where it has run.
+        """
+        positions = {
+            claim_app_id("mine"): pipeline_number("p"),
+            claim_app_id("theirs"): pipeline_number("q"),
+            superstep_app_id("q"): 3,
+        }
+
+        assert claimed_by(positions, "p") == {"mine"}
+        assert [rival_of(positions, "p", name) for name in ("mine", "theirs", "free")] == [None, "q", None]
+        assert rival_of({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"
+
+
+class TestChangedPipelines:
+    def test_what_a_removed_computation_produced_is_delivered(self):
+        """
+        A consumer that stays gets every production, though its producer went with the restart.
+        """
+        pond = Pond()
+        run = pond.start(a_chain("p", first="old"))
+        run.inject("in", rows("a"))
+        run.step()
+        run.stop()
+
+        pond.start(a_chain("p", first="new")).run_until_quiet()
+
+        assert pond.states("second") == {"a": [0]}
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_restart_changes_no_order_of_arrival(self, seed):
+        """
+        Records of one time arrive in the order of their producers' keys, also out of files.
+        """
+        pond = Pond()
+        pond.rng = SeededRng(seed)
+        pipeline = Pipeline("p")
+        first = pipeline.inject("in", key="k", at="at").apply(Collect("mid"), name="first", produces="mid")
+        first.apply(Collect(), name="second", key=lambda value: "all")
+        run = pond.start(pipeline)
+        run.inject("in", rows("abcdefgh"))
+        run.step()
+        run.stop()
+
+        pond.start(pipeline).run_until_quiet()
+
+        assert pond.states("second") == {"all": list(range(8))}

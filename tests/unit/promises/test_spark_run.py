@@ -1,0 +1,169 @@
+"""
+A run on Spark at its edges: inputs that end, batches that come too late, and failures that pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.observation import InputObservation
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.reporting.progress import Progress
+from millpond.executor.spark.foreach_batch import ForeachBatch
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+class Engine:
+    """
+    Supersteps without a job: commits what is planned, for an input with one record at time 5.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+
+    def consume(self, _frame: Any, position: InputPosition):
+        if not self.coordinator.admit(position):
+            return None
+        plan = self.coordinator.begin(inputs={position.stream})
+        seen = InputObservation(stream=position.stream, records=1, newest_at=5, oldest_at=5)
+        return self.coordinator.commit(plan, [], position=position, inputs=[seen])
+
+    def advance(self):
+        return self.coordinator.commit(self.coordinator.begin(), [])
+
+
+def a_run(store: Store, clock: ManualClock) -> SparkRun:
+    """
+    A run of a pipeline with the inputs facts and events, both read by one computation.
+    """
+    pipeline = Pipeline("p")
+    for stream in ("facts", "events"):
+        pipeline.inject(stream, key="k", at="at", watermark=BoundedDisorder("0s"))
+    pipeline.add(Computation(), name="join", subscribes={"facts": None, "events": None})
+    coordinator = Coordinator(store, pipeline.check(), clock=clock, rng=SeededRng(2))
+    coordinator.open()
+    progress = Progress("p", clock=clock, enabled=False)
+    return SparkRun(Engine(coordinator), coordinator, clock=clock, progress=progress, release=lambda: None)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.in_memory(clock=clock, rng=SeededRng(1))
+
+
+def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: ManualClock) -> None:
+    """
+    Once it is consumed its stream has ended, so only the streaming input bounds the watermark.
+    """
+    run = a_run(store, clock)
+    run.consume_bounded("facts", None)
+    run.advance_watermark("events", 1_000)
+    run.advance()
+
+    assert run.watermark("join") == 1_000
+
+
+def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, clock: ManualClock) -> None:
+    """
+    A restart consumes nothing again, and does not wait for it either.
+    """
+    first = a_run(store, clock)
+    first.consume_bounded("facts", None)
+    first.stop()
+
+    again = a_run(store, clock)
+    again.consume_bounded("facts", None)
+    again.advance_watermark("events", 2_000)
+    again.advance()
+
+    assert again.watermark("join") == 2_000
+    assert again.summary().totals.injected == 1
+
+
+def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock) -> None:
+    """
+    A run that gave its leases back takes none again, whatever Spark still hands to it.
+    """
+    run = a_run(store, clock)
+    run.stop()
+    before = store.committer.refresh().version
+
+    with pytest.raises(InvalidError, match="stopped"):
+        run.consume(None, InputPosition(stream="events", source="query", batch=0))
+
+    assert store.committer.refresh().version == before
+
+
+class Runner:
+    """
+    Opens runs of which the first fails.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def open(self, _pipeline: Pipeline) -> Runner:
+        self.events.append("open")
+        return self
+
+    def start_ticker(self, _tick_ms: float) -> None:
+        pass
+
+    def on_batch(self, _stream: str):
+        return self.consume
+
+    def consume(self, _frame: Any, batch: int) -> None:
+        if batch == 13:
+            raise UnavailableError("away")
+        self.events.append(f"batch {batch}")
+
+    def abandon(self) -> None:
+        self.events.append("abandon")
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+
+def test_an_embedded_computation_outlives_a_failure() -> None:
+    """
+    The query fails with its batch, and once it is started again the batch is taken by a new run.
+    """
+    runner = Runner()
+    function = ForeachBatch(runner, Pipeline("p"), tick_ms=1)
+
+    function(None, 1)
+    with pytest.raises(UnavailableError):
+        function(None, 13)
+    function(None, 2)
+    function.close()
+    function.close()
+
+    assert runner.events == ["open", "batch 1", "abandon", "open", "batch 2", "stop"]
+
+
+def test_an_ended_stream_stays_ended(store: Store, clock: ManualClock) -> None:
+    """
+    The end of a stream is journaled with the next superstep, like any watermark.
+    """
+    run = a_run(store, clock)
+    for stream in ("facts", "events"):
+        run.consume_bounded(stream, None)
+    run.advance()
+    run.stop()
+
+    assert a_run(store, clock).watermark("join") == TIME_MAX_US

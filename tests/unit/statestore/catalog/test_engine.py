@@ -1,0 +1,70 @@
+"""
+The database under the catalog: waiting for each other, and errors in our own words.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from millpond.statestore.catalog.engine import connect, default_catalog_url, replace_rows, writing
+from millpond.statestore.catalog.tables import METADATA, SAVEPOINTS
+from millpond.statestore.errors import InternalError, UnavailableError
+from millpond.testing.fixtures.determinism import ManualClock
+
+
+class ReleasingClock(ManualClock):
+    """
+    A clock that lets the other writer finish while it is waited on.
+    """
+
+    def __init__(self, other: sqlite3.Connection) -> None:
+        super().__init__(0)
+        self.other = other
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        super().sleep_ms(duration_ms)
+        if self.now_us() > 50_000 and self.other.in_transaction:
+            self.other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE something (x)")
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+
+
+def test_opening_waits_for_another_writer(tmp_path: Path, other: sqlite3.Connection) -> None:
+    """A file that somebody is writing to is opened once they are done."""
+    clock = ReleasingClock(other)
+    connect(default_catalog_url(str(tmp_path)), clock, create=True).dispose()
+
+    assert clock.now_us() == 60_000
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as fresh:
+        assert fresh.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
+
+
+def test_opening_does_not_wait_for_ever(tmp_path: Path, other: sqlite3.Connection) -> None:
+    """A file that stays locked is unavailable after a bounded time."""
+    clock = ManualClock(0)
+    with pytest.raises(UnavailableError, match="busy"):
+        connect(default_catalog_url(str(tmp_path)), clock, create=True)
+
+    assert clock.now_us() < 10_000_000
+    assert other.in_transaction
+
+
+def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
+    """A row that breaks the schema raises InternalError and leaves nothing behind."""
+    engine = connect(default_catalog_url(str(tmp_path)), ManualClock(0), create=True)
+    with writing(engine) as connection:
+        METADATA.create_all(connection)
+    with pytest.raises(InternalError, match="refused"), writing(engine) as connection:
+        replace_rows(connection, SAVEPOINTS, [{"name": "x", "version": None, "note": "", "created_us": 1}])
+    engine.dispose()

@@ -1,0 +1,38 @@
+"""
+Which intervals splits and merges have replaced.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.statestore.catalog.overlap import superseded
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.types import Sequencer
+
+CUTS = st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True).map(sorted)
+
+
+@given(st.lists(CUTS, min_size=1, max_size=5), st.sampled_from([["c"], ["c", "d"]]))
+def test_the_last_cut_is_live(history: list[list[str]], computations: list[str]) -> None:
+    """However a computation was cut again and again, just the intervals of the last cut are live."""
+    sequencers: dict[Interval, Sequencer] = {}
+    for number, cuts in enumerate(history, start=1):
+        for computation in computations:
+            for interval in intervals_from_boundaries(computation, cuts):
+                sequencers[interval] = Sequencer(number)
+    live = sequencers.keys() - superseded(sequencers).keys()
+
+    assert live == {
+        interval
+        for computation in computations
+        for interval in intervals_from_boundaries(computation, history[-1])
+    }
+
+
+def test_equal_sequencers_replace_nothing() -> None:
+    """Of two owners with the same number neither is older."""
+    same = {Interval("c"): Sequencer(1), Interval("c", "m"): Sequencer(1)}
+
+    assert superseded(same) == {}

@@ -1,0 +1,96 @@
+"""
+What garbage collection must respect: savepoints, readers, collectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.types import TableVersion
+from millpond.testing.fixtures.determinism import ManualClock
+
+START_US = 1_000_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_US)
+
+
+@pytest.fixture
+def catalog(clock: ManualClock) -> Iterator[Catalog]:
+    with Catalog.open("sqlite://", clock) as opened:
+        yield opened
+
+
+def test_savepoints_are_kept_until_released(catalog: Catalog) -> None:
+    """A savepoint is open until it is released, and its name stays taken."""
+    catalog.add_savepoint("before upgrade", TableVersion(5), "by hand")
+    assert [(each.name, each.version, each.note) for each in catalog.savepoints()] == [
+        ("before upgrade", 5, "by hand")
+    ]
+
+    catalog.release_savepoint("before upgrade")
+    assert catalog.savepoints() == ()
+    assert len(catalog.savepoints(released=True)) == 1
+    with pytest.raises(InvalidError, match="existed"):
+        catalog.add_savepoint("before upgrade", TableVersion(6))
+    with pytest.raises(InvalidError, match="no open savepoint"):
+        catalog.release_savepoint("before upgrade")
+
+
+def test_a_collector_respects_readers_and_savepoints(catalog: Catalog) -> None:
+    """A collector cannot publish above what a reader or a savepoint needs."""
+    catalog.publish_horizon("reader", TableVersion(7))
+    catalog.add_savepoint("kept", TableVersion(5))
+    assert catalog.oldest_needed() == 5
+    with pytest.raises(ConflictError, match="still needed"):
+        catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
+
+    catalog.release_savepoint("kept")
+    catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
+    assert {(each.holder, each.version) for each in catalog.horizons()} == {("gc", 7), ("reader", 7)}
+
+
+def test_a_reader_respects_collectors(catalog: Catalog) -> None:
+    """Nobody can begin to need what is being collected, and what is collected stays so."""
+    catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
+    with pytest.raises(ConflictError, match="being collected"):
+        catalog.publish_horizon("reader", TableVersion(6))
+    with pytest.raises(ConflictError, match="being collected"):
+        catalog.add_savepoint("late", TableVersion(6))
+    with pytest.raises(ConflictError, match="cannot fall"):
+        catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
+
+    catalog.withdraw_horizon("gc")
+    assert len(catalog.horizons()) == 1
+
+
+def test_a_silent_reader_expires(catalog: Catalog, clock: ManualClock) -> None:
+    """A reader that stops renewing holds nothing up after its lifetime."""
+    catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=1_000)
+    clock.advance_ms(999)
+    assert catalog.oldest_needed() == 3
+
+    clock.advance_ms(1)
+    assert catalog.oldest_needed() is None
+    catalog.publish_horizon("gc", TableVersion(9), HorizonKind.COLLECTOR)
+
+
+def test_a_reader_withdraws(catalog: Catalog) -> None:
+    """A reader that is done holds nothing up."""
+    catalog.publish_horizon("reader", TableVersion(3))
+    catalog.withdraw_horizon("reader")
+
+    assert catalog.horizons() == ()
+
+
+def test_a_collector_cannot_expire(catalog: Catalog) -> None:
+    """What a collector took stays taken, so its horizon has no lifetime."""
+    with pytest.raises(InvalidError):
+        catalog.publish_horizon("gc", TableVersion(1), HorizonKind.COLLECTOR, lifetime_ms=5)

@@ -1,0 +1,172 @@
+"""
+Readers keep the version that they read, and let it go afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from millpond.statestore.catalog import reading as reading_module
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.catalog.reading import READER_LIFETIME_MS, Reading
+from millpond.statestore.errors import ConflictError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.types import TableVersion
+from millpond.testing.fixtures.commit_requests import fence_request
+from millpond.testing.fixtures.determinism import ManualClock
+from millpond.tools.command_line import main
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def catalog(clock):
+    with Catalog.open("sqlite://", clock) as opened:
+        yield opened
+
+
+def collect_up_to(catalog: Catalog, version: int) -> None:
+    catalog.publish_horizon("gc", TableVersion(version), HorizonKind.COLLECTOR)
+
+
+def test_a_version_is_held_while_it_is_read(catalog):
+    """
+    No collector passes it; afterwards one does, and no thread is left.
+    """
+    with Reading(catalog, "me", TableVersion(7)):
+        with pytest.raises(ConflictError):
+            collect_up_to(catalog, 8)
+        collect_up_to(catalog, 7)
+    collect_up_to(catalog, 8)
+    assert not [thread for thread in threading.enumerate() if thread.name == "millpond-reading"]
+
+
+def test_a_version_that_is_being_collected_is_refused(catalog):
+    """
+    The reader hears of it before it reads.
+    """
+    collect_up_to(catalog, 8)
+    with pytest.raises(ConflictError):
+        Reading(catalog, "me", TableVersion(7))
+
+
+def test_a_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
+    """
+    It is held for longer than a horizon lives, because the reader does.
+    """
+    renewed = threading.Event()
+    monkeypatch.setattr(reading_module, "_RENEWALS", READER_LIFETIME_MS)
+    with Reading(catalog, "me", TableVersion(7)) as held:
+        for _ in range(3):
+            clock.advance_ms(READER_LIFETIME_MS - 1)
+            renew = held.renew
+            monkeypatch.setattr(held, "renew", lambda renew=renew: (renew(), renewed.set()))
+            assert renewed.wait(10)
+            renewed.clear()
+            monkeypatch.setattr(held, "renew", renew)
+        with pytest.raises(ConflictError):
+            collect_up_to(catalog, 8)
+        held.check()
+
+
+def test_a_reader_that_slept_too_long_is_told(catalog, clock):
+    """
+    Its horizon expired, a collector went on: what it reads from now on may be gone.
+    """
+    with Reading(catalog, "me", TableVersion(7)) as held:
+        clock.advance_ms(READER_LIFETIME_MS + 1)
+        collect_up_to(catalog, 8)
+        with pytest.raises(ConflictError):
+            held.renew()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
+    """
+    Also where it was opened to be read only: the horizon is published in the catalog of the store.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ) as store:
+        store.committer.commit(fence_request(1, Interval("c")))
+        assert store.catalog is not None
+        reader = Store.open(tmp_path / "pond", clock=clock, read_only=True) if read_only else store
+        with reader.reading(0) as snapshot:
+            assert snapshot.version == 0
+            assert store.catalog.oldest_needed() == 0
+            with reader.reading() as newest:
+                assert newest.version == 1
+        assert store.catalog.oldest_needed() is None
+
+
+def test_a_store_without_a_catalog_is_read_all_the_same(tmp_path, clock):
+    """
+    Nobody can keep a version then, and a catalog is not made for it.
+    """
+    with Store.in_memory(clock=clock) as store, store.reading() as snapshot:
+        assert snapshot.version == 0
+    registry = MemoryRegistry()
+    Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ).close()
+    with Store.open(tmp_path / "pond", clock=clock, read_only=True) as store, store.reading() as snapshot:
+        assert snapshot.version == 0
+    assert not (tmp_path / "pond" / "catalog.sqlite").exists()
+
+
+def test_a_catalog_that_cannot_be_written_keeps_nobody_from_reading(tmp_path, clock, monkeypatch):
+    """
+    A store on a disk that is read only can be read; a version that is being collected is refused all the same.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ) as store:
+        store.committer.commit(fence_request(1, Interval("c")))
+        assert store.catalog is not None
+        collect_up_to(store.catalog, 1)
+        with pytest.raises(ConflictError), store.reading(0):
+            pass
+
+        def refuse(*_arguments: object, **_options: object) -> None:
+            raise UnavailableError("the catalog does not answer")
+
+        monkeypatch.setattr(Catalog, "publish_horizon", refuse)
+        with store.reading() as snapshot:
+            assert snapshot.version == 1
+
+
+def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clock):
+    """
+    `millpond sql --version` says that its files may go, and reads them as long as they are there.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        clock=clock,
+        leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer),
+    ) as store:
+        store.committer.commit(fence_request(1, Interval("c")))
+        assert store.catalog is not None
+        collect_up_to(store.catalog, 1)
+    asked = ["sql", str(tmp_path / "pond"), "select 1 as one", "--version", "0", "--json"]
+    found = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert found.exit_code == 0
+    assert '{"one":1}' in found.stdout
+    assert "may go at any moment" in found.stderr

@@ -1,0 +1,120 @@
+"""
+Appending to any Delta table exactly once.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from millpond.statestore.errors import ConflictError, InvalidError, OutcomeUnknownError
+from millpond.statestore.log.action import Add, Metadata
+from millpond.statestore.log.append import append
+from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import create_table
+from millpond.statestore.log.writer import LogWriter
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.commit_requests import Bench
+
+SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("day", pa.string())])
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="spikes", partition_columns=("day",))
+    return bench
+
+
+def _writer(bench: Bench, log: Log | None = None) -> LogWriter:
+    return LogWriter(log or bench.log, load(bench.log), bench.clock, bench.rng, retry=bench.retry)
+
+
+def _add(path: str) -> Add:
+    return Add(path=path, size_bytes=1, partition_values={"day": "1"}, modification_time_ms=0)
+
+
+class TestAppend:
+    def test_an_append_happens_once(self, bench: Bench) -> None:
+        """The same transaction version adds its files once, whoever repeats it."""
+        writer = _writer(bench)
+        first = append(writer, (_add("a"),), txns={"sink": 1}, metadata={"superstep": 1}, rows=3)
+
+        assert first is not None
+        assert append(writer, (_add("b"),), txns={"sink": 1}) is None
+        assert append(_writer(bench), (_add("c"),), txns={"sink": 0}) is None
+        assert [file.path for file in load(bench.log).files] == ["a"]
+
+    def test_later_versions_are_appended(self, bench: Bench) -> None:
+        """A higher transaction version is news; versions need not be without gaps."""
+        writer = _writer(bench)
+        append(writer, (_add("a"),), txns={"sink": 1})
+
+        assert append(writer, (_add("b"),), txns={"sink": 7}) is not None
+        assert load(bench.log).txns == {"sink": 7}
+
+    def test_without_a_transaction_every_append_counts(self, bench: Bench) -> None:
+        """An append that names no application is plain."""
+        writer = _writer(bench)
+        append(writer, (_add("a"),))
+        append(writer, (_add("b"),))
+
+        assert load(bench.log).file_count == 2
+
+    def test_the_same_append_by_another_writer_wins_the_race(self, bench: Bench) -> None:
+        """An append that a twin makes in the meantime is left out."""
+        objects = FaultyObjects(bench.memory)
+        writer, twin = _writer(bench, Log(objects)), _writer(bench)
+
+        def overtake(operation: str, _path: str) -> None:
+            if operation == "put_if_absent":
+                append(twin, (_add("b"),), txns={"sink": 1})
+
+        objects.before = overtake
+        assert append(writer, (_add("a"),), txns={"sink": 1}) is None
+        assert [file.path for file in load(bench.log).files] == ["b"]
+
+    def test_an_unknown_outcome_is_decided_by_repeating(self, bench: Bench) -> None:
+        """The same call after an unknown outcome adds the files once."""
+        objects = FaultyObjects(bench.memory)
+        writer = _writer(bench, Log(objects))
+        objects.plan(Fault.LATE, "put_if_absent", times=3)
+        with pytest.raises(OutcomeUnknownError):
+            append(writer, (_add("a"),), txns={"sink": 1})
+        objects.land()
+
+        committed = append(writer, (_add("a"),), txns={"sink": 1})
+
+        assert committed is not None
+        assert (committed.version, load(bench.log).file_count) == (1, 1)
+
+    def test_half_reached_transactions_are_a_conflict(self, bench: Bench) -> None:
+        """An append of which the table holds a part is refused."""
+        writer = _writer(bench)
+        append(writer, (_add("a"),), txns={"one": 1})
+
+        with pytest.raises(ConflictError, match="one"):
+            append(writer, (_add("b"),), txns={"one": 1, "two": 1})
+
+    def test_partition_values_must_fit(self, bench: Bench) -> None:
+        """A file without the table's partition values is refused."""
+        add = Add(path="a", size_bytes=1, partition_values={}, modification_time_ms=0)
+
+        with pytest.raises(InvalidError, match="partition"):
+            append(_writer(bench), (add,))
+
+    def test_a_changed_schema_in_between_is_a_conflict(self, bench: Bench) -> None:
+        """Files written for the old schema are not added to the new one."""
+        objects = FaultyObjects(bench.memory)
+        writer = _writer(bench, Log(objects))
+        changed = Metadata(table_id="x", name="spikes", schema_string="{}", partition_columns=("day",))
+
+        def overtake(operation: str, path: str) -> None:
+            if operation == "put_if_absent":
+                bench.memory.put(path, encode((changed,)))
+
+        objects.before = overtake
+        with pytest.raises(ConflictError, match="metadata"):
+            append(writer, (_add("a"),), txns={"sink": 1})

@@ -1,0 +1,252 @@
+"""
+The log: put once, followed by name, opened cold with or without a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.errors import DataError, ObjectExistsError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.checkpoint import checkpoint_path, checkpoints_among
+from millpond.statestore.log.high_water import MemoryHighWater
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.types import TableVersion
+from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL = Interval("counter")
+
+
+def _version(number: int) -> TableVersion:
+    return TableVersion(number)
+
+
+def _busy_table(folder: Path, supersteps: int) -> Log:
+    log = Log(open_objects(str(folder)))
+    clock, rng = ManualClock(), SeededRng(str(folder))
+    create_rows_table(log, clock, rng)
+    committer = Committer(log, clock, rng, MemoryHighWater())
+    committer.commit(fence_request(1, ALL))
+    for number in range(1, supersteps + 1):
+        committer.commit(superstep_request(1, number, ALL, clicks=number))
+    return log
+
+
+def _clean_up(folder: Path, versions: range) -> None:
+    for version in versions:
+        (folder / commit_path(version)).unlink()
+
+
+def _facts(snapshot: Snapshot) -> tuple[object, ...]:
+    return (
+        snapshot.version,
+        snapshot.digest,
+        snapshot.files,
+        snapshot.txns,
+        snapshot.metadata,
+        snapshot.protocol,
+    )
+
+
+class TestLog:
+    def test_a_version_is_put_once(self) -> None:
+        """The second commit of a version is refused and the first one stays."""
+        log = Log(MemoryObjects())
+        log.put(_version(0), b"first")
+
+        with pytest.raises(ObjectExistsError):
+            log.put(_version(0), b"second")
+        assert log.read(_version(0)) == b"first"
+
+    def test_following_stops_at_the_first_gap(self) -> None:
+        """Commits after a version come in order until one is missing."""
+        log = Log(MemoryObjects())
+        for number in (0, 1, 2, 4):
+            log.put(_version(number), str(number).encode())
+
+        assert list(log.versions_after(0)) == [(1, b"1"), (2, b"2")]
+
+    def test_an_empty_folder_has_no_version(self) -> None:
+        """A table that was never made has no newest version, and opening it says so."""
+        log = Log(MemoryObjects())
+
+        assert log.latest_version() is None
+        assert log.read(_version(0)) is None
+        with pytest.raises(ObjectMissingError):
+            load(log)
+
+    def test_strangers_in_the_folder_are_no_commits(self) -> None:
+        """Only names of the protocol count as versions and checkpoints."""
+        objects = MemoryObjects()
+        log = Log(objects)
+        log.put(_version(3), b"")
+        for name in (
+            "9.json",
+            f"{8:020d}.json.tmp",
+            f"sub/{7:020d}.json",
+            f"{6:020d}.crc",
+            "_last_checkpoint",
+        ):
+            objects.put(f"_delta_log/{name}", b"")
+
+        assert log.inventory().versions == (3,)
+        assert log.latest_version() == 3
+
+    def test_only_complete_checkpoints_count(self) -> None:
+        """A checkpoint in several parts is used when all parts are there."""
+        part = "_delta_log/{:020d}.checkpoint.{:010d}.{:010d}.parquet"
+        paths = [
+            f"_delta_log/{2:020d}.checkpoint.parquet",
+            part.format(4, 1, 2),
+            part.format(4, 2, 2),
+            part.format(6, 1, 2),
+        ]
+
+        found = checkpoints_among(paths)
+
+        assert [checkpoint.version for checkpoint in found] == [2, 4]
+        assert len(found[1].paths) == 2
+
+
+class TestCheckpoint:
+    def test_a_cleaned_up_log_opens_from_its_checkpoint(self, tmp_path: Path) -> None:
+        """Opening from a delta-rs checkpoint and the commits after it equals replaying the whole log."""
+        log = _busy_table(tmp_path, 5)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        committer = Committer(log, ManualClock(), SeededRng(1), MemoryHighWater())
+        committer.commit(superstep_request(1, 6, ALL))
+        whole = load(log)
+
+        _clean_up(tmp_path, range(5))
+
+        assert _facts(load(log)) == _facts(whole)
+
+    def test_the_checkpoints_own_version_opens_without_its_commit(self, tmp_path: Path) -> None:
+        """A checkpoint whose commit file is gone opens with an unknown digest, and commits go on."""
+        log = _busy_table(tmp_path, 3)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        _clean_up(tmp_path, range(5))
+
+        snapshot = load(log)
+        committer = Committer(log, ManualClock(), SeededRng(1), MemoryHighWater())
+        committer.commit(superstep_request(1, 4, ALL))
+
+        assert (snapshot.version, snapshot.digest, snapshot.file_count) == (4, "", 3)
+        assert load(log).file_count == 4
+
+    def test_an_interrupted_cleanup_does_no_harm(self, tmp_path: Path) -> None:
+        """A log with holes below its checkpoint opens from the checkpoint."""
+        log = _busy_table(tmp_path, 5)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+
+        _clean_up(tmp_path, range(2, 4))
+
+        assert _facts(load(log)) == _facts(whole)
+
+    def test_a_version_below_the_checkpoint_that_was_cleaned_up_is_missing(self, tmp_path: Path) -> None:
+        """Asking for a version that no file tells of any more is an error that names a file."""
+        log = _busy_table(tmp_path, 5)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        _clean_up(tmp_path, range(3))
+
+        with pytest.raises(DataError, match=checkpoint_path(3)):
+            load(log, _version(4))
+
+    def test_a_damaged_checkpoint_is_named(self, tmp_path: Path) -> None:
+        """A checkpoint that cannot be read, and is needed, raises DataError with its name."""
+        log = _busy_table(tmp_path, 3)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        _clean_up(tmp_path, range(4))
+        checkpoint = log.inventory().checkpoints[0].paths[0]
+        (tmp_path / checkpoint).write_bytes(b"PAR1 no more")
+
+        with pytest.raises(DataError, match=checkpoint):
+            load(log)
+
+    def test_a_damaged_newest_checkpoint_gives_way_to_an_older_one(self, tmp_path: Path) -> None:
+        """An older checkpoint and the commits after it repair a damaged newer one."""
+        log = _busy_table(tmp_path, 2)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        committer = Committer(log, ManualClock(), SeededRng(1), MemoryHighWater())
+        committer.commit(superstep_request(1, 3, ALL))
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+        _clean_up(tmp_path, range(2))
+        (tmp_path / log.inventory().checkpoints[1].paths[0]).write_bytes(b"")
+
+        assert _facts(load(log)) == _facts(whole)
+
+    def test_a_checkpoint_in_parts_is_read_whole(self, tmp_path: Path) -> None:
+        """The parts of a checkpoint together give the table."""
+        log = _busy_table(tmp_path, 4)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+        single = tmp_path / log.inventory().checkpoints[0].paths[0]
+        table = pq.read_table(single)
+        for number, part in enumerate((table.slice(0, 3), table.slice(3)), 1):
+            name = f"{5:020d}.checkpoint.{number:010d}.{2:010d}.parquet"
+            pq.write_table(part, tmp_path / "_delta_log" / name)
+        single.unlink()
+        _clean_up(tmp_path, range(5))
+
+        assert _facts(load(log)) == _facts(whole)
+
+    def test_a_checkpoint_without_statistics_prunes_nothing(self, tmp_path: Path) -> None:
+        """Files of which a checkpoint keeps no statistics are live and may hold any key."""
+        log = _busy_table(tmp_path, 1)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        path = tmp_path / log.inventory().checkpoints[0].paths[0]
+        table = pq.read_table(path)
+        adds = [add and {**add, "stats": None} for add in table.column("add").to_pylist()]
+        at = table.column_names.index("add")
+        column = pa.array(adds, table.schema.field("add").type)
+        pq.write_table(table.set_column(at, "add", column), path)
+        _clean_up(tmp_path, range(2))
+
+        (file,) = load(log).files
+
+        assert (file.min_key, file.max_key, file.num_records) == (None, None, None)
+        assert file.overlaps(Interval("counter", "x", "y"))
+
+
+class TestDamage:
+    def test_a_missing_commit_in_the_middle_is_named(self, tmp_path: Path) -> None:
+        """A log with a hole and no checkpoint is refused."""
+        log = _busy_table(tmp_path, 4)
+        (tmp_path / commit_path(2)).unlink()
+
+        with pytest.raises(DataError, match=commit_path(2)):
+            load(log)
+
+    @pytest.mark.parametrize("damage", [b"", b"\0" * 300, b"{}", b'{"commitInfo":'])
+    def test_a_damaged_commit_in_the_middle_is_named(self, tmp_path: Path, damage: bytes) -> None:
+        """A commit that was zeroed, emptied or cut is refused, wherever it is."""
+        log = _busy_table(tmp_path, 4)
+        (tmp_path / commit_path(2)).write_bytes(damage)
+
+        with pytest.raises(DataError, match=f"{commit_path(2)}|{commit_path(3)}"):
+            load(log)
+
+    def test_a_swapped_commit_breaks_the_chain(self, tmp_path: Path) -> None:
+        """A commit that another log's commit stands in for is told by its neighbours."""
+        log = _busy_table(tmp_path / "one", 4)
+        _busy_table(tmp_path / "two", 4)
+        other = (tmp_path / "two" / commit_path(3)).read_bytes()
+        (tmp_path / "one" / commit_path(3)).write_bytes(other)
+
+        with pytest.raises(DataError, match="built on"):
+            load(log)

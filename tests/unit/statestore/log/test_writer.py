@@ -1,0 +1,237 @@
+"""
+The log writer: done, not done, unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.errors import (
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Action, Add, CommitInfo
+from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.writer import FAILPOINTS
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.commit_requests import (
+    Bench,
+    fence_request,
+    superstep_request,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench().create()
+
+
+def _foreign(bench: Bench, *actions: Action) -> TableVersion:
+    """
+    Let another engine commit.
+    """
+    version = TableVersion((bench.log.latest_version() or 0) + 1)
+    bench.log.put(version, encode((CommitInfo(operation="WRITE", timestamp_ms=0), *actions)))
+    return version
+
+
+def _foreign_add(path: str = "computation=counter/foreign.parquet") -> Add:
+    return Add(path=path, size_bytes=1, partition_values={"computation": "counter"}, modification_time_ms=0)
+
+
+def _fence(sequencer: int, number: int) -> Fence:
+    return Fence(Sequencer(sequencer), CommitNumber(number))
+
+
+def _fail_reads_after_put(objects: FaultyObjects) -> Callable[[str, str], None]:
+    def before(operation: str, path: str) -> None:
+        if operation == "put_if_absent":
+            objects.plan(Fault.REFUSED, "get", within=path, times=1)
+
+    return before
+
+
+class TestOutcomes:
+    def test_a_lost_reply_of_a_commit_that_landed(self, bench: Bench) -> None:
+        """A commit whose reply was lost is done, once, and the caller sees no error."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.LOST, "put_if_absent")
+
+        committed = committer.commit(fence_request(1, LOW))
+
+        assert (committed.version, load(bench.log).version) == (1, 1)
+        assert len(bench.clock.slept_ms) == 1
+
+    def test_a_failed_put_is_tried_again(self, bench: Bench) -> None:
+        """A put that had no effect is repeated and lands once."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.REFUSED, "put_if_absent", times=2)
+
+        assert committer.commit(fence_request(1, LOW)).version == 1
+
+    def test_a_late_put_lands_once(self, bench: Bench) -> None:
+        """A put that lands after its repetition has landed changes nothing."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.LATE, "put_if_absent")
+        committer.commit(fence_request(1, LOW))
+
+        objects.land()
+        committer.commit(superstep_request(1, 1, LOW))
+
+        assert load(bench.log).version == 2
+
+    def test_retries_are_bounded_and_grow(self, bench: Bench) -> None:
+        """After the last try the outcome is unknown; the waits doubled, with jitter."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.REFUSED, "put_if_absent", times=99)
+
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(fence_request(1, LOW))
+
+        assert objects.calls["put_if_absent"] == 3
+        first, second = bench.clock.slept_ms
+        assert 5 <= first <= 10 <= second <= 20
+
+    @pytest.mark.parametrize("fault", [Fault.LOST, Fault.REFUSED, Fault.LATE])
+    def test_an_unknown_outcome_settles_as_done(self, bench: Bench, fault: Fault) -> None:
+        """Settling makes the commit land if nobody took its version, and says so, again and again."""
+        committer, objects = bench.faulty()
+        objects.plan(fault, "put_if_absent", times=3)
+        request = fence_request(1, LOW)
+        if fault is Fault.LOST:
+            objects.before = _fail_reads_after_put(objects)
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(request)
+        objects.before = None
+        objects.heal()
+        objects.land()
+
+        settled = committer.settle()
+
+        assert settled is not None
+        assert (settled.version, committer.snapshot.version) == (1, 1)
+        assert committer.settle() == settled
+        assert committer.commit(request) == settled
+        assert load(bench.log).version == 1
+
+    def test_an_unknown_outcome_settles_as_not_done(self, bench: Bench) -> None:
+        """When another writer has the version, the commit never lands, not even late."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.LATE, "put_if_absent", times=3)
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(fence_request(1, LOW))
+        bench.committer().commit(fence_request(2, LOW))
+        objects.land()
+
+        assert committer.settle() is None
+        assert committer.refresh().fence_of(LOW) == _fence(2, 0)
+        assert load(bench.log).version == 1
+
+    def test_refreshing_decides_too(self, bench: Bench) -> None:
+        """A commit of unknown outcome that shows up in the log is recognised as done."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.LATE, "put_if_absent", times=3)
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(fence_request(1, LOW))
+        objects.land()
+
+        assert committer.refresh().version == 1
+        assert committer.settle() is not None
+        assert objects.calls["put_if_absent"] == 3
+
+    def test_settling_may_stay_unknown(self, bench: Bench) -> None:
+        """While the store is away the outcome stays unknown, and nothing else is written."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.REFUSED, "put_if_absent", times=99)
+        request = fence_request(1, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(request)
+
+        with pytest.raises(OutcomeUnknownError):
+            committer.settle()
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(request)
+        with pytest.raises(UnavailableError, match="earlier commit"):
+            committer.commit(fence_request(1, HIGH))
+        objects.heal()
+        assert committer.commit(fence_request(1, HIGH)).version == 2
+        assert committer.snapshot.fence_of(LOW) == _fence(1, 0)
+
+    def test_the_same_request_is_tried_anew_when_it_was_not_done(self, bench: Bench) -> None:
+        """Committing again what was settled as not done commits it, if the fence still allows."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.REFUSED, "put_if_absent", times=3)
+        request = fence_request(1, LOW)
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(request)
+        _foreign(bench, _foreign_add())
+
+        assert committer.commit(request).version == 2
+
+    def test_nothing_to_settle(self, bench: Bench) -> None:
+        """Without a commit of unknown outcome there is nothing to decide."""
+        assert bench.committer().settle() is None
+
+    def test_a_store_that_cannot_be_read_is_unavailable(self, bench: Bench) -> None:
+        """A failure before anything was put is no unknown outcome."""
+        committer, objects = bench.faulty()
+        objects.plan(Fault.REFUSED, "get", times=3)
+
+        with pytest.raises(UnavailableError):
+            committer.commit(fence_request(1, LOW))
+        assert committer.settle() is None
+
+    def test_a_taken_version_that_cannot_be_read_is_unknown(self, bench: Bench) -> None:
+        """A version that is there and not there leaves the outcome unknown."""
+        committer, objects = bench.faulty()
+
+        def hide(operation: str, path: str) -> None:
+            if operation == "put_if_absent":
+                bench.memory.put(path, b"somebody")
+            elif path == commit_path(1):
+                bench.memory.delete([path])
+
+        objects.before = hide
+        with pytest.raises(OutcomeUnknownError):
+            committer.commit(fence_request(1, LOW))
+
+    @pytest.mark.parametrize(
+        "name", [n for n in FAILPOINTS if n not in {"commit.put_failed", "commit.outcome_unknown"}]
+    )
+    def test_a_crash_at_any_point_leaves_all_or_nothing(self, bench: Bench, name: str) -> None:
+        """Whoever opens the table after a crash finds the commit whole or not at all."""
+
+        class Crash(BaseException):
+            pass
+
+        def crash(reached: str) -> None:
+            if reached == name:
+                raise Crash
+
+        other = bench.committer()
+        if name == "commit.version_taken":
+            _, objects = bench.faulty()
+            objects.interrupt("put_if_absent", lambda: other.commit(fence_request(5, HIGH)))
+            log = Log(objects)
+        else:
+            log = bench.log
+        committer = Committer(log, bench.clock, bench.rng, bench.high_water, failpoints=crash)
+        with pytest.raises(Crash):
+            committer.commit(fence_request(1, LOW))
+
+        before_landing = name in {"commit.before_put", "commit.version_taken"}
+        assert (load(bench.log).fence_of(LOW) is None) == before_landing
+        assert bench.committer().commit(fence_request(2, LOW)).version >= 1

@@ -1,0 +1,132 @@
+"""
+Object stores on a disk and in a cloud: where they are, and what becomes of their options and errors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects, open_objects, put_new
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class TestLocal:
+    def test_the_folder_is_made(self, tmp_path: Path) -> None:
+        """Opening a path that is not there makes the folder, and the url is its absolute path."""
+        objects = open_objects(str(tmp_path / "new" / "pond"))
+
+        assert (tmp_path / "new" / "pond").is_dir()
+        assert objects.url == str(tmp_path / "new" / "pond")
+
+    def test_objects_lie_where_their_path_says(self, tmp_path: Path) -> None:
+        """A percent sign in a path is a percent sign on the disk."""
+        open_objects(str(tmp_path)).put_if_absent("computation=a%20b/f", b"1")
+
+        assert (tmp_path / "computation=a%20b" / "f").read_bytes() == b"1"
+
+    def test_a_file_url_is_a_path(self, tmp_path: Path) -> None:
+        """A file URL opens the folder that it names, decoded."""
+        (tmp_path / "a b").mkdir()
+
+        assert open_objects((tmp_path / "a b").as_uri()).url == str(tmp_path / "a b")
+
+    def test_it_travels_to_other_processes(self, tmp_path: Path) -> None:
+        """A pickled store opens the same root again."""
+        objects = ObstoreObjects(str(tmp_path))
+        objects.put("a", b"1")
+
+        assert pickle.loads(pickle.dumps(objects)).get("a") == b"1"
+
+    def test_options_are_kept_for_other_readers(self, tmp_path: Path) -> None:
+        """What the store was opened with can be passed on, and it says where it is."""
+        objects = ObstoreObjects(str(tmp_path), {"region": "x"})
+
+        assert objects.storage_options == {"region": "x"}
+        assert str(tmp_path) in repr(objects)
+
+    def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
+        """A store cannot be opened on a file, and the error says which."""
+        (tmp_path / "file").write_text("")
+
+        with pytest.raises(UnavailableError, match="file"):
+            open_objects(str(tmp_path / "file"))
+
+    def test_a_write_that_fails_is_unavailable_with_its_cause(self, tmp_path: Path) -> None:
+        """What the file system refuses raises UnavailableError and keeps the reason."""
+        objects = open_objects(str(tmp_path))
+        objects.put("a", b"1")
+
+        with pytest.raises(UnavailableError) as caught:
+            objects.put_if_absent("a/b", b"below a file")
+        assert caught.value.__cause__ is not None
+
+    def test_an_unknown_scheme_is_refused(self) -> None:
+        """A URL that no store serves raises UnavailableError that names it."""
+        with pytest.raises(UnavailableError, match="nosuch"):
+            open_objects("nosuch://host/path")
+
+
+class TestPutNew:
+    def test_an_object_with_these_bytes_is_ones_own(self) -> None:
+        """A put that was repeated after a lost reply finds its own object, and that is success."""
+        objects = MemoryObjects()
+        put_new(objects, "a", b"mine")
+        put_new(objects, "a", b"mine")
+
+        assert objects.get("a") == b"mine"
+
+    def test_somebody_elses_object_stays(self) -> None:
+        """A name that is taken by other bytes is an error, and they stay."""
+        objects = MemoryObjects()
+        put_new(objects, "a", b"theirs")
+
+        with pytest.raises(ObjectExistsError):
+            put_new(objects, "a", b"mine")
+        assert objects.get("a") == b"theirs"
+
+    def test_a_name_that_is_taken_by_nothing_is_no_answer(self) -> None:
+        """A store that refuses a put as a conflict and has no object is away for the moment, and not damaged."""
+
+        class Busy(MemoryObjects):
+            def put_if_absent(self, path: str, data: bytes) -> None:
+                raise ObjectExistsError("a conflicting operation is in progress", path=path)
+
+        with pytest.raises(UnavailableError):
+            put_new(Busy(), "a", b"mine")
+
+
+class TestCloud:
+    def test_options_go_by_the_names_that_other_readers_know(self) -> None:
+        """Options of bucket and connection stand in one mapping, with or without aws_, in either case."""
+        options = {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "aws_region": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+            "timeout": "1s",
+        }
+
+        assert open_objects("s3://bucket/pond/", options).url == "s3://bucket/pond"
+
+    def test_an_unknown_option_is_refused_by_name(self) -> None:
+        """A misspelled option is no surprise at the first read."""
+        with pytest.raises(UnavailableError, match="aws_regoin"):
+            open_objects("s3://bucket/pond", {"aws_regoin": "us-east-1"})
+
+    def test_a_server_that_is_away_is_told_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Options may come from the environment, and a refused connection is an error after a few tries."""
+        for name, value in {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }.items():
+            monkeypatch.setenv(name, value)
+
+        with pytest.raises(UnavailableError, match="after 4 retries"):
+            open_objects("s3://bucket/pond").get("a")

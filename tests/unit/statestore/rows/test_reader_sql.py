@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from hypothesis import given
+
+from millpond.statestore.rows.files import merge_updates
+from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
+from millpond.testing.fixtures.row_updates import row_histories, row_updates
+
+
+@given(row_histories())
+def test_sql_is_the_same_rule(updates: list[dict[str, Any]]) -> None:
+    """The SQL gives the rows that `merge_updates` gives, for any history in any order."""
+    table = row_updates(updates)
+    expected = merge_updates(table).select(ROWS_VIEW_COLUMNS)
+    with duckdb.connect() as connection:
+        connection.execute("set TimeZone = 'UTC'")
+        connection.register("history", table)
+        found = connection.sql(rows_query("history", SqlDialect.DUCKDB) + " order by key").to_arrow_table()
+
+    assert expected.equals(pa.table(found.columns, found.column_names).cast(expected.schema))

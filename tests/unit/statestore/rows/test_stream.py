@@ -1,0 +1,235 @@
+"""
+Row files read and written piece by piece are those that are read and written whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.gc import fold as folding
+from millpond.gc.fold import Folded, FoldRules, fold_files, stretches
+from millpond.gc.fold_plan import Fold
+from millpond.statestore.errors import DataError, InternalError, ObjectExistsError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.rows import stream as row_stream
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.stream import RowFileWriter, open_runs
+from millpond.statestore.types import (
+    CommitNumber,
+    EventTimeMicros,
+    Objects,
+    Sequencer,
+    Superstep,
+    TableVersion,
+)
+from millpond.testing.fixtures.row_updates import Update, row_updates
+
+INTERVAL = Interval("counter")
+LAST = Fence(Sequencer(9), CommitNumber(9))
+RULES = FoldRules(pending_from=Superstep(3), ids_from=EventTimeMicros(500))
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    As little is decoded at a time as can be, so that a few hundred rows are many pieces.
+    """
+    monkeypatch.setattr(folding, "_STREAMED_BYTES", 1)
+    monkeypatch.setattr(folding, "_BATCH_BYTES_MIN", 1)
+    monkeypatch.setattr(row_stream, "_BATCH_ROWS_MIN", 16)
+    monkeypatch.setattr(row_stream, "ROWS_PER_GROUP", 50)
+
+
+def drawn_update(draw: Any, key: str, number: int) -> Update:
+    ids = [{"id": draw.randbytes(4), "at": draw.randrange(1_000)} for _ in range(draw.randrange(3))]
+    made = [
+        {"stream": "s", "key": key, "value": str(draw.random()), "value_bytes": None, "at": 0}
+        for _ in range(draw.randrange(3))
+    ]
+    return {
+        "key": key,
+        "commit_number": number,
+        "superstep": number,
+        "state": draw.choice([None, "1", "x" * draw.randrange(40)]),
+        "hold": draw.choice([None, 5]),
+        "deleted": draw.random() < 0.2,
+        "record_ids": ids or None,
+        "productions": made or None,
+    }
+
+
+def drawn_files(draw: Any, files: int, keys: int) -> list[list[Update]]:
+    names = sorted(f"{draw.choice('aä😀')}{draw.randrange(10**6)}" for _ in range(keys))
+    return [
+        [drawn_update(draw, key, number) for key in sorted({*draw.sample(names, draw.randint(1, keys))})]
+        for number in range(1, files + 1)
+    ]
+
+
+def written(objects: Objects, files: Sequence[Sequence[Update]]) -> tuple[LiveFile, ...]:
+    live = []
+    for number, updates in enumerate(files, start=1):
+        file = write_row_file(
+            objects,
+            INTERVAL,
+            row_updates(updates),
+            superstep=Superstep(number),
+            fence=Fence(Sequencer(1), CommitNumber(number)),
+            token=f"{number:032x}",
+        )
+        add = row_file_to_add(file, INTERVAL, version=TableVersion(number), modification_time_ms=0)
+        live.append(LiveFile.from_add(add, TableVersion(number)))
+    return tuple(live)
+
+
+def foreign(objects: Objects, files: Sequence[LiveFile]) -> LiveFile:
+    """
+    What another engine makes of files: one after the other, unsorted, without a seal.
+    """
+    rows = read_row_files(objects, [file.path for file in files])
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=70)
+    path = "computation=counter/part-0.parquet"
+    objects.put(path, sink.getvalue().to_pybytes())
+    return replace(files[0], path=path, size_bytes=len(objects.get(path)))
+
+
+def both_ways(objects: Objects, fold: Fold) -> tuple[Folded, Folded]:
+    whole = fold_files(objects, fold, RULES, fence=LAST, token="e" * 32)
+    return whole, through_disk(objects, fold)
+
+
+def through_disk(objects: Objects, fold: Fold, scratch: str | None = None) -> Folded:
+    return fold_files(objects, fold, RULES, fence=LAST, token="f" * 32, memory_bytes_max=0, scratch=scratch)
+
+
+def assert_same(objects: Objects, whole: Folded, pieces: Folded) -> None:
+    if whole.file is None or pieces.file is None:
+        assert whole.file is pieces.file
+        return
+    unnamed = {"path": "", "size_bytes": 0}
+    assert replace(pieces.file, **unnamed) == replace(whole.file, **unnamed)
+    rows = [read_row_files(objects, [file.path]) for file in (whole.file, pieces.file)]
+    assert rows[1].equals(rows[0])
+    assert len(objects.get(pieces.file.path)) == pieces.file.size_bytes
+
+
+@settings(max_examples=15)
+@given(draw=st.randoms(use_true_random=False), is_complete=st.booleans(), is_foreign=st.booleans())
+def test_a_fold_through_the_disk_is_the_fold_in_memory(
+    draw: Any, is_complete: bool, is_foreign: bool
+) -> None:
+    """
+    Whatever the updates, and whoever wrote the files, both ways of folding write the same rows.
+    """
+    objects = MemoryObjects()
+    live = written(objects, drawn_files(draw, files=4, keys=draw.choice([1, 10, 120])))
+    if is_foreign:
+        live = (foreign(objects, live[:2]), *live[2:])
+    fold = Fold(interval=INTERVAL, files=live, is_complete=is_complete)
+
+    assert_same(objects, *both_ways(objects, fold))
+
+
+def test_a_large_fold_has_small_row_groups(tmp_path: Path) -> None:
+    """
+    On a disk too, a file of several row groups comes out as if it had been written whole.
+    """
+    objects = ObstoreObjects(str(tmp_path))
+    old, young = (
+        [
+            {"key": f"{key:06}", "state": str(number), "commit_number": number, "superstep": number}
+            for key in keys
+        ]
+        for number, keys in ((1, range(60)), (2, range(5, 150, 2)))
+    )
+    live = written(objects, [old, young])
+    whole, pieces = both_ways(objects, Fold(interval=INTERVAL, files=live, is_complete=True))
+
+    assert_same(objects, whole, pieces)
+    assert pieces.file is not None
+    groups = pq.ParquetFile(tmp_path / pieces.file.path).metadata
+    assert [groups.row_group(n).num_rows for n in range(2)] == [50] * 2
+    with pytest.raises(ObjectExistsError):
+        through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True))
+
+
+def test_a_stretch_of_keys_has_all_their_updates() -> None:
+    """
+    Runs of any lengths are cut at the same keys, and an empty batch ends none.
+    """
+
+    def run(*batches: str) -> Iterator[pa.Table]:
+        return iter([row_updates([{"key": key} for key in keys]) for keys in batches])
+
+    found = [
+        sorted(piece.column("key").to_pylist())
+        for piece in stretches([run("ab", "", "cx"), run("b", "dz"), run("")])
+    ]
+
+    assert [key for piece in found for key in piece] == sorted("abbcdxz")
+    assert all(max(one) < min(other) for one, other in itertools.pairwise(found))
+
+
+def test_a_damaged_file_is_not_folded_through_the_disk(tmp_path: Path) -> None:
+    """
+    Neither a flipped bit nor a missing, cut or empty file gets a fresh seal, and nothing is left behind.
+    """
+    objects = MemoryObjects()
+    live = written(objects, [[{"key": "a", "state": "x" * 99}], [{"key": "b"}]])
+    data = objects.get(live[0].path)
+    flipped = bytearray(data)
+    flipped[100] ^= 1
+    for damaged in (bytes(flipped), data[:-20], b"", None):
+        objects.delete([live[0].path])
+        if damaged is not None:
+            objects.put(live[0].path, damaged)
+        with pytest.raises(DataError, match=live[0].path):
+            through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True), str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    assert len(objects.list("")) == 1
+
+
+def test_without_room_a_fold_is_tried_again_later(tmp_path: Path) -> None:
+    """
+    A disk of this machine that cannot be written to says nothing about the store.
+    """
+    objects = MemoryObjects()
+    fold = Fold(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
+
+    with pytest.raises(UnavailableError, match="no folder to fold in"):
+        fold_files(
+            objects,
+            fold,
+            RULES,
+            fence=LAST,
+            token="f" * 32,
+            memory_bytes_max=0,
+            scratch=str(tmp_path / "missing"),
+        )
+    with pytest.raises(UnavailableError, match="disk failed"):
+        open_runs(objects, fold.files[0].path, interval=INTERVAL, scratch=tmp_path / "missing", batch_bytes=1)
+
+
+def test_keys_rise_from_piece_to_piece(tmp_path: Path) -> None:
+    """
+    A key that comes twice is a fault of the caller, and no file of it is sent.
+    """
+    writer = RowFileWriter(tmp_path, INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32)
+    writer.write(row_updates([{"key": "a"}, {"key": "b"}]))
+
+    with pytest.raises(InternalError, match="keys of a row file rise"):
+        writer.write(row_updates([{"key": "b"}]))

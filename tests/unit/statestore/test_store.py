@@ -1,0 +1,422 @@
+"""
+The store: made once, opened by many, refused when it is not what it seems.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.statestore import store as store_module
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
+from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.store import LeaseFactory, Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
+from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.tools.command_line import main
+from tests.tidy import ROOT
+
+CLOCK = SystemClock()
+INTERVAL = Interval("c")
+_CREATE = """
+import sys
+from pathlib import Path
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+
+folder, number = Path(sys.argv[1]), sys.argv[2]
+(folder / f"ready{number}").touch()
+while not (folder / "go").exists():
+    SystemClock().sleep_ms(1)
+with Store.open(folder / "pond") as store:
+    print(store.store_id, store.leases is not None)
+"""
+
+
+def leases_of(registry: MemoryRegistry) -> LeaseFactory:
+    return lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., Store]:
+    """
+    Opens the store ``pond`` with leases in memory.
+    """
+    registry = MemoryRegistry()
+    return lambda **options: Store.open(tmp_path / "pond", leases=leases_of(registry), **options)
+
+
+def table_at(folder: Path, configuration: dict[str, str]) -> None:
+    schema = pa.schema([pa.field("key", pa.string())])
+    log = Log(ObstoreObjects(str(folder / "rows")))
+    create_table(log, CLOCK, SystemRng(), schema=schema, name="rows", configuration=configuration)
+
+
+def entries(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+class Count(Computation):
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+def counting() -> Pipeline:
+    pipeline = Pipeline("p")
+    pipeline.inject("in", key="k", at="t").apply(Count(), name="count")
+    return pipeline
+
+
+def test_a_store_is_made_and_opened_again(opened: Callable[..., Store], tmp_path: Path) -> None:
+    """
+    The first opening makes the store, the next one finds the same, as path, text or file URL.
+    """
+    with opened() as made:
+        first = made.store_id
+    with opened(create=False) as again:
+        assert again.store_id == first
+    with Store.open(f"file://{tmp_path}/pond", read_only=True) as by_url:
+        assert by_url.store_id == first
+        assert by_url.path == str(tmp_path / "pond")
+
+
+def test_opening_twice_at_once_is_no_conflict(opened: Callable[..., Store]) -> None:
+    """
+    A store is open to any number of processes; only intervals have one owner.
+    """
+    with opened() as one, opened() as other:
+        assert one.store_id == other.store_id
+        assert one.committer.writer_id != other.committer.writer_id
+
+
+def test_two_processes_make_one_store(tmp_path: Path) -> None:
+    """
+    Two processes that make the store at the same moment end up with the same one, and one ZooKeeper.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CREATE, str(tmp_path), str(number)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    while not {"ready0", "ready1"} <= entries(tmp_path):
+        CLOCK.sleep_ms(5)
+    (tmp_path / "go").touch()
+    said = [process.communicate(timeout=60) for process in processes]
+
+    assert [error for _, error in said if error] == []
+    assert said[0][0] == said[1][0]
+    assert said[0][0].endswith("True\n")
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        assert store.snapshot().version == 0
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    """
+    A path that is a file is refused, and the file stays as it is.
+    """
+    path = tmp_path / "pond"
+    path.write_text("letters")
+
+    with pytest.raises(InvalidError, match=r"there is a file at its path path=`.*pond`"):
+        Store.open(path)
+    assert path.read_text() == "letters"
+
+
+def test_a_folder_below_a_file_is_no_place(tmp_path: Path) -> None:
+    """
+    A path that leads through a file is refused in one line.
+    """
+    (tmp_path / "file").write_text("letters")
+
+    with pytest.raises(InvalidError, match="there is a file on the way to it"):
+        Store.open(tmp_path / "file" / "pond")
+
+
+@pytest.mark.parametrize("strange", ["notes.txt", "rows/notes.txt"])
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> None:
+    """
+    A folder with other people's files is not turned into a store.
+    """
+    file = tmp_path / "pond" / strange
+    file.parent.mkdir(parents=True)
+    file.write_text("letters")
+
+    with pytest.raises(InvalidError, match="not empty and is not a Millpond store"):
+        Store.open(tmp_path / "pond")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+@pytest.mark.parametrize("half", ["", "rows", "rows/_delta_log"])
+def test_a_half_made_store_is_completed(tmp_path: Path, opened: Callable[..., Store], half: str) -> None:
+    """
+    What a process leaves that was killed while it made the store is no obstacle.
+    """
+    (tmp_path / "pond" / half).mkdir(parents=True)
+    with opened() as store:
+        assert store.snapshot().version == 0
+
+
+def test_a_half_written_first_commit_is_no_obstacle(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    A staging file of the first commit that never came to its name does not count.
+    """
+    log = tmp_path / "pond" / "rows" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / "00000000000000000000.json#1").write_text('{"protocol":')
+    with opened() as store:
+        assert store.snapshot().version == 0
+
+
+def test_without_create_nothing_is_made(tmp_path: Path) -> None:
+    """
+    Opening an absent store to read it, or with create=False, is refused and leaves nothing behind.
+    """
+    for options in ({"read_only": True}, {"create": False}):
+        with pytest.raises(InvalidError, match="there is no store at this path"):
+            Store.open(tmp_path / "pond", **options)
+    assert entries(tmp_path) == set()
+
+
+def test_an_unfinished_store_is_not_read(tmp_path: Path) -> None:
+    """
+    A reader does not complete what a writer left half made.
+    """
+    (tmp_path / "pond" / "rows" / "_delta_log").mkdir(parents=True)
+
+    with pytest.raises(InvalidError, match="there is no store at this path"):
+        Store.open(tmp_path / "pond", read_only=True)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """
+    A store of a newer Millpond is refused with both formats, for reading too, and not touched.
+    """
+    table_at(tmp_path / "pond", {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "s"})
+    before = entries(tmp_path / "pond")
+
+    for read_only in (False, True):
+        with pytest.raises(InvalidError, match=r"newer Millpond.*format_version=`2` known=`1`"):
+            Store.open(tmp_path / "pond", read_only=read_only)
+    assert entries(tmp_path / "pond") == before
+
+
+@pytest.mark.parametrize("configuration", [{}, {FORMAT_VERSION_KEY: "1"}, {FORMAT_VERSION_KEY: "one"}])
+def test_another_delta_table_is_refused(tmp_path: Path, configuration: dict[str, str]) -> None:
+    """
+    A Delta table named rows that no Millpond made is not taken for a store.
+    """
+    table_at(tmp_path / "pond", configuration)
+
+    with pytest.raises(InvalidError, match="not a Millpond store"):
+        Store.open(tmp_path / "pond", read_only=True)
+
+
+def test_reading_needs_nobody(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    A reader starts no ZooKeeper, takes no lease, and can neither commit nor ask for leases.
+    """
+    opened().close()
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        assert store.rows_view("c").to_arrow().num_rows == 0
+        for part in ("committer", "leases"):
+            with pytest.raises(InvalidError, match="opened to be read only"):
+                getattr(store, part)
+    assert "zookeeper" not in entries(tmp_path / "pond")
+
+
+def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
+    """
+    Where a ZooKeeper is named it is asked; where there is none to ask, and where nobody wants to, it opens.
+    """
+    with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
+        for number in range(3):
+            store.committer.commit(fence_request(number + 1, INTERVAL))
+        store.leases.high_water.flush()
+    asked = {"zookeeper": zookeeper_hosts, "read_only": True}
+    with Store.open(tmp_path / "pond", **asked) as whole:
+        assert whole.snapshot().version == 3
+    newest = tmp_path / "pond" / "rows" / commit_path(TableVersion(3))
+    newest.unlink()
+
+    with pytest.raises(DataError, match="its log was cut or rolled back"):
+        Store.open(tmp_path / "pond", **asked)
+    for named in ({"read_only": True}, asked | {"check_mark": False}):
+        with Store.open(tmp_path / "pond", **named) as store:
+            assert store.snapshot().version == 2
+    checked = CliRunner().invoke(main, ["verify", str(tmp_path / "pond"), "--zookeeper", zookeeper_hosts])
+    assert (checked.exit_code, newest.name in checked.output) == (1, True)
+
+
+def test_a_reader_asks_the_server_that_runs_beside_the_store(
+    tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It is found by its note; one that does not answer does not keep anybody from reading, a named one does.
+    """
+    opened().close()
+    monkeypatch.setattr(store_module, "server_beside", lambda _: zookeeper_hosts)
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        leases = ZooKeeperLeases(zookeeper_hosts, store.store_id, "writer", CLOCK)
+        leases.high_water.advance(TableVersion(9), "digest")
+        leases.close()
+    with pytest.raises(DataError, match="its log was cut or rolled back"):
+        Store.open(tmp_path / "pond", read_only=True)
+
+    def away(*_: object) -> None:
+        raise UnavailableError("zookeeper does not answer")
+
+    monkeypatch.setattr(store_module, "ask_for_mark", away)
+    Store.open(tmp_path / "pond", read_only=True).close()
+    with pytest.raises(UnavailableError):
+        Store.open(tmp_path / "pond", read_only=True, zookeeper="127.0.0.1:1")
+
+
+def test_an_object_store_asks_for_an_ensemble() -> None:
+    """
+    A store between machines is refused without a ZooKeeper for all of them, before anything is written.
+    """
+    with pytest.raises(InvalidError, match="pass zookeeper='host:port"):
+        Store.open("s3://bucket/pond")
+
+
+def test_a_leases_service_that_is_away_opens_nothing(tmp_path: Path) -> None:
+    """
+    When no ZooKeeper answers, opening fails, and the store can be opened later.
+    """
+
+    def away(store_id: str, writer_id: str) -> MemoryLeases:
+        raise UnavailableError("zookeeper does not answer", store=store_id)
+
+    with pytest.raises(UnavailableError):
+        Store.open(tmp_path / "pond", leases=away)
+    with Store.open(tmp_path / "pond", leases=leases_of(MemoryRegistry())) as store:
+        assert store.snapshot().version == 0
+
+
+def test_stores_in_memory_share_a_disk() -> None:
+    """
+    Two stores over one disk and one registry are one store: the second fences the first.
+    """
+    disk, registry = MemoryObjects(), MemoryRegistry()
+    first = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(1))
+    second = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(2))
+    assert first.store_id == second.store_id
+    assert first.path == disk.url
+    for store in (first, second):
+        lease = store.leases.take(INTERVAL, above=Sequencer(0))
+        store.committer.commit(fence_request(lease.sequencer, INTERVAL))
+
+    with pytest.raises(FencedError):
+        first.committer.commit(superstep_request(1, 1, INTERVAL))
+    assert second.snapshot().fence_of(INTERVAL) == Fence(Sequencer(2), CommitNumber(0))
+    assert second.catalog is None
+
+
+def test_stores_in_memory_are_strangers_otherwise() -> None:
+    """
+    Without a shared disk every store in memory is one of its own.
+    """
+    assert Store.in_memory().store_id != Store.in_memory().store_id
+
+
+def everything(catalog: Catalog | None) -> tuple[object, ...]:
+    assert catalog is not None
+    supersteps = [(each.superstep, each.version, each.records) for each in catalog.supersteps()]
+    intervals = catalog.intervals(closed=True)
+    owners = [catalog.leases(each.interval) for each in intervals]
+    return supersteps, catalog.input_positions(), catalog.watermarks("p"), intervals, owners
+
+
+def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    Supersteps, positions, watermarks, intervals and owners are those of the catalog that was lost.
+    """
+    rows = [{"k": key, "t": at} for at, key in enumerate("abcab")]
+    with opened() as store:
+        LocalRunner(store, progress=False).run(counting(), {"in": rows})
+    with opened() as store:
+        # An owner that has taken over and done nothing yet is known as well.
+        with LocalRunner(store, progress=False).start(counting()):
+            pass
+        kept = everything(store.catalog)
+    for file in (tmp_path / "pond").glob("catalog.sqlite*"):
+        file.unlink()
+    with opened() as store:
+        made_again = everything(store.catalog)
+
+    assert made_again == kept
+    assert kept[0] == [(2, 4, 0), (1, 3, 5)]
+
+
+def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    A pipeline runs over a damaged catalog; whoever asks for the catalog hears what to do.
+    """
+    rows = [{"k": "a", "t": 1}]
+    opened().close()
+    (tmp_path / "pond" / "catalog.sqlite").write_bytes(b"no database" * 1_000)
+    with opened() as store:
+        LocalRunner(store, progress=False).run(counting(), {"in": rows})
+        assert store.rows_view("count").to_arrow().column("state").to_pylist() == ["1"]
+        with pytest.raises(DataError, match="rebuilt from the log"):
+            store.catalog  # noqa: B018 - asking is the act
+
+
+def test_another_stores_catalog_is_refused(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    A catalog says whose it is, so that two stores never share one.
+    """
+    with opened(catalog=f"sqlite:///{tmp_path}/shared.sqlite") as store:
+        assert store.catalog is not None
+    with (
+        Store.open(
+            tmp_path / "other",
+            catalog=f"sqlite:///{tmp_path}/shared.sqlite",
+            leases=leases_of(MemoryRegistry()),
+        ) as other,
+        pytest.raises(InvalidError, match="belongs to another store"),
+    ):
+        other.catalog  # noqa: B018 - asking is the act
+
+
+def test_older_versions_stay_readable(opened: Callable[..., Store]) -> None:
+    """
+    Rows and SQL can be asked for at any table version.
+    """
+    with opened() as store:
+        run = LocalRunner(store, progress=False).start(counting(), stepping=True)
+        versions = []
+        for at in range(3):
+            run.inject("in", [{"k": "a", "t": at}])
+            run.run_until_quiet()
+            versions.append(store.snapshot().version)
+        run.stop()
+
+        for count, version in enumerate(versions, start=1):
+            assert store.rows_view("count", version).to_arrow().column("state").to_pylist() == [str(count)]
+            assert store.sql(version).sql("select state from count").fetchall() == [(str(count),)]

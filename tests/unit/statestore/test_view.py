@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import duckdb
+import pyarrow as pa
+import pytest
+
+from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.high_water import MemoryHighWater
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.rows.files import PARQUET, IpcRowFormat, RowFormat, merge_updates, write_row_file
+from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row_shape import conform
+from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
+from millpond.statestore.view import ROWS_VIEW_SCHEMA, RowsView, connect, rows_view
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNTER = Interval("window counter")
+MODEL = Interval("model")
+AT = 1_360_281_600_000_000
+
+
+class Table:
+    """
+    A table that takes one superstep of row updates after the other.
+    """
+
+    def __init__(self, objects: Objects, row_format: RowFormat = PARQUET) -> None:
+        self.objects = objects
+        self.row_format = row_format
+        self.rng = SeededRng()
+        self.log = Log(objects)
+        create_rows_table(self.log, ManualClock(), self.rng)
+        self.committer = Committer(self.log, ManualClock(), self.rng, MemoryHighWater())
+        writes = tuple(IntervalWrite(interval=interval, fence=fence(0)) for interval in (COUNTER, MODEL))
+        self.committer.commit(CommitRequest(kind="fence", writes=writes))
+        self.supersteps = 0
+
+    def step(self, interval: Interval, updates: Sequence[dict[str, Any]]) -> TableVersion:
+        """
+        Commit the updates of one bundle; returns the table's version after it.
+        """
+        stored = self.committer.snapshot.fence_of(interval)
+        assert stored is not None
+        number = stored.commit_number + 1
+        self.supersteps += 1
+        place = {"sequencer": 1, "commit_number": number, "superstep": self.supersteps}
+        file = write_row_file(
+            self.objects,
+            interval,
+            pa.Table.from_pylist([{"deleted": False, **place, **update} for update in updates], schema=ROWS),
+            superstep=Superstep(self.supersteps),
+            fence=fence(number),
+            token=self.rng.token(),
+            row_format=self.row_format,
+        )
+        write = IntervalWrite(interval=interval, fence=fence(number), added=(file,))
+        return self.committer.commit(CommitRequest(kind="superstep", writes=(write,))).version
+
+    def view(self, interval: Interval = COUNTER) -> RowsView:
+        return RowsView.of(self.committer.snapshot, self.objects, interval.computation)
+
+
+def fence(number: int) -> Fence:
+    return Fence(Sequencer(1), CommitNumber(number))
+
+
+def busy(table: Table) -> list[TableVersion]:
+    """
+    Three steps of the counter and one of the model; returns the versions after the counter's.
+    """
+    timers = [{"tag": "end", "domain": "event", "at": AT, "output_at": AT}]
+    first = table.step(
+        COUNTER,
+        [
+            {"key": "EWR", "state": '{"count":1}', "timers": timers, "hold": AT},
+            {"key": "JFK", "state": '{"count":10}'},
+            {"key": "LGA", "state": '{"count":100}'},
+        ],
+    )
+    table.step(MODEL, [{"key": "EWR 17", "state": '{"normal":0.5}'}])
+    second = table.step(COUNTER, [{"key": "EWR", "state": '{"count":2}'}, {"key": "JFK", "deleted": True}])
+    third = table.step(COUNTER, [{"key": "EWR", "timers": []}, {"key": "SFO", "state_bytes": b"\x00"}])
+    return [first, second, third]
+
+
+def states(rows: pa.Table) -> dict[str, str | None]:
+    return dict(zip(rows.column("key").to_pylist(), rows.column("state").to_pylist(), strict=True))
+
+
+FINAL = {"EWR": '{"count":2}', "LGA": '{"count":100}', "SFO": None}
+
+
+class TestArrow:
+    @pytest.mark.parametrize("row_format", [PARQUET, IpcRowFormat()])
+    def test_one_row_per_key(self, row_format: RowFormat) -> None:
+        """A view has each key once, sorted, at its newest, in a fixed schema."""
+        table = Table(MemoryObjects(), row_format)
+        busy(table)
+        rows = table.view().to_arrow()
+
+        assert rows.schema == ROWS_VIEW_SCHEMA
+        assert states(rows) == FINAL
+        assert rows.column("key").to_pylist() == ["EWR", "LGA", "SFO"]
+        assert rows.column("timers").to_pylist() == [[], [], []]
+
+    def test_older_versions(self) -> None:
+        """Every version keeps its own rows."""
+        table = Table(MemoryObjects())
+        first, second, third = busy(table)
+        found = [states(rows_view(table.log, "window counter", v).to_arrow()) for v in (first, second, third)]
+
+        assert found[0] == {"EWR": '{"count":1}', "JFK": '{"count":10}', "LGA": '{"count":100}'}
+        assert found[1] == {"EWR": '{"count":2}', "LGA": '{"count":100}'}
+        assert found[2] == FINAL
+        with pytest.raises(ObjectMissingError):
+            rows_view(table.log, "window counter", TableVersion(third + 1))
+
+    def test_later_commits_do_not_change_a_view(self) -> None:
+        """A view stays at its version while its snapshot moves on."""
+        table = Table(MemoryObjects())
+        busy(table)
+        view = table.view()
+        table.step(COUNTER, [{"key": "EWR", "state": "3"}])
+
+        assert states(view.to_arrow()) == FINAL
+        assert view.version == table.committer.snapshot.version - 1
+
+    def test_keys(self) -> None:
+        """A view of some keys reads only files that can hold them."""
+        table = Table(MemoryObjects())
+        busy(table)
+        first_file = table.view().files[0]
+        table.objects.delete([first_file.path])
+
+        assert states(table.view().to_arrow(["SFO", "ZZZ", "AAA"])) == {"SFO": None}
+        with pytest.raises(DataError, match=first_file.path):
+            table.view().to_arrow(["EWR"])
+
+    def test_unknown_computation(self) -> None:
+        """A computation that has no rows has an empty view."""
+        rows = rows_view(Table(MemoryObjects()).log, "nobody").to_arrow()
+
+        assert rows == ROWS_VIEW_SCHEMA.empty_table()
+
+
+class TestDuckDB:
+    def test_sql_over_all_computations(self) -> None:
+        """Each computation is a view of its name; JSON states open with ``->>``; times are UTC."""
+        table = Table(MemoryObjects())
+        first, *_ = busy(table)
+        with connect(table.committer.snapshot, table.objects) as connection:
+            counts = connection.execute(
+                """select key, (state ->> 'count')::int from "window counter" where state is not null order by 1"""
+            ).fetchall()
+            both = connection.execute(
+                """
+                select c.key, m.state ->> '$.normal'
+                from "window counter" c join model m on starts_with(m.key, c.key)
+                """
+            ).fetchall()
+            names = connection.execute("show tables").fetchall()
+
+        assert counts == [("EWR", 2), ("LGA", 100)]
+        assert both == [("EWR", "0.5")]
+        assert names == [("model",), ("window counter",)]
+        with duckdb.connect() as connection:
+            rows_view(table.log, "window counter", first).to_duckdb(connection).create_view("c")
+            (row,) = connection.execute(
+                "select epoch_us(hold), timers[1].tag from c where key = 'EWR'"
+            ).fetchall()
+        assert row == (AT, "end")
+
+    def test_equal_to_arrow(self) -> None:
+        """DuckDB gives the very table that Arrow gives."""
+        table = Table(MemoryObjects())
+        busy(table)
+        found = table.view().to_duckdb().to_arrow_table()
+
+        assert table.view().to_arrow().equals(found.cast(ROWS_VIEW_SCHEMA))
+
+    def test_any_name(self) -> None:
+        """A computation's name may need quoting in SQL."""
+        objects = MemoryObjects()
+        table = Table(objects)
+        busy(table)
+        with duckdb.connect() as connection:
+            assert len(table.view().to_duckdb(connection, 'a "quoted" name').fetchall()) == 3
+
+    def test_damage(self) -> None:
+        """SQL over a damaged file is an error that names the file."""
+        table = Table(MemoryObjects())
+        busy(table)
+        path = table.view().files[0].path
+        table.objects.put(path, table.objects.get(path)[:-1])
+        with connect(table.committer.snapshot, table.objects) as connection:
+            assert len(connection.execute("from model").fetchall()) == 1
+            with pytest.raises(duckdb.Error, match=path):
+                connection.execute('from "window counter"').fetchall()
+
+
+class TestDeltaRs:
+    def test_reads_the_same_updates(self, tmp_path: Path) -> None:
+        """delta-rs reads our row files, from which the same rows follow."""
+        table = Table(ObstoreObjects(str(tmp_path)))
+        busy(table)
+        delta = deltalake.DeltaTable(str(tmp_path))
+        query = "select * from updates where computation = 'window counter'"
+        found = pa.table(deltalake.QueryBuilder().register("updates", delta).execute(query).read_all())
+        updates = conform(found, ROWS.names)
+
+        assert merge_updates(updates).select(ROWS_VIEW_SCHEMA.names).equals(table.view().to_arrow())
+
+
+class TestSpark:
+    def test_memory(self) -> None:
+        """A store in memory is refused before Spark is asked anything."""
+        session: Any = None
+        with pytest.raises(InvalidError, match="memory"):
+            Table(MemoryObjects()).view().to_spark(session)
+
+    def test_equal_to_arrow(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Spark gives the rows that Arrow gives, at each version, also after its own OPTIMIZE."""
+        objects = ObstoreObjects(str(tmp_path))
+        table = Table(objects)
+        versions = busy(table)
+        spark.sql(f"optimize delta.`{tmp_path}`").collect()
+        versions.append(rows_view(table.log, "model").version)
+
+        views = [rows_view(table.log, "window counter", version) for version in (versions[0], versions[-1])]
+        for view in views:
+            assert in_utc(view.to_spark(spark).orderBy("key").toArrow()).equals(view.to_arrow())
+        assert all("/part-" in file.path for file in views[-1].files)
+
+
+def in_utc(found: pa.Table) -> pa.Table:
+    """
+    Spark's table with the view's types: the same instants, whatever the session's time zone.
+    """
+    return found.cast(ROWS_VIEW_SCHEMA)

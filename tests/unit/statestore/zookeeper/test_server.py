@@ -1,0 +1,297 @@
+"""
+The embedded ZooKeeper: one server for a folder, however many use it and however they end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper.process import ServerProcess, answer, find_java, free_port, is_free, noted
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.servers.zookeeper import wait_until
+
+pytestmark = pytest.mark.zookeeper
+
+CLOCK = SystemClock()
+Use = Callable[[], EmbeddedZooKeeper]
+
+USER_PROGRAM = """
+import sys
+from pathlib import Path
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
+from millpond.testing.servers.zookeeper import wait_until
+
+server = EmbeddedZooKeeper(Path(sys.argv[1]), SystemClock(), SystemRng())
+print(server.start_or_join(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def use(tmp_path: Path) -> Iterator[Use]:
+    """
+    Makes users of one folder's server, and leaves no server behind.
+    """
+    users: list[EmbeddedZooKeeper] = []
+
+    def make() -> EmbeddedZooKeeper:
+        users.append(EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng()))
+        return users[-1]
+
+    yield make
+    for user in users:
+        user.close()
+    server = noted(tmp_path)
+    if server is not None:
+        server.kill(CLOCK)
+
+
+def running(folder: Path) -> ServerProcess:
+    server = noted(folder)
+    assert server is not None
+    assert server.is_running()
+    return server
+
+
+def are_stopped(server: ServerProcess) -> bool:
+    """
+    Whether all threads of the server stand still.
+    """
+    states = [
+        task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
+        for task in Path(f"/proc/{server.process_id}/task").iterdir()
+    ]
+    return set(states) == {"T"}
+
+
+def other_process(folder: Path) -> subprocess.Popen[str]:
+    """
+    A process that uses the folder's server until its input ends, and has just got it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER_PROGRAM, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("127.0.0.1:")
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    process.communicate()
+
+
+def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> None:
+    """
+    The first user starts a server on the loopback interface, others join it, and the last stops it.
+    """
+    first, second = use(), use()
+    hosts = first.start_or_join()
+    server = running(tmp_path)
+
+    assert hosts == f"127.0.0.1:{server.port}"
+    assert (first.start_or_join(), second.start_or_join()) == (hosts, hosts)
+    assert answer(server.port, "ruok") == "imok"
+    first.close()
+    assert server.is_running()
+    second.close()
+    second.close()
+    assert not server.is_running()
+    assert noted(tmp_path) is None
+
+
+def test_users_that_come_at_once_share_one_server(use: Use) -> None:
+    """
+    Users that start at the same time agree on one server.
+    """
+    users = [use() for _ in range(3)]
+    hosts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda user=user: hosts.append(user.start_or_join())) for user in users
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(hosts) == 3
+    assert len(set(hosts)) == 1
+
+
+def test_other_process_inherits_the_server(use: Use, tmp_path: Path) -> None:
+    """
+    A process that has joined keeps the server when its starter closes, and stops it at its own end.
+    """
+    starter = use()
+    starter.start_or_join()
+    server = running(tmp_path)
+    joined = other_process(tmp_path)
+    starter.close()
+
+    assert server.is_running()
+    finish(joined)
+    assert not server.is_running()
+
+
+def test_server_of_a_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
+    """
+    A server whose starter was killed goes on, and the next user joins it and stops it.
+    """
+    starter = other_process(tmp_path)
+    server = running(tmp_path)
+    starter.kill()
+    finish(starter)
+    user = use()
+
+    assert server.is_running()
+    assert user.start_or_join() == f"127.0.0.1:{server.port}"
+    assert running(tmp_path) == server
+    user.close()
+    assert not server.is_running()
+
+
+def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
+    """
+    After the server was killed, a user that asks again gets one on the port that clients know.
+    """
+    user = use()
+    hosts = user.start_or_join()
+    old = running(tmp_path)
+    old.kill(CLOCK)
+
+    assert user.start_or_join() == hosts
+    assert running(tmp_path).process_id != old.process_id
+
+
+def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> None:
+    """
+    Clients wait on the old port, so it is taken again also after a start that failed and left no note.
+    """
+    user = use()
+    hosts = user.start_or_join()
+    running(tmp_path).kill(CLOCK)
+    (tmp_path / "server.json").unlink()
+
+    assert user.start_or_join() == hosts
+
+
+def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
+    """
+    A stale note that names another program's process and port leads to a new server, and kills nobody.
+    """
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        note = {"process_id": stranger.pid, "port": port}
+        (tmp_path / "server.json").write_text(json.dumps(note))
+        hosts = use().start_or_join()
+
+    assert hosts != f"127.0.0.1:{port}"
+    assert stranger.poll() is None
+    stranger.communicate("\n")
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"process_id": 1}', '{"process_id": "x", "port": 1}'])
+def test_damaged_note_counts_as_none(tmp_path: Path, note: str) -> None:
+    """
+    A note that cannot be read names no server.
+    """
+    (tmp_path / "server.json").write_text(note)
+
+    assert noted(tmp_path) is None
+
+
+def test_port_in_use_is_refused(tmp_path: Path) -> None:
+    """
+    A port that was asked for and is taken is an error that names it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), port=port)
+
+        assert not is_free(port)
+        with pytest.raises(InvalidError, match=f"port=`{port}`"):
+            user.start_or_join()
+
+
+def test_missing_java_is_said_in_one_line(tmp_path: Path) -> None:
+    """
+    Without Java the error says what to install, or which program is not there.
+    """
+    with pytest.raises(UnavailableError, match="no java found: install java 17"):
+        find_java({"PATH": str(tmp_path)})
+    with pytest.raises(UnavailableError, match="nowhere/java"):
+        EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), java="/nowhere/java").start_or_join()
+
+
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    """
+    The Java of ``JAVA_HOME`` is preferred to the one on the path.
+    """
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(mode=0o755)
+
+    assert find_java({"JAVA_HOME": str(tmp_path), "PATH": os.defpath}) == str(java)
+
+
+def test_server_that_does_not_start_tells_its_last_words(tmp_path: Path) -> None:
+    """
+    A Java that fails gives an error with its output as a note, and leaves no note of a server.
+    """
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
+    java.chmod(0o755)
+
+    with pytest.raises(UnavailableError) as caught:
+        EmbeddedZooKeeper(tmp_path / "folder", CLOCK, SystemRng(), java=str(java)).start_or_join()
+    assert "too old" in caught.value.__notes__[0]
+    assert noted(tmp_path / "folder") is None
+
+
+def test_interrupt_at_the_terminal_does_not_reach_the_server(use: Use, tmp_path: Path) -> None:
+    """
+    The server is in a process group of its own, to which no interrupt of ours is sent.
+    """
+    use().start_or_join()
+
+    assert os.getpgid(running(tmp_path).process_id) != os.getpgid(0)
+
+
+def test_hanging_server_is_replaced(tmp_path: Path) -> None:
+    """
+    A server that is ours but does not answer within the time is ended and started anew.
+    """
+    user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), answer_timeout_ms=500)
+    user.start_or_join()
+    hanging = running(tmp_path)
+    hanging.signal(signal.SIGSTOP)
+    # The thread that takes the signal must have its turn before the others stop.
+    assert wait_until(lambda: are_stopped(hanging), CLOCK)
+    user.start_or_join()
+
+    assert not hanging.is_running()
+    assert running(tmp_path).is_serving()
+    user.close()
+
+
+def test_free_port_is_free() -> None:
+    """
+    A free port can be listened on.
+    """
+    assert is_free(free_port())

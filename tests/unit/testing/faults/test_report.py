@@ -1,0 +1,61 @@
+"""
+The report of faults counts what it is told, comes back from its file, and refuses what it does not know.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.testing.faults.report import FaultReport, quantile
+
+
+def busy() -> FaultReport:
+    report = FaultReport()
+    report.fault("R1", 3, kills=3, takeovers=2)
+    report.violation("a record is missing")
+    for duration_ms in (100.0, 900.0, 200.0):
+        report.recovered("R6", duration_ms)
+    return report
+
+
+def test_it_adds_up() -> None:
+    """
+    Faults, counts, violations and times of two reports are those of one.
+    """
+    report = busy()
+    report.add(busy())
+    found = report.to_json()
+
+    assert found["faults"]["R1"]["trials"] == report.trials("R1") == 6
+    assert (found["kills"], report.number("takeovers")) == (6, 4)
+    assert found["violations"] == ["a record is missing"] * 2
+    assert (found["recovery_p50_s"], found["takeover_p99_s"]) == (0.2, 0.9)
+    assert report.recovery_s(0.5, "R9") is None
+
+
+def test_it_comes_back_from_its_file() -> None:
+    """
+    What was written can be gone on with.
+    """
+    report = FaultReport.from_json(busy().to_json())
+
+    assert report.to_json() == busy().to_json()
+    assert any("3 of 200" in line for line in report.lines())
+
+
+def test_what_it_does_not_know_is_refused() -> None:
+    """
+    A misspelled row or count is an error, not a figure that nobody sees.
+    """
+    with pytest.raises(KeyError):
+        FaultReport().fault("R99")
+    with pytest.raises(KeyError):
+        FaultReport().count(kill=1)
+    assert not FaultReport()
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    """
+    The greatest value is the last quantile.
+    """
+    assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0

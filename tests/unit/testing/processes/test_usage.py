@@ -1,0 +1,59 @@
+"""
+What a process holds is read from the system, and its growth is told from noise.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from millpond.testing.processes.usage import slope_per_hour, usage_of
+
+
+def test_threads_and_descriptors_are_counted(tmp_path: Path) -> None:
+    """
+    One thread and one open file more show as one each.
+    """
+    before = usage_of(os.getpid())
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    with (tmp_path / "open").open("w"):
+        thread.start()
+        during = usage_of(os.getpid())
+    ends.set()
+    thread.join()
+
+    assert (during.threads, during.descriptors) == (before.threads + 1, before.descriptors + 1)
+
+
+def test_memory_is_what_is_resident() -> None:
+    """
+    Memory that is written to is resident.
+    """
+    before = usage_of(os.getpid())
+    block = bytearray(b"x") * (64 << 20)
+    during = usage_of(os.getpid())
+
+    assert during.memory_mib >= before.memory_mib + 30
+    assert len(block) == 64 << 20
+
+
+def test_a_process_that_is_gone_has_no_usage() -> None:
+    """
+    There is nothing to read.
+    """
+    with pytest.raises(OSError, match="No such file"):
+        usage_of(1 << 30)
+
+
+def test_the_slope_leaves_the_warming_up_out() -> None:
+    """
+    What grows at first is no leak, and few samples say nothing.
+    """
+    flat = [(10.0, 50.0), *((60.0 * minute, 100.0) for minute in range(1, 31))]
+
+    assert slope_per_hour(flat, warm_up_s=60.0) == 0.0
+    assert slope_per_hour(flat[:5], warm_up_s=60.0) is None
