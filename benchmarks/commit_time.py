@@ -23,7 +23,7 @@ import click
 import pyarrow as pa
 
 from benchmarks.engine_result import percentile
-from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence

@@ -1,8 +1,8 @@
 """
-Where folds are best prepared: supersteps on Spark while a helper process folds, and while Spark jobs do.
+Where compactions are best prepared: supersteps on Spark while a helper process compacts, and while Spark jobs do.
 
 Two pipelines on two stores take the same batches in turns, so whatever else the machine does hits both.
-Every few files become one, so that something is folded nearly all the time. The figure is the ratio of
+Every few files become one, so that something is compacted nearly all the time. The figure is the ratio of
 what a superstep takes, its commit and the upkeep after it included.
 
     python -m benchmarks.fold_place --supersteps 60 --master 'local[2]'
@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.executor.maintenance.workers import Place
+from millpond.executor.maintenance.policy import Place, UpkeepPolicy
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -83,7 +82,7 @@ def _open(path: Path, clock: SystemClock) -> Store:
 
 
 def _run(store: Store, spark: SparkSession, place: Place) -> SparkRun:
-    policy = UpkeepPolicy(folds=FoldPolicy(fan_in=2), place=place)
+    policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), place=place)
     return SparkRunner(store, spark=spark, progress=False, upkeep=policy).open(ledger_pipeline())
 
 
@@ -91,7 +90,7 @@ def main() -> None:
     """
     Measure, print one line of JSON, and write it where asked.
     """
-    parser = argparse.ArgumentParser(description="where folds are best prepared")
+    parser = argparse.ArgumentParser(description="where compactions are best prepared")
     parser.add_argument("--supersteps", type=int, default=60)
     parser.add_argument("--records", type=int, default=5_000)
     parser.add_argument("--master", default="local[2]")

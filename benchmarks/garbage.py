@@ -40,8 +40,8 @@ from millpond.executor.computation.record import Record
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -51,8 +51,8 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 __all__ = ["POLICY", "measure_commits", "measure_garbage"]
 
-POLICY: Final = UpkeepPolicy(folds=FoldPolicy(), id_slack="1m", retention="0s", collect_every=512)
-"""Folds as by default; nothing is kept for readers of older versions."""
+POLICY: Final = UpkeepPolicy(compaction=CompactionPolicy(), id_slack="1m", retention="0s", collect_every=512)
+"""Compactions as by default; nothing is kept for readers of older versions."""
 
 _PROFILE_BYTES: Final = 100
 _SECOND_US: Final = 1_000_000
@@ -259,7 +259,7 @@ def main(supersteps: int, keys: int, versions: int, json_path: Path | None) -> N
         found = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
     for name, value in found.items():
         click.echo(f"{name:24} {value}")
-    limits = {"ratio": 3.0, "files_per_interval_max": POLICY.folds.files_max + POLICY.folds.fan_in}
+    limits = {"ratio": 3.0, "files_per_interval_max": POLICY.compaction.files_max + POLICY.compaction.fan_in}
     limits |= {"read_ratio": 1.5, "commit_ratio": 1.5}
     missed = [name for name, limit in limits.items() if found[name] > limit]
     if json_path is not None:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Bundle, BundleResult, Deliveries
+from millpond.executor.bundle.bundle import Bundle, Deliveries
 from millpond.executor.bundle.processor import IntervalProcessor
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import ArrowValues
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.soft_state.row_reader import StoreRowReader
 from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.interval import Interval

@@ -4,9 +4,9 @@ Orphans: row files that no commit ever named, left by tasks that failed or ran t
 A file's name tells its superstep, and a superstep that has been committed takes no file any
 more. So a file that the log knows nothing of, of a superstep that is past, belongs to nobody,
 whoever wrote it and whenever it lands. Only the owner of a computation may say so, though: a
-fold that is being prepared has such a name too, and only the owner knows that there is none;
-a former owner's fold is fenced. And an owner may be a former one without knowing it: the files
-were listed before the log was read, so where the log still names him, nobody else's fold was
+compaction that is being prepared has such a name too, and only the owner knows that there is none;
+a former owner's compaction is fenced. And an owner may be a former one without knowing it: the files
+were listed before the log was read, so where the log still names him, nobody else's compaction was
 among them, and where it does not, nothing goes. Files with other names are other engines', and
 stay.
 

@@ -78,7 +78,7 @@ def collect_garbage(
     dry_run: bool = False,
 ) -> Round:
     """
-    One round over everything but folds.
+    One round over everything but compactions.
 
     Args:
         objects: the table's root.

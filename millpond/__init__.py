@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from millpond.dataflow.windows.window_fn import Merge, WindowFn
     from millpond.executor.computation.computation import Computation
     from millpond.executor.computation.context import Context
-    from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+    from millpond.executor.pipeline.names import (DEAD_LETTERS)
     from millpond.executor.local.directory_injector import DirectoryInjector, FILE_ROW
     from millpond.executor.spark.foreach_batch import ForeachBatch, foreach_batch
     from millpond.executor.injectors.ingress_time import IngressTime
@@ -104,7 +104,7 @@ _HOMES: Final[dict[str, str]] = {
     "Context": "executor.computation.context",
     "Count": "dataflow.combiners.combiners",
     "CountDistinct": "dataflow.combiners.combiners",
-    "DEAD_LETTERS": "executor.superstep.dead_letter",
+    "DEAD_LETTERS": "executor.pipeline.names",
     "DataError": "statestore.errors",
     "DataflowStream": "dataflow.stream",
     "Default": "dataflow.triggers.watermark_triggers",

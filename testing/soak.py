@@ -29,7 +29,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.faults.report import FaultReport
-from millpond.testing.faults.scenarios import (
+from millpond.testing.processes.scenarios import (
     IN_A_LEDGER,
     Ground,
     exits_at_failpoints,

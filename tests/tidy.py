@@ -1,7 +1,8 @@
 """
 What the repository holds itself to beyond what ruff and mypy can say.
 
-Each rule is a function from one `Source` to its `Finding`s; `RULES` names them all.
+Each rule is a function from one `Source`, or from all of them, to its `Finding`s; `RULES` and `WHOLE_RULES`
+name them all.
 `tests/test_tidy.py` runs them over the repository, and over planted violations.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +33,72 @@ ROOMS_BELOW: Final = {
     "testing": ("the public face", "dataflow", "executor", "gc", "statestore"),
 }
 """Which rooms a room may import from, besides itself: arrows point down."""
+
+TOP: Final = "top"
+"""The files of a room that lie above its sub-rooms; those of `STATESTORE_TOP` in `statestore/`."""
+
+ROOT_FILES: Final = "root"
+"""The files of a room that lie below its sub-rooms."""
+
+SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "statestore": {
+        ROOT_FILES: (),
+        "objects": (ROOT_FILES,),
+        "rows": ("objects",),
+        "log": ("rows",),
+        "commit": ("log",),
+        "catalog": ("log",),
+        "leases": ("log",),
+        "integrity": ("log",),
+        "zookeeper": ("leases", "log"),
+        TOP: ("commit", "catalog", "leases", "integrity", "zookeeper"),
+    },
+    "executor": {
+        "event_time": (),
+        "computation": ("event_time",),
+        "injectors": ("event_time",),
+        "sinks": ("event_time",),
+        "soft_state": ("computation",),
+        "pipeline": ("computation", "injectors", "sinks"),
+        "bundle": ("pipeline", "soft_state"),
+        "ownership": ("bundle",),
+        "watermark": ("bundle",),
+        "maintenance": ("ownership",),
+        "superstep": ("maintenance", "watermark"),
+        "reporting": ("superstep",),
+        "local": ("reporting",),
+        "spark": ("reporting",),
+        "repair": ("ownership",),
+    },
+    "dataflow": {
+        "combiners": (),
+        "windows": (),
+        "triggers": ("combiners", "windows"),
+        "step": ("triggers",),
+        TOP: ("step",),
+    },
+    "testing": {
+        "oracles": (),
+        "servers": (),
+        "faults": ("servers",),
+        "fixtures": ("faults",),
+        "processes": ("fixtures",),
+        "transcripts": ("fixtures", "oracles"),
+        "simulation": ("fixtures", "oracles"),
+        TOP: ("processes", "transcripts", "simulation"),
+    },
+}
+"""
+Which sub-rooms each sub-room of a room rests on. It may import from those, from what they rest on, and from
+itself; imports for type checking count. A new sub-room is refused until it has its place here.
+"""
+
+STATESTORE_TOP: Final = ("store", "view")
+"""The modules of `statestore/` that lie above its sub-rooms; the other ones lie below."""
+
+ROOM_FILES_MAX: Final = 15
+SUB_ROOM_FILES_MAX: Final = 20
+"""How many modules a reader should have to look through, besides ``__init__``."""
 
 BANNED: Final = {
     "time": "take a Clock",
@@ -88,6 +157,13 @@ class Source:
         The first part of the path.
         """
         return self.path.partition("/")[0]
+
+    @property
+    def module(self) -> str:
+        """
+        The module's name below ``millpond``; that of a package for its ``__init__``.
+        """
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
     def is_package_code(self) -> bool:
@@ -215,6 +291,80 @@ def arrows_point_down(source: Source) -> Iterator[Finding]:
             room = parts[1] if parts[1] in ROOMS else "the public face"
             if room not in allowed:
                 yield source.finding(statement, f"`{source.room}` may not import from {room}")
+
+
+def sub_room_of(module: str) -> tuple[str, str]:
+    """
+    The room and the sub-room of a module of the package, given by its name below ``millpond``.
+
+    Example:
+        >>> sub_room_of("statestore.log.snapshot"), sub_room_of("statestore.errors")
+        (('statestore', 'log'), ('statestore', 'root'))
+    """
+    room, *rest = module.split(".")
+    if len(rest) > 1 or (len(rest) == 1 and rest[0] in SUB_ROOMS_BELOW.get(room, ())):
+        return room, rest[0]
+    is_root = room == "statestore" and rest != [] and rest[0] not in STATESTORE_TOP
+    return room, ROOT_FILES if is_root else TOP
+
+
+@lru_cache(maxsize=256)
+def _rests_on(room: str, sub_room: str) -> frozenset[str]:
+    """
+    The sub-rooms that one may import from: itself, and all below.
+    """
+    below = SUB_ROOMS_BELOW[room].get(sub_room, ())
+    return frozenset({sub_room}).union(*(_rests_on(room, each) for each in below))
+
+
+def sub_room_arrows_point_down(source: Source) -> Iterator[Finding]:
+    """
+    A sub-room imports only from itself and from the sub-rooms below it in `SUB_ROOMS_BELOW`.
+    """
+    if source.room not in SUB_ROOMS_BELOW or not source.path.endswith(".py"):
+        return
+    room, own = sub_room_of(source.module)
+    if own not in SUB_ROOMS_BELOW[room] and not source.path.endswith("/__init__.py"):
+        yield Finding(source.path, 1, f"`{room}/{own}` has no place in SUB_ROOMS_BELOW")
+        return
+    for statement, name in _imports(source):
+        if name.startswith(f"millpond.{room}."):
+            other = sub_room_of(name.removeprefix("millpond.").rpartition(".")[0] or room)[1]
+            if other not in _rests_on(room, own):
+                yield source.finding(statement, f"`{room}/{own}` may not import from `{room}/{other}`")
+
+
+def circles(sources: Iterable[Source]) -> Iterator[Finding]:
+    """
+    No module of the package imports, through others, itself; imports for type checking count.
+    """
+    modules = {f"millpond.{source.module}": source for source in sources if source.is_package_code}
+    below = {name: _imported_modules(source, modules) - {name} for name, source in modules.items()}
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        circle = [str(module) for module in error.args[1]]
+        yield Finding(modules[circle[0]].path, 1, f"a circle of imports: {' < '.join(circle)}")
+
+
+def _imported_modules(source: Source, modules: Collection[str]) -> set[str]:
+    names = [name.removesuffix(".") for _, name in _imports(source)]
+    return {name if name in modules else name.rpartition(".")[0] for name in names} & set(modules)
+
+
+def crowded_rooms(sources: Iterable[Source]) -> Iterator[Finding]:
+    """
+    No folder of the package has more files than a reader can look through.
+    """
+    folders = Counter(
+        source.path.rpartition("/")[0]
+        for source in sources
+        if source.is_package_code and not source.path.endswith("/__init__.py")
+    )
+    for folder, files in sorted(folders.items()):
+        at_most = SUB_ROOM_FILES_MAX if "/" in folder else ROOM_FILES_MAX
+        if files > at_most and folder != "migrations/versions":
+            yield Finding(folder, 1, f"{files} files, {at_most} at most: it is several rooms")
 
 
 # ------------------------------------------------------------------------------ what it does
@@ -376,6 +526,7 @@ def tests_state_their_fact(source: Source) -> Iterator[Finding]:
 RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     banned_modules,
     arrows_point_down,
+    sub_room_arrows_point_down,
     bare_asserts,
     prints,
     swallowed_errors,
@@ -386,4 +537,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     missing_docstrings,
     tests_state_their_fact,
 )
-"""All rules, run over every source."""
+"""All rules about one file, run over every source."""
+
+WHOLE_RULES: Final[tuple[Callable[[Iterable[Source]], Iterator[Finding]], ...]] = (circles, crowded_rooms)
+"""All rules about the repository as a whole."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from millpond.executor.maintenance.offline_gc import collect_by_hand
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.round import Round
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -57,12 +57,12 @@ def collect(
     Take the garbage of STORE away.
 
     Running pipelines do this by themselves, a little at a time. By hand it is for a store that nothing runs
-    on. It folds each interval's files into one (what newer updates override, delivered productions,
+    on. It compactions each interval's files into one (what newer updates override, delivered productions,
     expired record ids and deleted rows go), writes a checkpoint, and deletes files that no version
     since --keep needs, row files that no commit ever named, and old commits behind a checkpoint.
 
     Versions that open savepoints and live readers need stay readable. Intervals that a running
-    pipeline holds are not folded. It is refused while `millpond repair`, or another `millpond gc`, is at
+    pipeline holds are not compacted. It is refused while `millpond repair`, or another `millpond gc`, is at
     work. Killed midway, it leaves garbage and no damage. With --dry-run it only
     reads: it takes no lease, starts no ZooKeeper, and may be used while pipelines run.
     """

@@ -66,7 +66,7 @@ def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json
     rows` or `millpond sql` as --version. What was committed is one of: create (the store was made),
     fence (a writer took intervals over: everything that a former owner still tries to write is
     refused from there on), superstep (a round of the pipeline: state, timers, productions and input
-    positions together), fold and other housekeeping, or the operation of another Delta engine.
+    positions together), compaction and other housekeeping, or the operation of another Delta engine.
     Old commits are cleaned up in time, so the history has a beginning.
     """
     with open_to_read(store, storage_options) as opened:

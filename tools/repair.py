@@ -57,7 +57,7 @@ def repair(
     Make a damaged STORE whole again.
 
     Run `millpond verify` first: it says what is damaged. Repair then does, in this order: turns a flipped bit
-    back where a seal tells that it was one; replaces a file that a fold made by those it was folded from, if
+    back where a seal tells that it was one; replaces a file that a compaction made by those it was compacted from, if
     they are still there; and else takes the whole store back to its newest version that is whole, state and
     input positions together, so that what was consumed since is read again from its source. What cannot
     stay in the log is copied aside first. It says what it does, and what is lost, and asks.
@@ -143,7 +143,7 @@ def _describe(plan: RepairPlan, place: str, ahead: Mapping[str, int]) -> None:
         return
     found = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
     found += [
-        (each.path, f"taken again from the {len(each.sources)} files that it was folded from", "nothing")
+        (each.path, f"taken again from the {len(each.sources)} files that it was compacted from", "nothing")
         for each in plan.restored
     ]
     undone = f"versions {plan.state.version + 1} to {plan.newest} are undone"

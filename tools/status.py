@@ -47,7 +47,7 @@ def status(store: str, storage_options: tuple[str, ...], catalog: str | None, *,
 
     For each pipeline: its last superstep, its running totals, and its inputs' last batches. For each
     computation: how many key intervals share its work, its files, how many row updates they hold (a key
-    has as many as supersteps touched it, until a fold joins them), its low watermark: no
+    has as many as supersteps touched it, until a compaction joins them), its low watermark: no
     record older than that is expected any more; and how many records were late, were dropped for
     it, and whatever else its code counts. Where the catalog answers, also the code versions.
     """

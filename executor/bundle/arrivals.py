@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Deliveries, Values
-from millpond.executor.computation.values import ConcatenatedValues, PythonValues
+from millpond.executor.bundle.bundle import Deliveries
+from millpond.executor.computation.values import ConcatenatedValues, PythonValues, Values
 from millpond.statestore.check import check
 
 __all__ = ["Arrivals"]

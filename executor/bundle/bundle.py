@@ -10,58 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.computation.values import Values
 from millpond.executor.event_time.clocks import Clocks, Marks
-from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-if TYPE_CHECKING:
-    from millpond.executor.bundle.weak_productions import WeakProductions
-
-__all__ = [
-    "Bundle",
-    "BundleResult",
-    "BundleStatistics",
-    "DeadLetter",
-    "Deliveries",
-    "InputObservation",
-    "Manifest",
-    "ProductionSummary",
-    "Values",
-]
-
-
-class Values(Protocol):
-    """
-    Record values of a delivery, decoded only when user code asks for one.
-    """
-
-    def __len__(self) -> int:
-        """
-        Number of values.
-        """
-        ...
-
-    def value(self, index: int) -> Any:
-        """
-        The decoded value at ``index``.
-        """
-        ...
-
-    def take(self, indices: npt.NDArray[np.int64]) -> Values:
-        """
-        The values at ``indices``, in that order, still undecoded.
-        """
-        ...
+__all__ = ["Bundle", "BundleStatistics", "DeadLetter", "Deliveries", "ProductionSummary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,47 +140,3 @@ class ProductionSummary:
     count: int
     oldest_at: EventTimeMicros
     marks: Marks = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleResult:
-    """
-    What a bundle leaves behind.
-
-    Attributes:
-        updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
-        next_event_timer: earliest pending event-domain firing time of the whole interval.
-        next_wall_timer: earliest pending wall-domain firing time of the whole interval.
-        hold: oldest output timestamp that any row of the interval still owes.
-        next_marks: earliest firing time of the timers that wait for each percentile watermark.
-        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
-        productions: a summary a stream, of those that are kept.
-        weak: those that are to be delivered within the superstep; ``None`` where there are none.
-    """
-
-    updates: pa.Table | None
-    statistics: BundleStatistics
-    next_event_timer: EventTimeMicros | None = None
-    next_wall_timer: WallTimeMicros | None = None
-    hold: EventTimeMicros | None = None
-    next_marks: Marks = field(default_factory=dict)
-    hold_marks: Marks = field(default_factory=dict)
-    productions: tuple[ProductionSummary, ...] = ()
-    dead_letters: tuple[DeadLetter, ...] = ()
-    weak: WeakProductions | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """
-    What a task reports of one interval; only collected manifests are ever committed (F12).
-
-    Attributes:
-        file: the row updates, written but not yet committed; ``None`` when nothing changed.
-        result: the bundle's result; its ``updates`` may be ``None``, for they are in ``file``.
-    """
-
-    interval: Interval
-    fence: Fence
-    file: RowFile | None
-    result: BundleResult

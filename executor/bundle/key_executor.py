@@ -30,7 +30,7 @@ from millpond.statestore.rows.codec import JsonCodec
 
 if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
-    from millpond.executor.pipeline.topology import ComputationNode
+    from millpond.executor.pipeline.nodes import ComputationNode
 
 __all__ = ["FIRINGS_MAX", "KeyTurns"]
 

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.executor.bundle.arrivals import Arrivals
-from millpond.executor.bundle.bundle import Bundle, BundleResult, BundleStatistics
+from millpond.executor.bundle.bundle import Bundle, BundleStatistics
 from millpond.executor.bundle.deduplication import Admission, admit
 from millpond.executor.bundle.grouping import Grouping, encode_keys, group
 from millpond.executor.bundle.key_executor import KeyTurns
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import Outcome, row_updates, summarise, summarise_kept
 from millpond.executor.bundle.weak_productions import Draft, WeakProductions, split_productions
 from millpond.executor.computation.record_columns import RecordColumns
@@ -31,7 +32,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 if TYPE_CHECKING:
-    from millpond.executor.pipeline.topology import ComputationNode
+    from millpond.executor.pipeline.nodes import ComputationNode
     from millpond.executor.soft_state.soft_state import SoftState
     from millpond.statestore.interval import Interval
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Values
+from millpond.executor.computation.values import Values
 
 __all__ = ["HookEnd", "InputTime", "RecordColumns"]
 

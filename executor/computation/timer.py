@@ -9,22 +9,29 @@ domain, in heaps: enough to say which keys are due and when the next one will be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from millpond.executor.event_time.clocks import EXACT, Marks
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from millpond.executor.soft_state.row_summary import KeyTimes
-
-__all__ = ["EarliestByKey", "Timer", "TimerQueue", "Timers", "firing_order", "hold_of", "oldest_but"]
+__all__ = [
+    "EarliestByKey",
+    "KeyTimes",
+    "Timer",
+    "TimerQueue",
+    "Timers",
+    "firing_order",
+    "hold_of",
+    "oldest_but",
+]
 
 _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
@@ -90,6 +97,16 @@ def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[
     count = len(ordered)
     left_out = {each: min(int(count * (EXACT - each) / EXACT), count - 1) for each in percentiles}
     return {each: EventTimeMicros(int(ordered[place])) for each, place in left_out.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTimes:
+    """
+    One time for each of some keys.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
 
 
 class EarliestByKey:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,37 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import Values
 from millpond.statestore.errors import DataError
 
-__all__ = ["ArrowValues", "ConcatenatedValues", "JsonValues", "PythonValues"]
+__all__ = ["ArrowValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})
 
 _Indices = npt.NDArray[np.int64]
+
+
+class Values(Protocol):
+    """
+    Record values of a delivery, decoded only when user code asks for one.
+    """
+
+    def __len__(self) -> int:
+        """
+        Number of values.
+        """
+        ...
+
+    def value(self, index: int) -> Any:
+        """
+        The decoded value at ``index``.
+        """
+        ...
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Values:
+        """
+        The values at ``indices``, in that order, still undecoded.
+        """
+        ...
 
 
 class ArrowValues:

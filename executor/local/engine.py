@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import BundleResult, DeadLetter, Deliveries, InputObservation, Manifest
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
+from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.input import Entered, OutsideRows, enter
 from millpond.executor.local.interval import LocalInterval
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
@@ -184,7 +186,7 @@ class LocalEngine:
         Look at all files again unless every commit since the last look was this engine's own.
 
         The cost of a superstep must not grow with the number of files; what somebody else
-        may have changed (a fold, Spark's OPTIMIZE) shows in the version.
+        may have changed (a compaction, Spark's OPTIMIZE) shows in the version.
         """
         if version != self._version:
             for interval in self._intervals.values():

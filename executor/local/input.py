@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import DeadLetter, Deliveries, InputObservation
-from millpond.executor.injectors.observation import Watch, observe_times
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.injectors.observation import InputObservation, Watch, observe_times
 from millpond.executor.pipeline.extract_rows import (
     Injected,
     Rows,

@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Bundle, BundleResult, Deliveries, Manifest
+from millpond.executor.bundle.bundle import Bundle, Deliveries
 from millpond.executor.bundle.processor import IntervalProcessor
+from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.executor.soft_state.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep.delivery import flatten_productions

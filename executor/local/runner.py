@@ -19,7 +19,7 @@ from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.extract_rows import row_count
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
@@ -28,7 +28,7 @@ from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
@@ -40,8 +40,8 @@ __all__ = ["LocalRunner"]
 _MIB: Final = 1 << 20
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
-_UPKEEP: Final = UpkeepPolicy(folds=FoldPolicy(fan_in=32, files_max=128))
-"""A hundred small commits a second: wider folds, or they take a third of the process (docs/design/003-folds.md)."""
+_UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=128))
+"""A hundred small commits a second: wider compactions, or they take a third of the process (docs/design/003-compaction.md)."""
 
 
 class LocalRunner:
@@ -95,7 +95,9 @@ class LocalRunner:
             if value < 1:
                 raise InvalidError(f"{name} is at least 1", value=value)
         if upkeep is not None and upkeep.place == "spark":
-            raise InvalidError("there is no Spark in the local runner: folds go to a process or a thread")
+            raise InvalidError(
+                "there is no Spark in the local runner: compactions go to a process or a thread"
+            )
         self._store = store
         self._zookeeper = zookeeper
         self._storage_options = storage_options

@@ -16,11 +16,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import BundleResult, DeadLetter, Deliveries
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import summarise_kept
 from millpond.executor.bundle.weak_productions import Straggler, WeakProductions
 from millpond.executor.local.interval import LocalInterval
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     Extracted,

@@ -1,7 +1,7 @@
 """
-The helper process: folds and collections outside of the process that runs the pipeline.
+The helper process: compactions and collections outside of the process that runs the pipeline.
 
-A fold is pure Python and Arrow work over whole files. In a thread it takes turns with the
+A compaction is pure Python and Arrow work over whole files. In a thread it takes turns with the
 superstep for the interpreter; in a process of its own it costs the superstep nothing, and on a
 busy machine it yields. What it prepares is only a file: it lands by the owner's commit or not at all.
 
@@ -44,7 +44,7 @@ _ANSWER_S_MAX: Final = 600.0
 _END_S_MAX: Final = 5.0
 _LOOK_S: Final = 1.0
 _NICENESS: Final = 5
-"""It yields to the supersteps, yet is not starved by them: files must not come faster than they are folded."""
+"""It yields to the supersteps, yet is not starved by them: files must not come faster than they are compacted."""
 
 _START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from millpond.executor.maintenance.helper_process import serve; serve(int(sys.argv[2]))"
 
@@ -63,7 +63,7 @@ class HelperProcess(Executor):
     Example::
 
         with HelperProcess("millpond-upkeep") as helper:
-            folded = helper.submit(fold_files, objects, fold, rules, fence=fence, token=token).result()
+            compacted = helper.submit(compact_files, objects, compaction, rules, fence=fence, token=token).result()
     """
 
     def __init__(self, name: str, *, answer_s_max: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """
 Upkeep by hand: what `Upkeep` does beside a pipeline, for a store on which none runs.
 
-It takes the leases of each pipeline that nobody holds, commits the fence, folds everything that
-may be folded, and gives the leases back. A pipeline that runs folds by itself and is left alone;
+It takes the leases of each pipeline that nobody holds, commits the fence, compacts everything that
+may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
 the log and removed files are collected either way, behind the same horizons. It and a repair keep each
 other away, for repair may bring back what is garbage now.
 """
@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.positions import claimed_by, superstep_app_id, superstep_of, watermark_app_id
-from millpond.executor.superstep.dead_letter import control_interval
 from millpond.gc.collector import Collection
-from millpond.gc.fold import FoldRules, fold_files
-from millpond.gc.fold_plan import Fold, plan_fold
+from millpond.gc.compaction import CompactionRules, compact_files
+from millpond.gc.compaction_plan import Compaction, plan_compaction
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Round, collect_garbage
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease
@@ -99,11 +99,11 @@ def _collect(
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
     prefix = _SUPERSTEP_PREFIX
     pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
-    folded: list[Collection] = []
+    compacted: list[Collection] = []
     owned: dict[Interval, Owned] = {}
     with _held(store, pipelines, dry_run=dry_run) as (held, running):
         for each in held:
-            folded.append(_fold_pipeline(store, rng, each, policy, dry_run=dry_run))
+            compacted.append(_compact_pipeline(store, rng, each, policy, dry_run=dry_run))
             owned |= {
                 interval: Owned(fence.sequencer, each.superstep) for interval, fence in each.fences.items()
             }
@@ -117,15 +117,15 @@ def _collect(
             check=check,
             dry_run=dry_run,
         )
-    left = tuple(f"pipeline {name} is running and folds by itself" for name in running)
-    folds = Collection(
-        kind="folds",
-        paths=tuple(path for each in folded for path in each.paths),
-        made=tuple(path for each in folded for path in each.made),
-        freed_bytes=sum(each.freed_bytes for each in folded),
+    left = tuple(f"pipeline {name} is running and compacts its own files" for name in running)
+    compactions = Collection(
+        kind="compactions",
+        paths=tuple(path for each in compacted for path in each.paths),
+        made=tuple(path for each in compacted for path in each.made),
+        freed_bytes=sum(each.freed_bytes for each in compacted),
         skipped=left,
     )
-    return replace(found, collections=(folds, *found.collections))
+    return replace(found, collections=(compactions, *found.collections))
 
 
 def _catalog_to_look_at(store: Store) -> Catalog | None:
@@ -191,61 +191,65 @@ def _as_stored(snapshot: Snapshot, pipeline: str) -> _Owned:
     return _Owned(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
 
 
-def _fold_pipeline(
+def _compact_pipeline(
     store: Store, rng: Rng, owned: _Owned, policy: UpkeepPolicy, *, dry_run: bool
 ) -> Collection:
     snapshot = store.snapshot() if dry_run else store.committer.snapshot
     planned = [
-        plan_fold(
+        plan_compaction(
             snapshot.files_of(interval),
             interval,
             before=owned.superstep,
-            policy=policy.folds,
+            policy=policy.compaction,
             everything=True,
         )
         for interval in owned.fences
     ]
-    folds = [fold for fold in planned if fold is not None]
+    compactions = [compaction for compaction in planned if compaction is not None]
     if dry_run:
-        paths = tuple(file.path for fold in folds for file in fold.files)
-        return Collection(kind="folds", paths=paths)
-    done = [_fold(store, rng, owned, fold, policy) for fold in folds]
+        paths = tuple(file.path for compaction in compactions for file in compaction.files)
+        return Collection(kind="compactions", paths=paths)
+    done = [_compact(store, rng, owned, compaction, policy) for compaction in compactions]
     return Collection(
-        kind="folds",
+        kind="compactions",
         paths=tuple(path for each in done for path in each.paths),
         made=tuple(path for each in done for path in each.made),
         freed_bytes=sum(each.freed_bytes for each in done),
     )
 
 
-def _fold(store: Store, rng: Rng, owned: _Owned, fold: Fold, policy: UpkeepPolicy) -> Collection:
+def _compact(
+    store: Store, rng: Rng, owned: _Owned, compaction: Compaction, policy: UpkeepPolicy
+) -> Collection:
     """
-    One fold, one commit: by hand nobody waits, and little is lost when it is interrupted.
+    One compaction, one commit: by hand nobody waits, and little is lost when it is interrupted.
     """
-    last = owned.fences[fold.interval]
-    rules = FoldRules(
-        pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, fold.interval, policy)
+    last = owned.fences[compaction.interval]
+    rules = CompactionRules(
+        pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, compaction.interval, policy)
     )
     names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
-    folded = fold_files(
+    compacted = compact_files(
         store.objects,
-        fold,
+        compaction,
         rules,
         fence=last,
         token=names.token(),
         row_format=store.row_format,
-        memory_bytes_max=policy.folds.memory_bytes_max,
+        memory_bytes_max=policy.compaction.memory_bytes_max,
     )
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
-    request = CommitRequest(kind="fold", writes=(folded.write(fence),), metadata={"pipeline": owned.pipeline})
+    request = CommitRequest(
+        kind="compaction", writes=(compacted.write(fence),), metadata={"pipeline": owned.pipeline}
+    )
     store.committer.commit(request)
-    owned.fences[fold.interval] = fence
-    made = () if folded.file is None else (folded.file.path,)
+    owned.fences[compaction.interval] = fence
+    made = () if compacted.file is None else (compacted.file.path,)
     return Collection(
-        kind="folds",
-        paths=tuple(file.path for file in fold.files),
+        kind="compactions",
+        paths=tuple(file.path for file in compaction.files),
         made=made,
-        freed_bytes=folded.freed_bytes,
+        freed_bytes=compacted.freed_bytes,
     )
 
 

@@ -1,37 +1,169 @@
 """
-Who does the work of upkeep: Spark jobs, helper processes, a thread, or the caller.
+Who does the work of upkeep: Spark jobs, helper processes, threads, or the caller.
 
-Large folds have a worker of their own, so that they keep neither small ones nor collections waiting.
+Large compactions have a worker of their own, so that they delay neither small ones nor collections.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 from millpond.executor.maintenance.helper_process import HelperProcess
 from millpond.executor.maintenance.inline import INLINE
+from millpond.gc.compaction import Compacted
+from millpond.gc.orphan import Owned
+from millpond.gc.round import Retention, Round, collect_garbage, collect_garbage_at
+from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import Clock
+from millpond.statestore.types import Clock, TableVersion
 
-if TYPE_CHECKING:
-    from millpond.executor.maintenance.scheduler import UpkeepPolicy
-
-__all__ = ["Jobs", "Place", "UpkeepWorkers", "workers_of"]
-
-Place: TypeAlias = Literal["auto", "spark", "process", "thread"]
-"""Where folds are prepared; see `UpkeepPolicy`."""
-
-Jobs: TypeAlias = Callable[[str, int], Executor]
-"""Makes what runs Spark jobs, given a name and how many run at a time."""
+__all__ = [
+    "CompactionWorker",
+    "CompactionWorkers",
+    "ExecutorWorker",
+    "ProcessWorker",
+    "RoundWorker",
+    "UpkeepWorkers",
+    "workers_of",
+]
 
 _SMALL_AT_ONCE: Final = 2
 _LARGE_S_MAX: Final = 21_600.0
+
+
+class CompactionWorker(Protocol):
+    """
+    Prepares compactions somewhere; what it is given pickles.
+    """
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """
+        Have a compaction prepared: `compact_files` with its arguments.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """
+        Take no more work and stop.
+        """
+        ...
+
+
+class RoundWorker(Protocol):
+    """
+    Collects garbage somewhere.
+    """
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[Round]:
+        """
+        Have a round of garbage collection done; see `collect_garbage`.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """
+        Take no more work and stop.
+        """
+        ...
+
+
+CompactionWorkers: TypeAlias = Callable[[str, int], CompactionWorker]
+"""Makes a worker, given a name and how many compactions it may prepare at a time."""
+
+
+class ExecutorWorker:
+    """
+    Works within this process: in the threads of an executor, or in the caller's.
+
+    Args:
+        executor: does the work.
+        clock: the run's.
+    """
+
+    def __init__(self, executor: Executor, clock: Clock) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """
+        Have a compaction prepared.
+        """
+        return self._executor.submit(work)
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[Round]:
+        """
+        Have a round of garbage collection done.
+        """
+        return self._executor.submit(
+            collect_garbage,
+            store.objects,
+            store.catalog,
+            self._clock,
+            retention=retention,
+            owned=owned,
+            seen=seen,
+        )
+
+    def shutdown(self) -> None:
+        """
+        Stop; what is under way is waited for.
+        """
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class ProcessWorker:
+    """
+    Works in another process of this machine, which opens store and catalog for itself.
+
+    Args:
+        process: does the work.
+        is_cut_short: whether the work under way is given up at shutdown; it is waited for otherwise.
+    """
+
+    def __init__(self, process: HelperProcess, *, is_cut_short: bool = False) -> None:
+        self.process = process
+        self._is_cut_short = is_cut_short
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """
+        Have a compaction prepared.
+        """
+        return self.process.submit(work)
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[Round]:
+        """
+        Have a round of garbage collection done.
+        """
+        return self.process.submit(
+            collect_garbage_at,
+            store.objects,
+            store.catalog_url,
+            store.store_id,
+            retention=retention,
+            owned=owned,
+            seen=seen,
+        )
+
+    def shutdown(self) -> None:
+        """
+        End the process.
+        """
+        if self._is_cut_short:
+            self.process.abort()
+        self.process.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,45 +173,57 @@ class UpkeepWorkers:
 
     Attributes:
         rounds: garbage collection.
-        small: folds that fit into memory.
+        small: compactions that fit into memory.
         large: those that go through a disk.
+        is_inline: whether all work is done by the time that it has been asked for.
     """
 
-    rounds: Executor
-    small: Executor
-    large: Executor
+    rounds: RoundWorker
+    small: CompactionWorker
+    large: CompactionWorker
+    is_inline: bool = False
+
+    def does_rounds(self, worker: object) -> bool:
+        """
+        Whether a worker is the one that collects garbage, which does one thing after the other.
+        """
+        return worker is self.rounds
 
     def shutdown(self) -> None:
         """
-        Stop; what is small is waited for, large folds and Spark jobs are cut short.
+        Stop; small work is waited for, large compactions and Spark jobs are cut short.
         """
-        if isinstance(self.large, HelperProcess):
-            self.large.abort()
         for worker in (self.small, self.large, self.rounds):
-            worker.shutdown(wait=True, cancel_futures=True)
+            worker.shutdown()
 
 
-def workers_of(store: Store, clock: Clock, policy: UpkeepPolicy) -> UpkeepWorkers:
+def workers_of(
+    store: Store, clock: Clock, *, background: bool, in_thread: bool, elsewhere: CompactionWorkers | None
+) -> UpkeepWorkers:
     """
-    The workers for a policy, as far as the store can be opened from where they are; none is started yet.
+    The workers that a policy asks for, as far as they can open the store; none is started yet.
 
     Args:
         store: the open store.
         clock: the run's.
-        policy: what is wanted.
+        background: whether work is done outside of the thread that asks for it.
+        in_thread: whether it stays in this process.
+        elsewhere: makes workers on other machines; ``None`` for helper processes of this one.
     """
-    if not policy.background:
-        return UpkeepWorkers(rounds=INLINE, small=INLINE, large=INLINE)
+    if not background:
+        inline = ExecutorWorker(INLINE, clock)
+        return UpkeepWorkers(rounds=inline, small=inline, large=inline, is_inline=True)
     is_shared = isinstance(store.objects, ObstoreObjects) and isinstance(clock, SystemClock)
-    if policy.place == "thread" or not is_shared or not sys.executable:
-        rounds: Executor = ThreadPoolExecutor(1, "millpond-upkeep")
-        return UpkeepWorkers(rounds=rounds, small=rounds, large=ThreadPoolExecutor(1, "millpond-folds"))
-    rounds = HelperProcess("millpond-upkeep")
-    jobs = policy.jobs
-    if jobs is not None:
+    if in_thread or not is_shared or not sys.executable:
+        thread = ExecutorWorker(ThreadPoolExecutor(1, "millpond-upkeep"), clock)
+        large = ExecutorWorker(ThreadPoolExecutor(1, "millpond-compactions"), clock)
+        return UpkeepWorkers(rounds=thread, small=thread, large=large)
+    process = ProcessWorker(HelperProcess("millpond-upkeep"))
+    if elsewhere is not None:
         return UpkeepWorkers(
-            rounds=rounds, small=jobs("millpond-folds", _SMALL_AT_ONCE), large=jobs("millpond-large-folds", 1)
+            rounds=process,
+            small=elsewhere("millpond-compactions", _SMALL_AT_ONCE),
+            large=elsewhere("millpond-large-compactions", 1),
         )
-    return UpkeepWorkers(
-        rounds=rounds, small=rounds, large=HelperProcess("millpond-folds", answer_s_max=_LARGE_S_MAX)
-    )
+    long_process = HelperProcess("millpond-compactions", answer_s_max=_LARGE_S_MAX)
+    return UpkeepWorkers(rounds=process, small=process, large=ProcessWorker(long_process, is_cut_short=True))

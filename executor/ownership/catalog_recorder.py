@@ -25,7 +25,8 @@ from millpond.statestore.catalog.entries import (
 )
 from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.catalog.journal import CatalogJournal
-from millpond.statestore.commit.committer import CommitRequest, Committed
+from millpond.statestore.commit.committer import Committed
+from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store

@@ -17,9 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import BundleResult
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import Patience
+from millpond.executor.pipeline.names import control_interval
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
     bare_ids_app_id,
     claim_app_id,
@@ -27,9 +29,9 @@ from millpond.executor.pipeline.positions import (
     rival_of,
     stream_number,
 )
-from millpond.executor.pipeline.topology import ComputationNode, Topology
-from millpond.executor.superstep.dead_letter import control_interval
-from millpond.statestore.commit.committer import CommitRequest, Committed, IntervalWrite
+from millpond.executor.pipeline.topology import Topology
+from millpond.statestore.commit.committer import Committed
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries

@@ -8,7 +8,7 @@ soft state of a worker reads them when it needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,15 +17,13 @@ import pyarrow.compute as pc
 from millpond.executor.computation.timer import oldest_but
 from millpond.executor.event_time.clocks import EXACT, Marks
 from millpond.executor.soft_state.row_summary import percentile_clocks
-from millpond.executor.superstep.delivery import ProductionSource
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import MERGE_COLUMNS, combine_updates, read_row_files
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+from millpond.statestore.types import EventTimeMicros, Objects, WallTimeMicros
 
-__all__ = ["IntervalSummary", "scan_interval", "undelivered_sources"]
+__all__ = ["IntervalSummary", "scan_interval"]
 
 _STATE_COLUMNS = ("state", "state_bytes")
 _SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
@@ -108,34 +106,3 @@ def _earliest(timers: pa.StructArray, clock: str) -> int | None:
     chosen = timers.filter(pc.equal(timers.field("domain"), clock))
     earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
     return None if earliest is None else int(earliest)
-
-
-def undelivered_sources(
-    snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
-) -> tuple[ProductionSource, ...]:
-    """
-    The files that may hold productions of ``superstep``, the last one committed.
-
-    Superstep *n* delivers everything that earlier ones produced, so only the last one's
-    productions can be undelivered. Files that somebody else rewrote carry no tags; they
-    are included whenever their range of supersteps reaches that far. The order is that of the
-    run itself, by computation and then by key, so that a restart changes no order of arrival.
-
-    Args:
-        snapshot: the table.
-        computations: the pipeline's, those included that it has no more.
-        control: the pipeline's own interval, which holds its dead letters and nobody else's.
-        superstep: the last one.
-    """
-    files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
-    for computation in sorted(computations):
-        files += [(file, None) for file in sorted(snapshot.files_in(computation), key=_by_key)]
-    return tuple(
-        ProductionSource(path=file.path, superstep=superstep, interval=interval)
-        for file, interval in files
-        if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
-    )
-
-
-def _by_key(file: LiveFile) -> tuple[str, int, str]:
-    return file.min_key or "", file.added_version, file.path

@@ -16,8 +16,9 @@ from typing import Final
 
 import cloudpickle
 
-from millpond.executor.pipeline.topology import ComputationNode, Topology
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["check_inputs", "check_name", "check_topology"]

@@ -17,13 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import Values
-from millpond.executor.computation.values import ArrowValues, PythonValues
+from millpond.executor.computation.values import ArrowValues, PythonValues, Values
 from millpond.executor.event_time.duration import InstantColumn, instant_column_us, parse_instant_us
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
-from millpond.executor.pipeline.topology import FieldExtractor, InjectorNode
+from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 

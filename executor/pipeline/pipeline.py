@@ -21,8 +21,8 @@ from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
 from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
-from millpond.executor.pipeline.stream import ComputationOptions, Stream
-from millpond.executor.pipeline.topology import (
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import (
     ComputationNode,
     FieldExtractor,
     InjectorNode,
@@ -30,11 +30,11 @@ from millpond.executor.pipeline.topology import (
     OnLate,
     SinkNode,
     Subscription,
-    Topology,
 )
+from millpond.executor.pipeline.stream import ComputationOptions, Stream
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["DEAD_LETTERS", "Pipeline"]

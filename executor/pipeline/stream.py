@@ -4,22 +4,18 @@ Streams as users hold them: a name in a pipeline, and what may be done with it (
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
+from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.topology import OnError, OnLate
+from millpond.executor.pipeline.nodes import OnError, OnLate
 from millpond.executor.pipeline.weak import ProductionMode
+from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from millpond.executor.computation.computation import Computation
-    from millpond.executor.pipeline.pipeline import Pipeline
-    from millpond.executor.sinks.sink import Sink
-
-__all__ = ["ComputationOptions", "Stream"]
+__all__ = ["ComputationOptions", "Stream", "StreamGraph"]
 
 
 class ComputationOptions(TypedDict, total=False):
@@ -36,6 +32,34 @@ class ComputationOptions(TypedDict, total=False):
     user_code_timeout_ms: float | None
 
 
+class StreamGraph(Protocol):
+    """
+    What a stream needs of its pipeline: where its verbs declare computations and sinks.
+    """
+
+    name: str
+
+    def add(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        subscribes: Mapping[str, KeyExtractor],
+        produces: Sequence[str] = (),
+        **options: Unpack[ComputationOptions],
+    ) -> dict[str, Stream]:
+        """
+        Add a computation with any number of streams on both sides.
+        """
+        ...
+
+    def add_sink(self, name: str, stream: str, sink: Sink) -> None:
+        """
+        Let a stream flow into a sink.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Stream:
     """
@@ -45,7 +69,7 @@ class Stream:
     that names it as ``stream_class``.
     """
 
-    pipeline: Pipeline
+    pipeline: StreamGraph
     name: str
 
     def __repr__(self) -> str:

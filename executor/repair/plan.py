@@ -1,7 +1,7 @@
 """
 What a repair would do: the newest state of a damaged store that can be put together again.
 
-In this order: a damaged file that a fold made is replaced by the files that it was folded from, where
+In this order: a damaged file that a compaction made is replaced by the files that it was compacted from, where
 these are still there, and nothing is lost. Else the whole table goes back to the newest version
 all of whose files are whole: state, timers, ids and productions of all keys together with the
 positions of all inputs, so that what was consumed since is read again. Nothing here changes anything.
@@ -10,6 +10,7 @@ positions of all inputs, so that what was consumed since is read again. Nothing 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote
 
 from millpond.executor.pipeline.positions import superstep_app_id
@@ -30,6 +31,9 @@ from millpond.statestore.types import Objects, TableVersion
 __all__ = ["RepairPlan", "Restored", "plan_repair"]
 
 _SUPERSTEP_PREFIX = superstep_app_id("")
+
+_COMPACTION_KINDS: Final = frozenset({"compaction", "fold"})
+"""What commits of compactions are called; stores of 0.1 may have them as folds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +165,10 @@ class _Files:
 
     def sources_of(self, path: str, history: TableHistory) -> tuple[Add, ...] | None:
         """
-        The whole files that a damaged one was folded from; ``None`` if some of them are gone.
+        The whole files that a damaged one was compacted from; ``None`` if some of them are gone.
         """
         made = history.maker_of(path)
-        if made is None or made.kind != "fold":
+        if made is None or made.kind not in _COMPACTION_KINDS:
             return None
         interval = next(add.tags.get("interval") for add in made.added if add.path == path)
         found: list[Add] = []

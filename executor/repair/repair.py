@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.positions import claimed_by, superstep_app_id
 from millpond.executor.repair.plan import RepairPlan
-from millpond.executor.superstep.dead_letter import control_interval
 from millpond.statestore.catalog.facts import INPUT_PREFIX, SAVEPOINT_RELEASED, savepoint_app_id
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval

@@ -3,7 +3,7 @@ Which committed files soft state rests on, and what another list of them means.
 
 Soft state knows the files it has taken in and the superstep that they reach. A file that
 holds later supersteps only is news; one that can only repeat what is known is a rewrite
-(OPTIMIZE, a fold). Anything else proves nothing, and then all rows are read again.
+(OPTIMIZE, a compaction). Anything else proves nothing, and then all rows are read again.
 """
 
 from __future__ import annotations
@@ -116,6 +116,6 @@ class KnownFiles:
 def _newest_superstep(file: LiveFile) -> int | None:
     if file.max_superstep is not None:
         return file.max_superstep
-    # A fold leaves exact statistics out and bounds them by its tag.
+    # A compaction leaves exact statistics out and bounds them by its tag.
     tag = file.tags.get("superstep", "")
     return int(tag) if tag.isdecimal() else None

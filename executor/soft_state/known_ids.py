@@ -38,7 +38,7 @@ class KnownIds:
     """
     The ids of one interval: a filter, built at the first question, and the newest ids themselves.
 
-    A filter forgets nothing, while folds drop the ids that are past the horizon. So it is built anew from the
+    A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is built anew from the
     files when as many ids have been added to it as it was made for.
 
     Args:

@@ -16,27 +16,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.timer import KeyTimes
 from millpond.executor.event_time.clocks import EXACT, parse_clock
 from millpond.executor.soft_state.eviction import NEVER, Waits
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["ROW_BYTES", "TIMER_BYTES", "KeyTimes", "RowSummary", "percentile_clocks", "summarise_rows"]
+__all__ = ["ROW_BYTES", "TIMER_BYTES", "RowSummary", "percentile_clocks", "summarise_rows"]
 
 ROW_BYTES: Final = 240
 """What a cached row costs in CPython besides its characters: two strings and its share of a dict."""
 
 TIMER_BYTES: Final = 160
 """What a cached timer costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyTimes:
-    """
-    One time for each of some keys.
-    """
-
-    keys: pa.StringArray
-    at: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

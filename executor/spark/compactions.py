@@ -1,9 +1,9 @@
 """
-Folds as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
+Compactions as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
 
 A task opens the store for itself, as a superstep's does, and answers with what it wrote. It is pure
 towards the store: one that is repeated, speculated or cancelled leaves a file that no commit names,
-and that is an orphan. Whether a fold lands is the driver's commit alone.
+and that is an orphan. Whether a compaction lands is the driver's commit alone.
 """
 
 from __future__ import annotations
@@ -20,22 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from millpond.gc.fold import Folded, FoldRules, fold_files
-from millpond.gc.fold_plan import Fold
+from millpond.gc.compaction import Compacted
 from millpond.statestore.errors import MillpondError, UnavailableError
-from millpond.statestore.rows.row import Fence
-from millpond.statestore.rows.row_format import RowFormat
-from millpond.statestore.types import Objects
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["POOL", "SparkFolds", "fold_in_task", "is_one_machine"]
+__all__ = ["POOL", "SparkCompactionWorker", "SparkCompactions", "compact_in_task", "is_one_machine"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-POOL: Final = "millpond-folds"
+POOL: Final = "millpond-compactions"
 """Spark's scheduler pool of these jobs: where the session schedules fairly, they share with the supersteps."""
 
 _LOG = logging.getLogger("millpond")
@@ -44,7 +40,7 @@ _CANCEL_AGAIN_S: Final = 0.2
 
 def is_one_machine(master: str) -> bool:
     """
-    Whether a Spark master runs tasks beside the driver, so that a fold's job takes a superstep's slot.
+    Whether a Spark master runs tasks beside the driver, so that a compaction's job takes a superstep's slot.
 
     Example:
         >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
@@ -53,7 +49,7 @@ def is_one_machine(master: str) -> bool:
     return master.partition("[")[0] == "local"
 
 
-class SparkFolds(Executor):
+class SparkCompactions(Executor):
     """
     Does work in Spark's executors, each piece as a job of one task; what it is given must pickle.
 
@@ -66,8 +62,8 @@ class SparkFolds(Executor):
 
     Example::
 
-        folds = SparkFolds(spark.sparkContext, tag="millpond-folds-1", at_once=2)
-        folded = folds.submit(fold_in_task, objects, fold, rules, fence=fence, token=token).result()
+        compactions = SparkCompactions(spark.sparkContext, tag="millpond-compactions-1", at_once=2)
+        compacted = compactions.submit(compact_in_task, work).result()
     """
 
     def __init__(self, context: SparkContext, *, tag: str, at_once: int) -> None:
@@ -115,7 +111,7 @@ class SparkFolds(Executor):
             # This thread has a thread of the JVM to itself, whose tags and pool no superstep sees.
             self._context.addJobTag(self._tag)
             self._context.setLocalProperty("spark.scheduler.pool", POOL)
-            self._context.setJobDescription("Millpond folds an interval")
+            self._context.setJobDescription("Millpond compacts an interval")
             answers = self._context.parallelize([pickle.dumps(work)], 1).mapPartitions(_answers).collect()
         except Exception as error:
             raise UnavailableError(
@@ -126,6 +122,30 @@ class SparkFolds(Executor):
             raise value
         result: _Result = value
         return result
+
+
+class SparkCompactionWorker:
+    """
+    Prepares compactions in Spark jobs.
+
+    Args:
+        executor: runs them.
+    """
+
+    def __init__(self, executor: SparkCompactions) -> None:
+        self._executor = executor
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """
+        Have a compaction prepared.
+        """
+        return self._executor.submit(compact_in_task, work)
+
+    def shutdown(self) -> None:
+        """
+        Stop, and cancel the jobs that are under way.
+        """
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
@@ -140,32 +160,21 @@ def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
         yield pickle.dumps(answer)
 
 
-def fold_in_task(
-    objects: Objects,
-    fold: Fold,
-    rules: FoldRules,
-    *,
-    fence: Fence,
-    token: str,
-    row_format: RowFormat,
-    memory_bytes_max: int,
-) -> Folded:
+def compact_in_task(work: partial[Compacted]) -> Compacted:
     """
-    `fold_files` in a Spark task: each attempt writes a file of its own, and scratch files go where Spark's do.
+    `compact_files` in a Spark task: each attempt writes a file of its own, and scratch files go where Spark's do.
+
+    Args:
+        work: `compact_files` with its arguments, the file's token among them.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     attempt = 0 if context is None else context.taskAttemptId()
+    token = f"{work.keywords['token']}\n{attempt}"
     try:
-        return fold_files(
-            objects,
-            fold,
-            rules,
-            fence=fence,
-            token=hashlib.sha256(f"{token}\n{attempt}".encode()).hexdigest()[:32],
-            row_format=row_format,
-            memory_bytes_max=memory_bytes_max,
+        return work(
+            token=hashlib.sha256(token.encode()).hexdigest()[:32],
             scratch=os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None,
         )
     finally:

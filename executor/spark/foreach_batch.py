@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.executor.pipeline.topology import FieldExtractor
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner

@@ -22,7 +22,8 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.topology import InjectorNode, Topology
+from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate

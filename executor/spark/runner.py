@@ -5,18 +5,17 @@ The Spark runner: runs a pipeline on Spark over a store (architecture §5).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.executor.maintenance.workers import Jobs
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.summary import RunSummary
-from millpond.executor.spark.compactions import SparkFolds, is_one_machine
+from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
@@ -203,7 +202,8 @@ class SparkRunner:
             accept_checkpoint=self._accept_checkpoint,
             pause_timeout_ms=self._pause_timeout_ms,
             on_held=self._on_held,
-            upkeep=self._upkeep and replace(self._upkeep, jobs=self._jobs(self._upkeep, spark.sparkContext)),
+            upkeep=self._upkeep,
+            compaction_workers=self._compaction_workers(spark.sparkContext),
         )
         coordinator.open()
         engine = SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=self._cache_bytes)
@@ -215,14 +215,16 @@ class SparkRunner:
             release=store.close if owned else _nothing,
         )
 
-    def _jobs(self, upkeep: UpkeepPolicy, context: SparkContext) -> Jobs | None:
+    def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
         """
-        How folds become Spark jobs, or ``None``: beside the driver they would take the supersteps' slots.
+        How compactions become Spark jobs, or ``None``: on the driver's machine they would take the supersteps' slots.
         """
-        is_beside = upkeep.place == "auto" and is_one_machine(context.master or "local")
-        if is_beside or upkeep.place in {"process", "thread"}:
+        place = "thread" if self._upkeep is None else self._upkeep.place
+        if place in {"process", "thread"} or (place == "auto" and is_one_machine(context.master or "local")):
             return None
-        return lambda name, at_once: SparkFolds(context, tag=f"{name}-{self._rng.token()}", at_once=at_once)
+        return lambda name, at_once: SparkCompactionWorker(
+            SparkCompactions(context, tag=f"{name}-{self._rng.token()}", at_once=at_once)
+        )
 
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries, InputObservation, Manifest
+from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
 from millpond.executor.bundle.processor import IntervalProcessor
+from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.values import ArrowValues
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.executor.injectors.observation import Watch, observe_times
+from millpond.executor.injectors.observation import InputObservation, Watch, observe_times
 from millpond.executor.pipeline.extract_rows import member_names, newest_mark, scoped_ids
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG, WeakStreams, addressed
 from millpond.executor.soft_state.soft_state import SoftState, StoreRowReader
 from millpond.executor.spark.routed_columns import TARGET, RoutedColumns

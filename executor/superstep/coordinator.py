@@ -20,11 +20,17 @@ from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import DeadLetter, InputObservation, Manifest
-from millpond.executor.maintenance.scheduler import Upkeep, UpkeepPolicy
+from millpond.executor.bundle.bundle import DeadLetter
+from millpond.executor.bundle.result import Manifest
+from millpond.executor.injectors.observation import InputObservation
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.scheduler import Upkeep
+from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.ownership.catalog_recorder import Journal
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
     admit_batch,
     bare_ids_app_id,
@@ -33,8 +39,8 @@ from millpond.executor.pipeline.positions import (
     superstep_app_id,
     superstep_of,
 )
-from millpond.executor.pipeline.topology import ComputationNode, Topology
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS, WrittenLetters, write_dead_letters
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
 from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
@@ -42,7 +48,7 @@ from millpond.executor.superstep.report import SuperstepReport, report_of
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
-from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
@@ -76,6 +82,7 @@ class Coordinator:
         pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
         upkeep: how the store is kept small; ``None`` leaves it alone.
+        compaction_workers: where compactions are prepared; ``None`` for this machine.
         threads: whether sinks are written beside the next superstep; without, all is done in turn.
 
     Attributes:
@@ -94,6 +101,7 @@ class Coordinator:
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
         upkeep: UpkeepPolicy | None = None,
+        compaction_workers: CompactionWorkers | None = None,
         threads: bool = True,
     ) -> None:
         self.topology = topology
@@ -114,7 +122,14 @@ class Coordinator:
         self._time = TimeKeeper(topology, clock)
         self._sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
-            store, self._ownership, self._journal, topology.name, clock=clock, rng=self.names, policy=upkeep
+            store,
+            self._ownership,
+            self._journal,
+            topology.name,
+            clock=clock,
+            rng=self.names,
+            policy=upkeep,
+            compaction_workers=compaction_workers,
         )
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
@@ -426,7 +441,7 @@ class Coordinator:
 
     def _set_pending(self, pending: PendingProductions) -> None:
         self._pending = pending
-        self._time.set_undelivered(pending)
+        self._time.set_undelivered(pending.summaries)
 
     def _observe(self, owned: OwnedInterval) -> None:
         if owned.interval.computation != DEAD_LETTERS:

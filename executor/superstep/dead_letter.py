@@ -17,33 +17,15 @@ import orjson
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter, ProductionSummary
-from millpond.statestore.interval import Interval
+from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
 from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = [
-    "DEAD_LETTERS",
-    "WrittenLetters",
-    "control_interval",
-    "dead_letter_updates",
-    "write_dead_letters",
-]
+__all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-DEAD_LETTERS = "dead_letters"
-"""Reserved name of the computation, and of the stream, that hold dead letters."""
-
-
-def control_interval(pipeline: str) -> Interval:
-    """
-    The interval that the driver of a pipeline itself owns.
-
-    Every superstep's commit touches it, so a commit without any other row is fenced too.
-    """
-    return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
 
 
 def dead_letter_updates(

@@ -22,7 +22,7 @@ from millpond.executor.computation.timer import oldest_but
 from millpond.executor.computation.values import JsonValues
 from millpond.executor.event_time.clocks import Marks
 from millpond.executor.pipeline.key_extractor import extract_keys
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import addressed
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files

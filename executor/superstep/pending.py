@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millpond.executor.bundle.bundle import ProductionSummary
-from millpond.executor.ownership.scan import undelivered_sources
+from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.positions import claimed_by
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
-from millpond.executor.superstep.dead_letter import control_interval
 from millpond.executor.superstep.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 
-__all__ = ["PendingProductions", "pending_of", "recover_pending"]
+__all__ = ["PendingProductions", "pending_of", "recover_pending", "undelivered_sources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +112,34 @@ def _sum(one: ProductionSummary, other: ProductionSummary) -> ProductionSummary:
         # The same share is left out of each part, so no more than that of the whole.
         marks={each: min(at, other.marks.get(each, other.oldest_at)) for each, at in one.marks.items()},
     )
+
+
+def undelivered_sources(
+    snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
+) -> tuple[ProductionSource, ...]:
+    """
+    The files that may hold productions of ``superstep``, the last one committed.
+
+    Superstep *n* delivers everything that earlier ones produced, so only the last one's
+    productions can be undelivered. Files that somebody else rewrote carry no tags; they
+    are included whenever their range of supersteps reaches that far. The order is that of the
+    run itself, by computation and then by key, so that a restart changes no order of arrival.
+
+    Args:
+        snapshot: the table.
+        computations: the pipeline's, those included that it has no more.
+        control: the pipeline's own interval, which holds its dead letters and nobody else's.
+        superstep: the last one.
+    """
+    files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
+    for computation in sorted(computations):
+        files += [(file, None) for file in sorted(snapshot.files_in(computation), key=_by_key)]
+    return tuple(
+        ProductionSource(path=file.path, superstep=superstep, interval=interval)
+        for file, interval in files
+        if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
+    )
+
+
+def _by_key(file: LiveFile) -> tuple[str, int, str]:
+    return file.min_key or "", file.added_version, file.path

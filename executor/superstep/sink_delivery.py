@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.pipeline.topology import SinkNode, Topology
+from millpond.executor.pipeline.nodes import SinkNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
 from millpond.executor.sinks.sink import SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions

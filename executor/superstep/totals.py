@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from millpond.executor.bundle.bundle import DeadLetter, InputObservation, Manifest
+from millpond.executor.bundle.bundle import DeadLetter
+from millpond.executor.bundle.result import Manifest
+from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.pipeline.positions import count_app_id, counts_by_computation, total_app_id
 from millpond.executor.pipeline.weak import is_addressed
 

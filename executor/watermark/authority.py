@@ -27,8 +27,9 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from millpond.executor.event_time.late_data_horizon import held_back
-from millpond.executor.pipeline.topology import ComputationNode, Topology
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.hold_map import IntervalMap
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from millpond.executor.bundle.bundle import InputObservation
+from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.event_time.clocks import EXACT, Marks
-from millpond.executor.injectors.observation import WHOLE, Watch
+from millpond.executor.injectors.observation import WHOLE, InputObservation, Watch
 from millpond.executor.pipeline.positions import standing_app_id, watermark_app_id
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.pending import PendingProductions
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, Standing
 from millpond.statestore.interval import Interval
@@ -239,14 +238,12 @@ class TimeKeeper:
         for percentile, authority in self._layers():
             authority.update_interval(interval, sequencer, marks.get(percentile, hold))
 
-    def set_undelivered(self, pending: PendingProductions) -> None:
+    def set_undelivered(self, summaries: Mapping[str, ProductionSummary]) -> None:
         """
-        Note which productions wait for their consumers.
+        Note which productions wait for their consumers, by stream.
         """
         wanted = {
-            stream: summary
-            for stream, summary in pending.summaries.items()
-            if self._topology.consumers_of(stream)
+            stream: summary for stream, summary in summaries.items() if self._topology.consumers_of(stream)
         }
         for percentile, authority in self._layers():
             authority.set_undelivered(

@@ -19,7 +19,7 @@ from millpond.executor.injectors.ingress_time import IngressTime, stamp_of
 from millpond.executor.injectors.observation import WHOLE, InputObservation, TimesSeen, Watch
 from millpond.executor.injectors.policies import wants_delays
 from millpond.executor.injectors.policy import InjectorLogic
-from millpond.executor.pipeline.topology import InjectorNode
+from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
 __all__ = ["InjectorTime", "Standing"]

@@ -194,7 +194,7 @@ class Catalog:
 
     def record_superstep(self, facts: CommitFacts) -> None:
         """
-        Write down what one commit says (a superstep, a fence, a fold), in one transaction.
+        Write down what one commit says (a superstep, a fence, a compaction), in one transaction.
         """
         self.record_commits((facts,))
 

@@ -159,7 +159,7 @@ def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
     """
-    The superstep that the commit ended; ``None`` for fences, folds and the like.
+    The superstep that the commit ended; ``None`` for fences, compactions and the like.
     """
     place = _superstep_place(facts)
     if place is None:

@@ -11,9 +11,10 @@ fence (MillWheel §6.2, §7.1: a sequencer on every write).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
@@ -22,60 +23,19 @@ from millpond.statestore.log.live_file import row_file_to_add
 from millpond.statestore.log.plan import Committed, Draft
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.writer import LogWriter
-from millpond.statestore.rows.row import Fence, pack_fence
-from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
+from millpond.statestore.rows.row import pack_fence
+from millpond.statestore.types import Clock, Rng, TableVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from millpond.statestore.interval import Interval
     from millpond.statestore.log.log import Log
     from millpond.statestore.retry import RetryPolicy
     from millpond.statestore.rows.files import RowFile
 
-__all__ = ["CommitRequest", "Committed", "Committer", "IntervalWrite"]
+__all__ = ["Committed", "Committer"]
 
 _SUPERSTEP_PREFIX = "millpond/superstep/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalWrite:
-    """
-    One interval's part of a commit.
-
-    Args:
-        interval: the interval.
-        fence: its new sequencer and commit number; must follow the stored ones.
-        added: row files written for this commit.
-        removed: paths of live files that the added ones replace.
-        watermark: the interval's input low watermark, journaled in the commit.
-    """
-
-    interval: Interval
-    fence: Fence
-    added: tuple[RowFile, ...] = ()
-    removed: tuple[str, ...] = ()
-    watermark: EventTimeMicros | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRequest:
-    """
-    Everything that is to change together.
-
-    Two equal requests are the same commit: asking again after `OutcomeUnknownError` is safe.
-
-    Args:
-        kind: what it is for: "superstep", "fence", "fold", …
-        writes: the touched intervals.
-        positions: other Delta transactions: inputs and supersteps by application id.
-        metadata: for the reader of the log; goes into ``commitInfo.millpond``.
-    """
-
-    kind: str
-    writes: tuple[IntervalWrite, ...] = ()
-    positions: Mapping[str, int] = field(default_factory=dict)
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 class Committer:

@@ -9,19 +9,17 @@ the world's doing (`FencedError`, `ConflictError`); a broken invariant is ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millpond.statestore.check import check
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
-
-if TYPE_CHECKING:
-    from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
-    from millpond.statestore.log.snapshot import Snapshot
 
 __all__ = ["INVARIANTS", "RULES", "Predicate", "check_commit"]
 
-Predicate = Callable[["CommitRequest", "Snapshot"], None]
+Predicate = Callable[[CommitRequest, Snapshot], None]
 """Raises when a request must not be committed on a snapshot."""
 
 _COMMIT_NUMBERS: Final = 1 << 32
@@ -67,7 +65,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
 
 def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    What is removed is still there, so that two folds never both replace a file.
+    What is removed is still there, so that two compactions never both replace a file.
     """
     for write in request.writes:
         for path in write.removed:

@@ -124,7 +124,7 @@ def row_file_to_add(
         interval: whose rows it holds.
         version: the table version that it will be part of, kept as a tag for checkpoints.
         modification_time_ms: the writer's wall time.
-        rewrite: true when it holds rows of older commits, as a fold does: then its lease,
+        rewrite: true when it holds rows of older commits, as a compaction does: then its lease,
             commit number and superstep bound its rows from above only, and are left out
             of the statistics, which readers take as exact.
     """

@@ -3,7 +3,7 @@ The reader's rule over Arrow: many row updates in, one row per key out.
 
 The rule itself is stated in `millpond.statestore.rows.row`. `combine_updates` turns
 the updates of a key into one that means the same; it may be applied to part of
-a key's updates and again to its own results, which is what lets a fold rewrite
+a key's updates and again to its own results, which is what lets a compaction rewrite
 a few files and leave the older ones alone. `merge_updates` is what readers see.
 No Python runs per row: keys become small integers, and "the last update that…"
 is one assignment through them.

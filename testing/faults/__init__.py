@@ -1,3 +1,3 @@
 """
-Faults: damaged stores, failing object stores, failing code, scenarios and their report.
+Faults: damaged stores, failing object stores, and a report of what tests injected.
 """

@@ -67,7 +67,7 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
     """
     The files of a store's table (its folder ``rows``) by kind, oldest first.
 
-    Commits are sorted by what they commit, row files by whether a fold wrote them and whose they are.
+    Commits are sorted by what they commit, row files by whether a compaction wrote them and whose they are.
     """
     kinds: dict[str, list[str]] = {}
     objects = open_objects(str(root))
@@ -81,7 +81,7 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
         for action in actions:
             if isinstance(action, Add):
                 owner = "dead letters" if "dead_letters" in action.path else "row file"
-                files[action.path] = owner if action.data_change else f"folded {owner}"
+                files[action.path] = owner if action.data_change else f"compacted {owner}"
     for path in objects.list(""):
         if path.endswith(".checkpoint.parquet"):
             kinds.setdefault("checkpoint", []).append(path)

@@ -29,7 +29,7 @@ from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 if TYPE_CHECKING:
     from millpond.executor.computation.context import Context
     from millpond.executor.computation.record import Records
-    from millpond.executor.pipeline.topology import ComputationNode
+    from millpond.executor.pipeline.nodes import ComputationNode
 
 __all__ = ["ModelBundle", "ModelInterval", "ModelLetter", "ModelProduction", "ModelRecord", "ModelRow"]
 

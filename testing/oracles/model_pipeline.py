@@ -16,7 +16,8 @@ from millpond.executor.event_time.late_data_horizon import held_back
 from millpond.executor.injectors.observation import TimesSeen
 from millpond.executor.injectors.policy import InjectorLogic
 from millpond.executor.pipeline.key_extractor import extract_key
-from millpond.executor.pipeline.topology import ComputationNode, Topology
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros

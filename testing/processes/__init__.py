@@ -1,3 +1,3 @@
 """
-Real processes for tests: workers, standbys, owners, and the ledger that they keep.
+Real processes under faults: workers, standbys, owners, their ledger, and scenarios that kill them.
 """

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
-from millpond.executor.bundle.bundle import InputObservation
+from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.errors import MillpondError

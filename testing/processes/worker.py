@@ -27,9 +27,9 @@ from millpond.executor.computation.record import Record
 from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.ownership import Ownership
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.commit import committer as commit
 from millpond.statestore.errors import FencedError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import listening
@@ -51,9 +51,9 @@ KEYS: Final = 16
 """Keys of the ledger: enough that no list gets long."""
 
 UPKEEP: Final = UpkeepPolicy(
-    folds=FoldPolicy(fan_in=8, files_max=32), collect_every=64, background=False, place="thread"
+    compaction=CompactionPolicy(fan_in=8, files_max=32), collect_every=64, background=False, place="thread"
 )
-"""Folds and collections are frequent, so that processes die in them too."""
+"""Compactions and collections are frequent, so that processes die in them too."""
 
 _OUTSTANDING_MAX: Final = 4
 _FAILPOINT_EXIT: Final = 9

@@ -4,7 +4,7 @@ The auditor: looks at each table version the moment it lands, with eyes of its o
 It reads commit files and row files as plain JSON and plain Parquet, not through the engine, and
 keeps what it has seen. What it checks of every store, whatever runs on it: the chain of commits,
 the fences (I4), one chain of versions per key (I5), watermarks, positions and supersteps that never
-fall (I7, I2), folds that change nothing that a reader sees (I10). Workloads check the rest.
+fall (I7, I2), compactions that change nothing that a reader sees (I10). Workloads check the rest.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Auditor:
                 self.rows[computation][key] = after
                 produced += after.productions
             else:
-                self._check_folded(computation, key, before, update)
+                self._check_compacted(computation, key, before, update)
         return produced
 
     def _check_update(
@@ -209,14 +209,20 @@ class Auditor:
         self._workload.check_row(computation, key, before, after)
         return after
 
-    def _check_folded(self, computation: str, key: str, newest: RowVersion | None, update: _Update) -> None:
+    def _check_compacted(
+        self, computation: str, key: str, newest: RowVersion | None, update: _Update
+    ) -> None:
         row = update.row
         number = (row.sequencer, row.commit_number)
         known = self._known.get((computation, key), set())
-        must(number in known, "I10", "a fold keeps a row's place in time", key=key, at=number)
+        must(number in known, "I10", "a compaction keeps a row's place in time", key=key, at=number)
         if newest is not None and number == (newest.sequencer, newest.commit_number) and update.has_state:
             must(
-                row.state == newest.state, "I10", "a fold changes no state", key=key, computation=computation
+                row.state == newest.state,
+                "I10",
+                "a compaction changes no state",
+                key=key,
+                computation=computation,
             )
 
     def _read(self, path: str, computation: str, version: int) -> Iterator[tuple[str, _Update]]:

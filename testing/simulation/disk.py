@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
 from millpond.testing.simulation.violation import Violation
+from millpond.testing.simulation.world import Mortal, World
 
-if TYPE_CHECKING:
-    from millpond.testing.simulation.process import SimulatedProcess
-    from millpond.testing.simulation.world import World
-
-__all__ = ["DISK_FAULTS", "PlannedFault", "SimulatedDisk"]
+__all__ = ["DISK_FAULTS", "DiskUser", "PlannedFault", "SimulatedDisk"]
 
 _Result = TypeVar("_Result")
 
@@ -51,12 +48,35 @@ class PlannedFault:
     calls_before: int
 
 
+class DiskUser(Mortal, Protocol):
+    """
+    A process as its disks see it.
+
+    Attributes:
+        store_away_until_us: the store answers none of its calls before this time.
+    """
+
+    store_away_until_us: int
+
+    def tell_what_is_durable(self) -> None:
+        """
+        Let publishers know of receipts.
+        """
+        ...
+
+    def next_fault(self, operation: str) -> str | None:
+        """
+        What befalls the call at hand.
+        """
+        ...
+
+
 class SimulatedDisk:
     """
     `Objects` of one process over a disk of the world.
     """
 
-    def __init__(self, world: World, process: SimulatedProcess, name: str) -> None:
+    def __init__(self, world: World, process: DiskUser, name: str) -> None:
         self._world = world
         self._process = process
         self._name = name

@@ -44,7 +44,7 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "clock_drift": "a process's clock runs up to a tenth fast or slow",
         "poison": "a record makes user code raise",
         "no_cache": "a process keeps no row in memory",
-        "eager_upkeep": "folds, checkpoints and collections come as often as can be",
+        "eager_upkeep": "compactions, checkpoints and collections come as often as can be",
     }
 )
 """Every kind of fault, with what it does."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, sink_app_id
 from millpond.statestore.errors import ConflictError, MillpondError
@@ -66,7 +66,7 @@ class Settings:
 
     Attributes:
         intervals: key intervals of a computation.
-        upkeep: folds and garbage collection.
+        upkeep: compactions and garbage collection.
         cache_mib: row cache.
         pause_timeout_ms: how long a process waits for a service.
         row_format: how row files are encoded.

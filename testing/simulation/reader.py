@@ -11,9 +11,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.types import TableVersion

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.dead_letter import control_interval
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -154,7 +154,7 @@ class Simulation:
         world.swarm.struck.update(kind for kind in ("no_cache", "eager_upkeep") if knows(kind))
         fan_in = 2 if knows("eager_upkeep") else draw.choice((5, 8))
         upkeep = UpkeepPolicy(
-            folds=FoldPolicy(fan_in=fan_in, files_max=8),
+            compaction=CompactionPolicy(fan_in=fan_in, files_max=8),
             id_slack=f"{ID_SLACK_MS}ms",
             retention=0 if knows("eager_upkeep") else f"{_RETENTION_MS}ms",
             collect_every=8 if knows("eager_upkeep") else 24,

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
@@ -21,10 +21,7 @@ from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace
 from millpond.testing.simulation.violation import Violation
 
-if TYPE_CHECKING:
-    from millpond.testing.simulation.process import SimulatedProcess
-
-__all__ = ["ROWS", "START_US", "Crash", "World"]
+__all__ = ["ROWS", "START_US", "Crash", "Mortal", "World"]
 
 ROWS: Final = "rows"
 """The disk of the store's table; sinks have disks of their own."""
@@ -39,6 +36,32 @@ class Crash(BaseException):
     """
     A simulated process has died; no code of it runs any more.
     """
+
+
+class Mortal(Protocol):
+    """
+    A process as the world sees it: it has a name, and it may die.
+    """
+
+    name: str
+
+    def die(self, where: str) -> None:
+        """
+        End here and now, by raising `Crash`.
+        """
+        ...
+
+    def maybe_die(self, failpoint: str) -> None:
+        """
+        Die at a failpoint if the seed says so.
+        """
+        ...
+
+    def must_live(self) -> None:
+        """
+        Raise `Crash` if it has died already.
+        """
+        ...
 
 
 class World:
@@ -68,7 +91,7 @@ class World:
         self.registry = MemoryRegistry()
         self.disks: dict[str, MemoryObjects] = {}
         self.failpoints: Counter[str] = Counter()
-        self.turns: list[SimulatedProcess] = []
+        self.turns: list[Mortal] = []
         self.violations: list[Violation] = []
         self.others_act: Callable[[], None] = _nothing
         self.landed: Callable[[str, str], None] = _nothing_landed
@@ -133,7 +156,7 @@ class World:
         process.maybe_die(name)
         process.must_live()
 
-    def pause(self, process: SimulatedProcess) -> None:
+    def pause(self, process: Mortal) -> None:
         """
         A process stands still: others act, and it may be somebody else's world afterwards.
         """

@@ -15,8 +15,8 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
+from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.executor.pipeline.topology import OnError
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays

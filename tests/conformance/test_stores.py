@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError, FencedError, InvalidError, ObjectExistsError
 from millpond.statestore.integrity.verification import verify_store
@@ -153,11 +153,11 @@ def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
         owner.stop()
 
 
-def test_folds_and_garbage(place: Place) -> None:
+def test_compactions_and_garbage(place: Place) -> None:
     """
-    Folds and a collection by hand leave the answer as it is, and a store that verifies as sound.
+    Compactions and a collection by hand leave the answer as it is, and a store that verifies as sound.
     """
-    upkeep = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), background=False)
+    upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), background=False)
     with place.open() as store:
         run = start(store, upkeep=upkeep)
         for number in range(24):

@@ -1,7 +1,7 @@
 """
 Every version of a busy table reads alike in Millpond, delta-rs, DuckDB and delta-spark.
 
-The table is committed to by Millpond (fences, supersteps, a fold), by delta-rs (append,
+The table is committed to by Millpond (fences, supersteps, a compaction), by delta-rs (append,
 checkpoint) and by delta-spark (append with ``txnAppId``, OPTIMIZE), in turns. DuckDB's own
 Delta extension has to be downloaded, so DuckDB reads in two other ways: through the
 Arrow data set of delta-rs, and straight from the Parquet files that a `Snapshot` names.
@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
@@ -134,7 +135,7 @@ class BusyTable:
             self.rows = [*self.rows, *({PARTITION_COLUMN: computation, **row} for row in table.to_pylist())]
         self.note()
 
-    def fold(self) -> None:
+    def compaction(self) -> None:
         """
         Rewrite the files of one interval as one.
         """
@@ -158,7 +159,7 @@ class BusyTable:
         )
         write = IntervalWrite(interval=interval, fence=fence, added=(file,), removed=paths)
         others = tuple(IntervalWrite(interval=other, fence=fence) for other in INTERVALS[1:])
-        self.committer.commit(CommitRequest(kind="fold", writes=(write, *others)))
+        self.committer.commit(CommitRequest(kind="compaction", writes=(write, *others)))
         self.note()
 
     def foreign_rows(self, keys: str) -> pa.Table:
@@ -270,7 +271,7 @@ def test_without_spark(tmp_path: Path) -> None:
     busy.superstep()
     DeltaTable(str(tmp_path)).create_checkpoint()
     busy.superstep()
-    busy.fold()
+    busy.compaction()
     busy.superstep()
 
     _check_all_versions(busy, _readers(busy))

@@ -26,7 +26,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.faults.failing_code import FAILURES, Fragile
+from millpond.testing.processes.failing_code import FAILURES, Fragile
 from millpond.testing.processes.ledger import (
     LEDGER,
     ROWS,

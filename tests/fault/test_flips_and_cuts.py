@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from kazoo.client import KazooClient
 
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.fault
 FLIPS: Final = int(os.environ.get("MILLPOND_FLIPS", "1050"))
 MARK_FLIPS: Final = 30
 CUTS_OF_A_KIND: Final = 5
-FOLDS: Final = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), background=False)
+COMPACTIONS: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), background=False)
 SUPERSTEPS: Final = 16
 UNREADABLE: Final = {"k": None, "t": 1, "id": "none", "n": -1}
 
@@ -139,13 +139,13 @@ class Table:
 
 def make_pond(path: Path, *, cleaned: bool) -> Pond:
     """
-    Run a pipeline with folds, dead letters, take-overs and checkpoints; with old commits deleted or not.
+    Run a pipeline with compactions, dead letters, take-overs and checkpoints; with old commits deleted or not.
     """
     registry, clock = MemoryRegistry(), ManualClock()
     pond = Pond(path, registry, clock, ())
     for run_number in range(2):
         with pond.open() as store:
-            runner = LocalRunner(store, intervals=2, upkeep=FOLDS, progress=False, clock=clock)
+            runner = LocalRunner(store, intervals=2, upkeep=COMPACTIONS, progress=False, clock=clock)
             run = runner.start(ledger_pipeline(), stepping=True)
             for step in range(SUPERSTEPS // 2):
                 clock.advance_ms(60_000)
@@ -290,7 +290,7 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
         )
 
     right, rng = read(), SeededRng(5)
-    files = pond.kinds()["folded row file"]
+    files = pond.kinds()["compacted row file"]
     flips = [flip(pond.rows, files[number % len(files)], rng) for number in range(100)]
     last = commit_path(pond.versions[0])
     found = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
@@ -306,7 +306,9 @@ def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
     """
     try:
         with pond.open() as store:
-            run = LocalRunner(store, upkeep=FOLDS, progress=False).start(ledger_pipeline(), stepping=True)
+            run = LocalRunner(store, upkeep=COMPACTIONS, progress=False).start(
+                ledger_pipeline(), stepping=True
+            )
             run.inject(ROWS, numbered(numbers))
             run.run_until_quiet()
             run.stop()

@@ -14,7 +14,8 @@ import pytest
 
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.testing.faults.report import FaultReport
-from millpond.testing.faults.scenarios import (
+from millpond.testing.processes.history import Checked
+from millpond.testing.processes.scenarios import (
     IN_A_LEDGER,
     Ground,
     exits_at_failpoints,
@@ -24,7 +25,6 @@ from millpond.testing.faults.scenarios import (
     settle,
     stopped_owners,
 )
-from millpond.testing.processes.history import Checked
 from millpond.testing.processes.worker import Nest
 from millpond.testing.servers.s3_server import S3Server
 from millpond.testing.servers.zookeeper import Ensemble

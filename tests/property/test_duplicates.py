@@ -26,9 +26,9 @@ from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
-from millpond.testing.faults.failing_code import Fragile
 from millpond.testing.fixtures.computations import SECOND_US, Count, Window
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.processes.failing_code import Fragile
 from millpond.testing.processes.ledger import LEDGER, ROWS, START_US
 
 Row = dict[str, Any]

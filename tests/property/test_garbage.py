@@ -1,7 +1,7 @@
 """
 Garbage collection takes nothing that anybody needs, whatever comes between (I10; races of R17).
 
-A pipeline, slow readers, savepoints, a slow writer, two collectors and folds play at random, collectors die
+A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions play at random, collectors die
 at any of their calls, others act between any two, and wall clocks jump. An oracle remembers the files of
 every version, and after each step names those that somebody still stands on.
 """
@@ -19,15 +19,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoint_app_id
 from millpond.statestore.catalog.reading import READER_LIFETIME_MS
-from millpond.statestore.commit.committer import CommitRequest, Committer
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.interval import Interval
@@ -44,7 +45,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 _IS_LONG = os.environ.get("HYPOTHESIS_PROFILE", "dev") != "dev"
 SECOND = 1_000_000
 MINUTE_MS = 60_000
-POLICY = UpkeepPolicy(folds=FoldPolicy(fan_in=3, files_max=5), collect_every=10**9, id_slack="1h")
+POLICY = UpkeepPolicy(compaction=CompactionPolicy(fan_in=3, files_max=5), collect_every=10**9, id_slack="1h")
 ALIEN = Interval("alien")
 LETTERS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4)
 
@@ -171,7 +172,7 @@ class Garbage(RuleBasedStateMachine):
             self.ids += 1
             self.seen[letter] += 1
             rows.append({"k": letter, "at": self.second * SECOND, "id": f"{letter}{self.ids}"})
-        # What comes again within the slack must not count, however much was folded since.
+        # What comes again within the slack must not count, however much was compacted since.
         self.run.inject("in", rows + (rows if again else []))
         self.run.step()
         self.note()

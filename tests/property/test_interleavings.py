@@ -14,8 +14,9 @@ from typing import cast
 import pytest
 
 from millpond.executor.ownership.ownership import Ownership
-from millpond.executor.superstep.dead_letter import control_interval
-from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.executor.pipeline.names import control_interval
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import (
     ConflictError,
     DataError,

@@ -14,13 +14,14 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.bundle.bundle import BundleResult, BundleStatistics, Deliveries
+from millpond.executor.bundle.bundle import BundleStatistics, Deliveries
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer, firing_order
 from millpond.executor.computation.values import JsonValues
-from millpond.executor.pipeline.topology import ComputationNode, OnLate
+from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.executor.soft_state.row_reader import load_rows
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import MsgpackCodec
@@ -143,7 +144,7 @@ records = st.builds(
 )
 # How the bundle's task fares, and who runs the next one.
 fates = st.sampled_from(
-    ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "folded"]
+    ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "compacted"]
 )
 bundles = st.tuples(
     st.lists(records, max_size=8), st.integers(0, 4), st.integers(0, 4), fates, st.integers(0, 5)
@@ -187,7 +188,7 @@ def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tupl
     run.commit(attempt)
     if fate == "optimised":
         run.optimise()
-    if fate == "folded":
+    if fate == "compacted":
         run.optimise(0, len(run.files) // 2)
     return attempt, other if fate in ("moved", "speculated") else worker
 

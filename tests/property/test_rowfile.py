@@ -62,7 +62,7 @@ def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
 
 @given(row_histories(), st.integers(1, 5))
 def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], cut: int) -> None:
-    """Folding the older part and then the whole gives what folding the whole gives."""
+    """Compacting the older part and then the whole gives what compacting the whole gives."""
     names = [*MERGE_COLUMNS, "record_ids", "productions"]
     older = row_updates([update for update in updates if update["sequencer"] < cut]).select(names)
     newer = row_updates([update for update in updates if update["sequencer"] >= cut]).select(names)

@@ -16,7 +16,6 @@ from millpond.executor.injectors.observation import observe_times
 from millpond.executor.pipeline.checks import check_topology
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.pending import PendingProductions
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
 from millpond.statestore.errors import InvalidError
@@ -287,7 +286,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
                 stream: ProductionSummary(stream=stream, count=1, oldest_at=at, marks=some_marks(data, at))
                 for stream, at in oldest.items()
             }
-            time.set_undelivered(PendingProductions(summaries=summaries))
+            time.set_undelivered(summaries)
             exact.set_undelivered(
                 {stream: at for stream, at in oldest.items() if topology.consumers_of(stream)}
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.statestore.failpoint import FAILPOINTS
 from millpond.statestore.rows.files import PARQUET
 from millpond.testing.simulate import Tally, _report, main, run_all

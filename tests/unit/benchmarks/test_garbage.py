@@ -16,7 +16,7 @@ def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
     found = measure_garbage(160, 3_000, tmp_path, reads=3)
 
     assert found["ratio"] <= found["ratio_max"] <= 3.0
-    assert found["files_per_interval_max"] <= POLICY.folds.files_max + POLICY.folds.fan_in
+    assert found["files_per_interval_max"] <= POLICY.compaction.files_max + POLICY.compaction.fan_in
     assert found["read_files_end"] <= found["files_per_interval_max"]
     assert found["live_rows"] == 6_000
     assert found["records"] == 40_000

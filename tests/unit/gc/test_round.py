@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
@@ -41,7 +41,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 NOW = Retention(keep_ms=0, checkpoint_every=1)
 NAME = "word-count.2"
-FOLDS = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=10**9)
+COMPACTIONS = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=10**9)
 
 
 class Count(Computation):
@@ -63,7 +63,9 @@ class Pond:
         )
         pipeline = Pipeline("p")
         pipeline.inject("in", key="k", at="at").apply(Count(), name=NAME)
-        runner = LocalRunner(self.store, clock=self.clock, rng=SeededRng(2), progress=False, upkeep=FOLDS)
+        runner = LocalRunner(
+            self.store, clock=self.clock, rng=SeededRng(2), progress=False, upkeep=COMPACTIONS
+        )
         self.run: LocalRun = runner.start(pipeline, stepping=True)
 
     def steps(self, count: int) -> None:
@@ -427,7 +429,9 @@ def test_upkeep_collects_by_itself():
     store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))
     pipeline = Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
-    policy = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), retention="10m", collect_every=16)
+    policy = UpkeepPolicy(
+        compaction=CompactionPolicy(fan_in=4, files_max=8), retention="10m", collect_every=16
+    )
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, upkeep=policy).start(
         pipeline, stepping=True
     )

@@ -8,12 +8,12 @@ import pytest
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.gc.fold import Folded, FoldRules, fold_files
-from millpond.gc.fold_plan import FoldPolicy, plan_fold
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.gc.compaction import Compacted, CompactionRules, compact_files
+from millpond.gc.compaction_plan import CompactionPolicy, plan_compaction
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, Round, collect_garbage
-from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log
@@ -58,17 +58,19 @@ def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
     return {WHOLE: Owned(fence.sequencer, Superstep(run.summary().superstep))}
 
 
-def a_fold(store: Store) -> Folded:
+def a_compaction(store: Store) -> Compacted:
     """
-    A fold of everything that may be folded, written and not yet committed.
+    A compaction of everything that may be compacted, written and not yet committed.
     """
     snapshot = store.committer.snapshot
     newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(WHOLE)))
-    fold = plan_fold(snapshot.files_of(WHOLE), WHOLE, before=newest, policy=FoldPolicy(), everything=True)
-    return fold_files(
+    compaction = plan_compaction(
+        snapshot.files_of(WHOLE), WHOLE, before=newest, policy=CompactionPolicy(), everything=True
+    )
+    return compact_files(
         store.objects,
-        fold,
-        FoldRules(pending_from=newest, ids_from=EventTimeMicros(0)),
+        compaction,
+        CompactionRules(pending_from=newest, ids_from=EventTimeMicros(0)),
         fence=snapshot.fence_of(WHOLE),
         token="f" * 32,
     )
@@ -82,7 +84,7 @@ def a_run_of(pond: Pond, supersteps: int) -> tuple[Store, LocalRun]:
     return store, run
 
 
-def test_a_former_owner_takes_no_fold_of_its_successor_for_an_orphan() -> None:
+def test_a_former_owner_takes_no_compaction_of_its_successor_for_an_orphan() -> None:
     """
     The new owner's commit is about to name the file, and to remove the files that it was made of.
     """
@@ -90,7 +92,7 @@ def test_a_former_owner_takes_no_fold_of_its_successor_for_an_orphan() -> None:
     former_store, former = a_run_of(pond, 6)
     believed = owned_by(former, former_store)
     store, _ = pond.start()
-    prepared = a_fold(store)
+    prepared = a_compaction(store)
 
     pond.collect(believed)
 
@@ -103,7 +105,7 @@ def test_an_owner_does_away_with_his_own_orphans() -> None:
     """
     pond = Pond()
     store, run = a_run_of(pond, 6)
-    forgotten = a_fold(store)
+    forgotten = a_compaction(store)
 
     found = pond.collect(owned_by(run, store))
 

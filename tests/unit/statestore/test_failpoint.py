@@ -32,7 +32,7 @@ def test_a_listener_hears_until_the_end_of_its_block() -> None:
     with listening(heard.append):
         reach("commit.done")
         with listening(lambda _: None):
-            reach("fold.read")
+            reach("compaction.read")
         reach("lease.taken")
     reach("commit.done")
 

@@ -9,7 +9,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater

@@ -17,7 +17,8 @@ from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import ComputationDefinition, PipelineDefinition
 from millpond.statestore.catalog.facts import input_app_id, savepoint_app_id, superstep_app_id
-from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log

@@ -11,14 +11,15 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import BundleResult, Deliveries
+from millpond.executor.bundle.bundle import Deliveries
 from millpond.executor.bundle.key_executor import FIRINGS_MAX
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import JsonValues, PythonValues
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import ROW_SCHEMA

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import BundleResult, Deliveries
+from millpond.executor.bundle.bundle import Deliveries
+from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
 from millpond.testing.fixtures.interval_run import IntervalRun

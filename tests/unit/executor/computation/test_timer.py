@@ -8,8 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.computation.timer import EarliestByKey, Timer, TimerQueue, firing_order, hold_of
-from millpond.executor.soft_state.row_summary import KeyTimes
+from millpond.executor.computation.timer import (
+    EarliestByKey,
+    KeyTimes,
+    Timer,
+    TimerQueue,
+    firing_order,
+    hold_of,
+)
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 

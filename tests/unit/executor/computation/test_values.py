@@ -11,8 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import Values
-from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, JsonValues, PythonValues
+from millpond.executor.computation.values import (
+    ArrowValues,
+    ConcatenatedValues,
+    JsonValues,
+    PythonValues,
+    Values,
+)
 from millpond.statestore.errors import DataError
 
 TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True, False]})

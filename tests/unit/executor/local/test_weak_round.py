@@ -278,7 +278,7 @@ class Meanwhile:
 
 def test_an_interval_that_was_overtaken_while_it_looked_looks_again():
     """
-    A bundle that was left behind looks at its files in its own time; a fold meanwhile is not forgotten.
+    A bundle that was left behind looks at its files in its own time; a compaction meanwhile is not forgotten.
     """
     pipeline = Pipeline("p")
     pipeline.inject("in", key="k", at="t").apply(Pass(), name="c")

@@ -18,9 +18,10 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.helper_process import HelperProcess
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.workers import ProcessWorker
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import DataError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.obstore import ObstoreObjects
@@ -162,20 +163,21 @@ class Count(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def test_a_pipeline_on_disk_folds_and_collects_in_it(tmp_path):
+def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
     """
     The files of a running pipeline stay few, its log is checkpointed, and killing the process changes nothing.
     """
     registry, clock = MemoryRegistry(), SystemClock()
-    policy = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=30)
+    policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=30)
     pipeline = Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
     with Store.open(
         tmp_path / "pond", leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)
     ) as store:
         with LocalRunner(store, progress=False, upkeep=policy).start(pipeline) as run:
-            worker = run._worker.coordinator._upkeep._workers.small
-            assert isinstance(worker, HelperProcess)
+            small = run._worker.coordinator._upkeep._workers.small
+            assert isinstance(small, ProcessWorker)
+            worker = small.process
             for step in range(150):
                 run.inject_durably("in", {"k": "a", "at": step})
                 if step == 75 and worker.process_id is not None:

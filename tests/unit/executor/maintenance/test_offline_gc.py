@@ -14,7 +14,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.repair.plan import plan_repair
 from millpond.executor.repair.repair import repair_store
@@ -75,7 +75,7 @@ class Pond:
         return list(self.open().rows_view("count").to_arrow().column("state").to_pylist())
 
 
-def test_a_store_at_rest_is_folded_and_cleaned():
+def test_a_store_at_rest_is_compacted_and_cleaned():
     """
     Each interval is left with its last superstep's file and one other; the rest is off the disk.
     """
@@ -88,7 +88,13 @@ def test_a_store_at_rest_is_folded_and_cleaned():
     assert pond.counts() == before == ["20"] * 4
     assert len(live) == 4
     assert [path for path in pond.disk.list("") if path.startswith("computation=")] == sorted(live)
-    assert [each.kind for each in found.collections] == ["folds", "checkpoint", "vacuum", "orphans", "log"]
+    assert [each.kind for each in found.collections] == [
+        "compactions",
+        "checkpoint",
+        "vacuum",
+        "orphans",
+        "log",
+    ]
     assert len(found.collections[0].paths) == 38
 
 
@@ -108,7 +114,7 @@ def test_the_pipeline_goes_on_afterwards():
 
 def test_a_running_pipeline_keeps_its_leases():
     """
-    What somebody holds is not folded, and not disturbed.
+    What somebody holds is not compacted, and not disturbed.
     """
     pond = Pond()
     found = pond.collect()
@@ -163,7 +169,7 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
 
 def test_a_dry_run_takes_no_lease_and_writes_nothing():
     """
-    It tells what would be folded, whoever runs.
+    It tells what would be compacted, whoever runs.
     """
     pond = Pond()
     before = {path: pond.disk.get(path) for path in pond.disk.list("")}
@@ -177,7 +183,7 @@ def test_a_dry_run_takes_no_lease_and_writes_nothing():
 
 def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
     """
-    `millpond gc` folds a store on disk, `millpond verify` finds it sound, and then finds the damage.
+    `millpond gc` compactions a store on disk, `millpond verify` finds it sound, and then finds the damage.
     """
     path = tmp_path / "pond"
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
@@ -192,8 +198,8 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
     done = command.invoke(main, ["gc", *given, "--keep", "0s", "--json"], catch_exceptions=False)
     verified = command.invoke(main, ["verify", *given], catch_exceptions=False)
 
-    folds = [json.loads(planned.stdout.splitlines()[0]), json.loads(done.stdout.splitlines()[0])]
-    assert folds[0]["paths"] == folds[1]["paths"] != []
+    compactions = [json.loads(planned.stdout.splitlines()[0]), json.loads(done.stdout.splitlines()[0])]
+    assert compactions[0]["paths"] == compactions[1]["paths"] != []
     assert verified.exit_code == 0
     assert verified.stdout.startswith("sound: ")
     file = next((path / "rows").glob("computation=count/*.parquet"))

@@ -5,7 +5,6 @@ Upkeep beside a running pipeline: few files, no garbage, the same answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -17,9 +16,10 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction import Compacted
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import FencedError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.commit_file import decode
@@ -30,7 +30,7 @@ from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 SECOND = 1_000_000
-FOLDS = FoldPolicy(fan_in=4, files_max=8)
+COMPACTIONS = CompactionPolicy(fan_in=4, files_max=8)
 
 
 class Window(Computation):
@@ -75,7 +75,7 @@ class Pond:
         self.disk = MemoryObjects() if objects is None else objects
         self.registry = MemoryRegistry()
         self.clock = ManualClock()
-        self.upkeep = upkeep or UpkeepPolicy(folds=FOLDS, id_slack="5s")
+        self.upkeep = upkeep or UpkeepPolicy(compaction=COMPACTIONS, id_slack="5s")
         self.opened = 0
         self.seed: str | None = None
         self.start()
@@ -129,25 +129,25 @@ def test_files_and_bytes_stay_bounded():
     snapshot = pond.store.committer.snapshot
     held = sum(file.size_bytes for file in snapshot.files)
     everything = Pond(
-        UpkeepPolicy(folds=FoldPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9), id_slack="5s")
+        UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9), id_slack="5s")
     )
     for second in range(300):
         everything.step(second)
     live = sum(file.size_bytes for file in everything.store.committer.snapshot.files)
 
-    assert most <= FOLDS.files_max + FOLDS.fan_in
+    assert most <= COMPACTIONS.files_max + COMPACTIONS.fan_in
     assert held <= 3 * live
     assert sum(map(int, pond.rows("total").values())) == 299 * 8
-    assert pond.kinds()["fold"] > 10
+    assert pond.kinds()["compaction"] > 10
 
 
-def test_a_folded_store_answers_like_one_that_is_not():
+def test_a_compacted_store_answers_like_one_that_is_not():
     """
-    Rows, counts and duplicates are the same with folds and without, across restarts.
+    Rows, counts and duplicates are the same with compactions and without, across restarts.
     """
-    folded, plain = Pond(), Pond(UpkeepPolicy(folds=FoldPolicy(fan_in=10**6)))
+    compacted, plain = Pond(), Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6)))
     for second in range(40):
-        for pond in (folded, plain):
+        for pond in (compacted, plain):
             pond.step(second)
             pond.step(second)  # everything again: the same ids
             if second % 20 == 19:
@@ -155,16 +155,16 @@ def test_a_folded_store_answers_like_one_that_is_not():
                 pond.store.close()
                 pond.start()
 
-    assert folded.kinds()["fold"]
-    assert not plain.kinds()["fold"]
-    assert folded.run.summary().totals == plain.run.summary().totals
+    assert compacted.kinds()["compaction"]
+    assert not plain.kinds()["compaction"]
+    assert compacted.run.summary().totals == plain.run.summary().totals
     for computation in ("window", "total"):
-        assert folded.rows(computation) == plain.rows(computation)
+        assert compacted.rows(computation) == plain.rows(computation)
 
 
-def test_undelivered_productions_survive_a_fold_and_a_restart():
+def test_undelivered_productions_survive_a_compaction_and_a_restart():
     """
-    What the last superstep produced is delivered after a restart although older files were folded.
+    What the last superstep produced is delivered after a restart although older files were compacted.
     """
     pond = Pond()
     for second in range(9):
@@ -174,13 +174,13 @@ def test_undelivered_productions_survive_a_fold_and_a_restart():
     pond.start()
     pond.run.run_until_quiet()
 
-    assert pond.kinds()["fold"]
+    assert pond.kinds()["compaction"]
     assert sum(int(count) for count in pond.rows("total").values()) == 9 * 8
 
 
-def test_a_former_owners_fold_is_fenced():
+def test_a_former_owners_compaction_is_fenced():
     """
-    A process that has lost its intervals commits no fold either.
+    A process that has lost its intervals commits no compaction either.
     """
     pond = Pond()
     for second in range(3):
@@ -189,15 +189,16 @@ def test_a_former_owners_fold_is_fenced():
     pond.start()
     before = pond.store.committer.snapshot.version
     # Due at once, without a superstep of its own that would be fenced first.
-    coordinator._upkeep._files = dict.fromkeys(coordinator._upkeep._files, FOLDS.fan_in)
-    coordinator._upkeep._policy = UpkeepPolicy(folds=FoldPolicy(fan_in=2), background=False)
+    schedule = coordinator._upkeep._compactions
+    schedule._files = dict.fromkeys(schedule._files, COMPACTIONS.fan_in)
+    schedule._policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
 
     with pytest.raises(FencedError):
         coordinator.maintain()
     assert pond.store.committer.refresh().version == before
 
 
-def test_without_upkeep_nothing_is_folded():
+def test_without_upkeep_nothing_is_compacted():
     """
     It can be switched off.
     """
@@ -213,9 +214,9 @@ def test_without_upkeep_nothing_is_folded():
     assert len(store.committer.snapshot.files) >= 20
 
 
-def test_a_fold_that_cannot_be_prepared_is_tried_again():
+def test_a_compaction_that_cannot_be_prepared_is_tried_again():
     """
-    A store that is away for a moment costs a fold its turn and nobody anything else.
+    A store that is away for a moment costs a compaction its turn and nobody anything else.
     """
     faulty = FaultyObjects(MemoryObjects())
     pond = Pond(objects=faulty)
@@ -225,13 +226,13 @@ def test_a_fold_that_cannot_be_prepared_is_tried_again():
     for second in range(3, 20):
         pond.step(second)
 
-    assert pond.kinds()["fold"]
-    assert max(pond.files_per_interval().values()) <= FOLDS.files_max + FOLDS.fan_in
+    assert pond.kinds()["compaction"]
+    assert max(pond.files_per_interval().values()) <= COMPACTIONS.files_max + COMPACTIONS.fan_in
 
 
 def test_a_damaged_file_is_left_for_whoever_reads_it():
     """
-    Folding stops for the interval and the file stays: its damage is neither hidden nor spread.
+    Compacting stops for the interval and the file stays: its damage is neither hidden nor spread.
     """
     pond = Pond()
     for second in range(2):
@@ -246,12 +247,12 @@ def test_a_damaged_file_is_left_for_whoever_reads_it():
     assert pond.store.committer.snapshot.file(damaged) is not None
 
 
-def test_folds_in_the_background_are_the_same():
+def test_compactions_in_the_background_are_the_same():
     """
-    A run with a thread of its own folds too, and stops without leaving anything behind.
+    A run with a thread of its own compacts too, and stops without leaving anything behind.
     """
     store = Store.in_memory(rng=SeededRng(1))
-    runner = LocalRunner(store, progress=False, upkeep=UpkeepPolicy(folds=FOLDS))
+    runner = LocalRunner(store, progress=False, upkeep=UpkeepPolicy(compaction=COMPACTIONS))
     with runner.start(pipeline()) as run:
         for second in range(40):
             run.inject("in", [{"k": "a", "at": second * SECOND, "id": str(second)}]).wait()
@@ -287,11 +288,11 @@ class Held(Executor):
     """
 
     def __init__(self) -> None:
-        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.work: list[tuple[Future[Compacted], partial[Compacted]]] = []
 
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.work.append((future, partial(fn, *args, **kwargs)))
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        future: Future[Compacted] = Future()
+        self.work.append((future, work))
         return future
 
     def release(self) -> None:
@@ -300,30 +301,35 @@ class Held(Executor):
         self.work.clear()
 
 
-def test_a_large_fold_holds_nothing_up():
+def test_a_large_compaction_holds_nothing_up():
     """
-    While a large fold takes its time, younger files are folded and garbage goes; then it lands unharmed.
+    While a large compaction takes its time, younger files are compacted and garbage goes; then it lands unharmed.
     """
-    policy = UpkeepPolicy(folds=FOLDS, collect_every=8, retention="0s")
-    pond, plain = Pond(policy), Pond(UpkeepPolicy(folds=FoldPolicy(fan_in=10_000, files_max=10_000)))
+    policy = UpkeepPolicy(compaction=COMPACTIONS, collect_every=8, retention="0s")
+    pond, plain = (
+        Pond(policy),
+        Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=10_000, files_max=10_000))),
+    )
     held = Held()
-    upkeep = pond.run._worker.coordinator._upkeep
-    upkeep._workers = replace(upkeep._workers, large=held)
+    schedule = pond.run._worker.coordinator._upkeep._compactions
+    schedule._workers = replace(schedule._workers, large=held)
     for second in range(40):
-        # The first folds are large ones.
-        is_large = not upkeep._large
-        upkeep._policy = replace(policy, folds=replace(FOLDS, memory_bytes_max=0 if is_large else 1 << 20))
+        # The first compactions are large ones.
+        is_large = not schedule._large
+        schedule._policy = replace(
+            policy, compaction=replace(COMPACTIONS, memory_bytes_max=0 if is_large else 1 << 20)
+        )
         pond.step(second)
         plain.step(second)
-        assert max(pond.files_per_interval().values()) <= 2 * FOLDS.files_max + FOLDS.fan_in
-    large = {interval: fold for interval, (fold, _) in upkeep._large.items()}
+        assert max(pond.files_per_interval().values()) <= 2 * COMPACTIONS.files_max + COMPACTIONS.fan_in
+    large = {interval: compaction for interval, (compaction, _) in schedule._large.items()}
     assert large
     held.release()
     files_before = sum(pond.files_per_interval().values())
     pond.run._worker.coordinator.maintain()
 
     live = {file.path for file in pond.store.committer.snapshot.files}
-    assert not any(file.path in live for fold in large.values() for file in fold.files)
+    assert not any(file.path in live for compaction in large.values() for file in compaction.files)
     assert sum(pond.files_per_interval().values()) < files_before
     for name in ("window", "total"):
         assert pond.rows(name) == plain.rows(name)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from millpond.executor.ownership.scan import IntervalSummary, scan_interval, undelivered_sources
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS, control_interval
-from millpond.statestore.commit.committer import CommitRequest, Committer, IntervalWrite
+from millpond.executor.ownership.scan import IntervalSummary, scan_interval
+from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
+from millpond.executor.superstep.pending import undelivered_sources
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater

@@ -15,14 +15,14 @@ from deltalake import DeltaTable
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, counts_by_computation
 from millpond.executor.repair.plan import RepairPlan, plan_repair
 from millpond.executor.repair.repair import SET_ASIDE_FOLDER, repair_store
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.statestore.errors import ConflictError, DataError
 from millpond.statestore.integrity.verification import verify_store
@@ -37,7 +37,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.tools.command_line import main
 
 ROUNDS, ROWS, BUNDLE = 8, 12, 4
-FOLDS = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=10**9)
+COMPACTIONS = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=10**9)
 
 
 class First(Computation):
@@ -101,9 +101,14 @@ class Pond:
         self.clock.advance_ms(1_000)
         with self.store() as store:
             runner = LocalRunner(
-                store, clock=self.clock, rng=SeededRng("runner"), progress=False, upkeep=FOLDS, intervals=2
+                store,
+                clock=self.clock,
+                rng=SeededRng("runner"),
+                progress=False,
+                upkeep=COMPACTIONS,
+                intervals=2,
             )
-            # As `LocalRunner.run` does, and step by step, so that each run folds at the same places.
+            # As `LocalRunner.run` does, and step by step, so that each run compacts at the same places.
             run = runner.start(pipeline(sink), stepping=True)
             given = rows(rounds)
             rest = given[run.consumed("in").get(LOCAL_SOURCE, 0) :]
@@ -130,14 +135,14 @@ class Pond:
     def live(self) -> list[LiveFile]:
         return list(load(Log(self.disk)).files)
 
-    def of_kind(self, *, is_fold: bool) -> LiveFile:
+    def of_kind(self, *, is_compaction: bool) -> LiveFile:
         """
-        The newest live file that a fold, or a superstep, has made.
+        The newest live file that a compaction, or a superstep, has made.
         """
         return [
             file
             for file in self.live()
-            if (file.min_superstep is None) == is_fold and file.computation != "dead_letters"
+            if (file.min_superstep is None) == is_compaction and file.computation != "dead_letters"
         ][-1]
 
     def counts(self) -> Counter[str]:
@@ -199,7 +204,7 @@ def original() -> Pond:
 @pytest.fixture
 def pond(original: Pond) -> Pond:
     """
-    A store with superstep files, folds, and all of its log.
+    A store with superstep files, compactions, and all of its log.
     """
     return original.copy()
 
@@ -215,7 +220,7 @@ def test_a_sound_store_needs_no_repair(pond):
 
 
 @pytest.mark.parametrize("place", [5, 400, -30])
-@pytest.mark.parametrize("kind", ["superstep", "fold", "commit"])
+@pytest.mark.parametrize("kind", ["superstep", "compaction", "commit"])
 def test_a_flipped_bit_is_turned_back(pond, kind, place):
     """
     Row files and commits are what they were, to the byte, and no version is undone.
@@ -223,7 +228,7 @@ def test_a_flipped_bit_is_turned_back(pond, kind, place):
     path = (
         commit_path(load(Log(pond.disk)).version - 9)
         if kind == "commit"
-        else pond.of_kind(is_fold=kind == "fold").path
+        else pond.of_kind(is_compaction=kind == "compaction").path
     )
     before = pond.disk.get(path)
     flip(pond.disk, path, place)
@@ -238,13 +243,13 @@ def test_a_flipped_bit_is_turned_back(pond, kind, place):
 
 
 @pytest.mark.parametrize("damage", [cut, lambda disk, path: disk.delete([path])])
-def test_a_fold_is_taken_again_from_what_it_was_folded_from(
+def test_a_compaction_is_taken_again_from_what_it_was_compacted_from(
     pond, damage: Callable[[MemoryObjects, str], None]
 ):
     """
     As long as those files are there nothing is lost.
     """
-    path = pond.of_kind(is_fold=True).path
+    path = pond.of_kind(is_compaction=True).path
     damage(pond.disk, path)
     plan = pond.repair()
 
@@ -255,29 +260,30 @@ def test_a_fold_is_taken_again_from_what_it_was_folded_from(
     check_sound(pond)
 
 
-def test_a_fold_of_folds_is_taken_again_as_far_down_as_needed(pond):
+def test_a_compaction_of_compactions_is_taken_again_as_far_down_as_needed(pond):
     """
-    Where what it was folded from is damaged too, that is looked for in the same way.
+    Where what it was compacted from is damaged too, that is looked for in the same way.
     """
     for rounds in range(ROUNDS, 3 * ROUNDS):
         pond.consume(rounds)
     known = {path for path in pond.disk.list("") if path.endswith(".parquet")}
     plan_before = pond.plan()
-    folds = {
+    compactions = {
         add.path
         for change in plan_before.history.changes
-        if change.kind == "fold"
+        if change.kind == "compaction"
         for add in change.added
         if add.path in known
     }
     nested = [
         path
-        for path in folds
-        if (made := plan_before.history.maker_of(path)) and any(add.path in folds for add in made.removed)
+        for path in compactions
+        if (made := plan_before.history.maker_of(path))
+        and any(add.path in compactions for add in made.removed)
     ]
     live = {file.path for file in pond.live()}
     assert live.intersection(nested)
-    for path in folds:
+    for path in compactions:
         pond.disk.delete([path])
     plan = pond.repair()
     assert not plan.is_rollback
@@ -292,7 +298,7 @@ def test_a_lost_file_takes_the_store_back_and_its_input_is_read_again(
     """
     State, productions and positions of all keys go back together; going on gives every record once.
     """
-    path = pond.of_kind(is_fold=False).path
+    path = pond.of_kind(is_compaction=False).path
     damage(pond.disk, path)
     plan = pond.repair()
 
@@ -378,7 +384,7 @@ def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
     """
     Somebody holds the leases: nothing is changed.
     """
-    pond.disk.delete([pond.of_kind(is_fold=False).path])
+    pond.disk.delete([pond.of_kind(is_compaction=False).path])
     holder = MemoryLeases(pond.registry, pond.clock, writer_id="runner")
     snapshot = load(Log(pond.disk))
     interval = next(each for each in map(Interval.from_app_id, snapshot.txns) if each is not None)
@@ -397,7 +403,7 @@ def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
     """
     sink = DeltaSink(str(tmp_path / "out"))
     pond.consume(ROUNDS + 2, sink)
-    pond.disk.delete([pond.of_kind(is_fold=False).path])
+    pond.disk.delete([pond.of_kind(is_compaction=False).path])
     plan = pond.repair()
     assert plan.is_rollback
     pond.consume(ROUNDS + 3, sink)
@@ -444,7 +450,7 @@ def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
     """
     A collection between plan and repair changes no version; nothing is committed that lacks a file.
     """
-    cut(pond.disk, pond.of_kind(is_fold=True).path)
+    cut(pond.disk, pond.of_kind(is_compaction=True).path)
     plan = pond.plan()
     pond.disk.delete(plan.restored[0].sources[:1])
     before = set(pond.disk.list(""))

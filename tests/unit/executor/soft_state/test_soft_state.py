@@ -16,7 +16,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.pipeline.topology import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.soft_state.eviction import NEVER, least_recently_used, window_aware
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.row_reader import StoreRowReader
@@ -435,7 +435,7 @@ class TestKnownIds:
 
     def test_ids_in_memory_are_those_of_the_files_that_are_there(self) -> None:
         """
-        When a fold has replaced the small files, their ids go from memory, and are found in the large one.
+        When a compaction has replaced the small files, their ids go from memory, and are found in the large one.
         """
         run = run_of()
         reader = CountingReader(run)

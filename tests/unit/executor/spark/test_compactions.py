@@ -1,5 +1,5 @@
 """
-Folds as Spark jobs: what they do, where, and what is lost when they fail, which is nothing.
+Compactions as Spark jobs: what they do, where, and what is lost when they fail, which is nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.executor.spark.compactions import SparkFolds, is_one_machine
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.spark.compactions import SparkCompactions, is_one_machine
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.fold import Folded
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction import Compacted
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.commit_file import decode
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 CLOCK = SystemClock()
-FOLDS = FoldPolicy(fan_in=2, files_max=3)
+COMPACTIONS = CompactionPolicy(fan_in=2, files_max=3)
 SUPERSTEPS = 6
 
 
@@ -48,18 +48,18 @@ def open_store(path: Path) -> Store:
 
 class Played:
     """
-    Six supersteps of a record each, with a moment after each for what is being folded.
+    Six supersteps of a record each, with a moment after each for what is being compacted.
     """
 
     def __init__(self, store: Store, spark: SparkSession, policy: UpkeepPolicy) -> None:
         run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(
             ledger_pipeline()
         )
-        upkeep = run._coordinator._upkeep
+        schedule = run._coordinator._upkeep._compactions
 
         def is_idle() -> bool:
             run._coordinator.maintain()
-            return not upkeep._in_flight and not upkeep._large
+            return schedule.is_idle and not schedule.large_computations
 
         rows = numbered(range(0, SUPERSTEPS * 5, 5))
         for number, row in enumerate(rows):
@@ -72,7 +72,7 @@ class Played:
         self.files_of_an_interval = max(counts.values())
         actions = [action for _, data in store.log.versions_after(-1) for action in decode(data)]
         infos = [info for action in actions if (info := getattr(action, "millpond", None)) is not None]
-        self.folds = sum(info["kind"] == "fold" for info in infos)
+        self.compaction = sum(info["kind"] == "compaction" for info in infos)
 
 
 @pytest.fixture
@@ -81,77 +81,77 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     What has become of the jobs; the answer of the first is lost, its file is written.
     """
     fates: list[str] = []
-    really = SparkFolds._run
+    really = SparkCompactions._run
 
-    def run(self: SparkFolds, work: Callable[[], Folded]) -> Folded:
-        folded = really(self, work)
+    def run(self: SparkCompactions, work: Callable[[], Compacted]) -> Compacted:
+        compacted = really(self, work)
         fates.append(self._tag.rpartition("-")[0])
         if len(fates) == 1:
             raise UnavailableError("the executor was lost")
-        return folded
+        return compacted
 
-    monkeypatch.setattr(SparkFolds, "_run", run)
+    monkeypatch.setattr(SparkCompactions, "_run", run)
     return fates
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes_max", "name"), [(1 << 20, "millpond-folds"), (0, "millpond-large-folds")]
+    ("memory_bytes_max", "name"), [(1 << 20, "millpond-compactions"), (0, "millpond-large-compactions")]
 )
-def test_a_pipeline_folds_by_spark_jobs(
+def test_a_pipeline_compactions_by_spark_jobs(
     tmp_path: Path, spark: SparkSession, jobs: list[str], memory_bytes_max: int, name: str
 ) -> None:
     """
     Each record counts once, an interval has few files, and a job that was lost leaves an orphan only.
     """
     with open_store(tmp_path / "pond") as store:
-        folds = replace(FOLDS, memory_bytes_max=memory_bytes_max)
-        played = Played(store, spark, UpkeepPolicy(folds=folds, place="spark"))
+        compactions = replace(COMPACTIONS, memory_bytes_max=memory_bytes_max)
+        played = Played(store, spark, UpkeepPolicy(compaction=compactions, place="spark"))
 
         live = {file.path for file in store.committer.snapshot.files}
     assert set(jobs) == {name}
-    assert 2 <= played.folds < len(jobs)
+    assert 2 <= played.compactions < len(jobs)
     assert played.files_of_an_interval <= 3
     on_disk = {path.relative_to(tmp_path / "pond" / "rows") for path in tmp_path.rglob("*.parquet")}
     assert live < {str(path) for path in on_disk if "_delta_log" not in path.parts}
 
 
 @pytest.fixture
-def spark_folds(spark: SparkSession) -> Iterator[SparkFolds]:
-    folds = SparkFolds(spark.sparkContext, tag="millpond-test", at_once=2)
-    yield folds
-    folds.shutdown(cancel_futures=True)
+def spark_compactions(spark: SparkSession) -> Iterator[SparkCompactions]:
+    compactions = SparkCompactions(spark.sparkContext, tag="millpond-test", at_once=2)
+    yield compactions
+    compactions.shutdown(cancel_futures=True)
 
 
-def test_work_is_done_in_a_worker(spark_folds: SparkFolds, tmp_path: Path) -> None:
+def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path: Path) -> None:
     """
     A piece of work runs in another process, and its errors come back as they are.
     """
     objects = ObstoreObjects(str(tmp_path))
 
-    assert spark_folds.submit(os.getpid).result() != os.getpid()
+    assert spark_compactions.submit(os.getpid).result() != os.getpid()
     with pytest.raises(DataError, match="missing"):
-        spark_folds.submit(read_row_files, objects, ["gone"]).result()
+        spark_compactions.submit(read_row_files, objects, ["gone"]).result()
 
 
-def test_a_job_that_fails_is_done_again_by_whoever_wants_it(spark_folds: SparkFolds) -> None:
+def test_a_job_that_fails_is_done_again_by_whoever_wants_it(spark_compactions: SparkCompactions) -> None:
     """
     A worker that dies fails the piece, and the next one finds another worker.
     """
     with pytest.raises(UnavailableError, match="Spark job"):
-        spark_folds.submit(os._exit, 3).result()
-    assert spark_folds.submit(abs, -3).result() == 3
+        spark_compactions.submit(os._exit, 3).result()
+    assert spark_compactions.submit(abs, -3).result() == 3
 
 
 def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None:
     """
-    Nobody waits for a fold that would never end; jobs of others go on.
+    Nobody waits for a compaction that would never end; jobs of others go on.
     """
-    folds = SparkFolds(spark.sparkContext, tag="millpond-test-end", at_once=1)
+    compactions = SparkCompactions(spark.sparkContext, tag="millpond-test-end", at_once=1)
     tracker = spark.sparkContext.statusTracker()
-    running = folds.submit(signal.sigwait, [signal.SIGUSR2])
-    waiting = folds.submit(os.getpid)
+    running = compactions.submit(signal.sigwait, [signal.SIGUSR2])
+    waiting = compactions.submit(os.getpid)
     assert wait_until(lambda: bool(tracker.getActiveJobsIds()), CLOCK, 60_000)
-    folds.shutdown(cancel_futures=True)
+    compactions.shutdown(cancel_futures=True)
 
     assert waiting.cancelled()
     with pytest.raises(UnavailableError, match="Spark job"):
@@ -159,7 +159,7 @@ def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None
     assert spark.range(3).count() == 3
 
 
-def test_where_folds_are_prepared(tmp_path: Path) -> None:
+def test_where_compactions_are_prepared(tmp_path: Path) -> None:
     """
     On one machine a job would take a superstep's slot; the runner without Spark refuses it.
     """

@@ -15,7 +15,7 @@ import pytest
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.topology import FieldExtractor, InjectorNode
+from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.executor.spark.routed_columns import TARGET
 from millpond.executor.spark.routing import Route, Routed, Router
 from millpond.statestore.errors import InvalidError

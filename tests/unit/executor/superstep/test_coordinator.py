@@ -11,20 +11,15 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import (
-    BundleResult,
-    BundleStatistics,
-    DeadLetter,
-    InputObservation,
-    Manifest,
-    ProductionSummary,
-)
+from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, ProductionSummary
+from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.computation import Computation
+from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import Pipeline
 from millpond.executor.pipeline.positions import superstep_app_id
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS, control_interval
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.statestore.errors import FencedError, InvalidError

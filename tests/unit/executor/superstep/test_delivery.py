@@ -12,7 +12,7 @@ from millpond.executor.bundle.bundle import Deliveries, ProductionSummary
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.topology import ComputationNode, Subscription
+from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.superstep.delivery import (
     PRODUCTION_SCHEMA,
     ProductionSource,

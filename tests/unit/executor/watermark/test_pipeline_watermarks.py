@@ -12,7 +12,6 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import observe_times
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.executor.superstep.pending import PendingProductions
 from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MIN_US
@@ -100,7 +99,7 @@ def test_undelivered_productions_hold_by_their_own_percentiles():
     disordered(time)
     waiting = ProductionSummary(stream="a", count=9, oldest_at=100, marks={90.0: 100, 50.0: 9_970})
 
-    time.set_undelivered(PendingProductions(summaries={"a": waiting}))
+    time.set_undelivered({"a": waiting})
 
     assert time.mark("b", 100) == 100
     assert time.marks("b") == {90.0: 100, 50.0: 9_970}

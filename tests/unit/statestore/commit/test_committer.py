@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.statestore.commit.committer import CommitRequest, Committer
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -95,15 +96,15 @@ class TestWhatACommitIs:
         }
         assert (info.is_blind_append, info.read_version, info.metrics["numOutputRows"]) == (True, 1, "10")
 
-    def test_a_fold_replaces_files_without_changing_data(self, bench: Bench) -> None:
-        """A fold's actions say that no data changed, and the replaced file is described for vacuum."""
+    def test_a_compaction_replaces_files_without_changing_data(self, bench: Bench) -> None:
+        """A compaction's actions say that no data changed, and the replaced file is described for vacuum."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         request = superstep_request(1, 1, LOW)
         committer.commit(request)
         old = request.writes[0].added[0].path
-        folded = replace(write_of(LOW, 1, 2, row_file(LOW, _fence(1, 2), superstep=1)), removed=(old,))
-        committer.commit(CommitRequest(kind="fold", writes=(folded,)))
+        compacted = replace(write_of(LOW, 1, 2, row_file(LOW, _fence(1, 2), superstep=1)), removed=(old,))
+        committer.commit(CommitRequest(kind="compaction", writes=(compacted,)))
 
         actions = decode(bench.log.require(TableVersion(3)))
 
@@ -186,13 +187,13 @@ class TestOtherWriters:
         request = superstep_request(1, 1, LOW)
         committer.commit(request)
         path = request.writes[0].added[0].path
-        fold = CommitRequest(kind="fold", writes=(replace(write_of(LOW, 1, 2), removed=(path,)),))
+        compaction = CommitRequest(kind="compaction", writes=(replace(write_of(LOW, 1, 2), removed=(path,)),))
         objects.interrupt("put_if_absent", lambda: _foreign(bench, Remove(path=path, deletion_time_ms=0)))
 
         with pytest.raises(ConflictError, match="removed"):
-            committer.commit(fold)
+            committer.commit(compaction)
         with pytest.raises(ConflictError, match="no longer live"):
-            committer.commit(fold)
+            committer.commit(compaction)
 
     def test_a_removal_of_another_file_is_stepped_over(self, bench: Bench) -> None:
         """Somebody's removal of a file that we leave alone is no conflict."""

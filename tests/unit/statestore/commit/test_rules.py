@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.statestore.commit.committer import CommitRequest, IntervalWrite
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import (
     ConflictError,
     FencedError,

@@ -10,9 +10,9 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.log.commit_file import decode, encode
 from millpond.statestore.log.high_water import Mark
@@ -32,13 +32,13 @@ class Count(Computation):
 @pytest.fixture
 def objects() -> MemoryObjects:
     """
-    A store after twenty supersteps, some folds and a checkpoint.
+    A store after twenty supersteps, some compactions and a checkpoint.
     """
     disk, clock = MemoryObjects(), ManualClock()
     store = Store.in_memory(objects=disk, clock=clock, rng=SeededRng(1))
     pipeline = Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
-    policy = UpkeepPolicy(folds=FoldPolicy(fan_in=4, files_max=8), collect_every=15)
+    policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=15)
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, upkeep=policy, intervals=2).start(
         pipeline, stepping=True
     )

@@ -215,7 +215,7 @@ class TestRowFileToAdd:
         assert live.interval_id == LOW.app_id
 
     def test_a_rewrite_states_only_what_is_exact(self) -> None:
-        """A fold holds older rows, so its superstep is a bound from above and its fence is not stated."""
+        """A compaction holds older rows, so its superstep is a bound from above and its fence is not stated."""
         file = row_file(LOW, FENCE, superstep=7, keys=("a", "c"))
         add = row_file_to_add(file, LOW, version=TableVersion(0), modification_time_ms=5, rewrite=True)
 

@@ -146,7 +146,7 @@ class TestWrite:
             encode_row_file(pa.table({"key": ["a"]}), PATH)
 
     def test_an_older_lease_may_have_counted_further(self) -> None:
-        """A fold carries rows of earlier leases whose commit numbers are higher."""
+        """A compaction carries rows of earlier leases whose commit numbers are higher."""
         table = row_updates([{"key": "a", "sequencer": 2, "commit_number": 99}, {"key": "b", "sequencer": 3}])
 
         assert write(MemoryObjects(), table).rows == 2

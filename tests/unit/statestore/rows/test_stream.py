@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.gc import fold as folding
-from millpond.gc.fold import Folded, FoldRules, fold_files, stretches
-from millpond.gc.fold_plan import Fold
+from millpond.gc import compaction
+from millpond.gc.compaction import Compacted, CompactionRules, compact_files, stretches
+from millpond.gc.compaction_plan import Compaction
 from millpond.statestore.errors import DataError, InternalError, ObjectExistsError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
@@ -39,7 +39,7 @@ from millpond.testing.fixtures.row_updates import Update, row_updates
 
 INTERVAL = Interval("counter")
 LAST = Fence(Sequencer(9), CommitNumber(9))
-RULES = FoldRules(pending_from=Superstep(3), ids_from=EventTimeMicros(500))
+RULES = CompactionRules(pending_from=Superstep(3), ids_from=EventTimeMicros(500))
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     As little is decoded at a time as can be, so that a few hundred rows are many pieces.
     """
-    monkeypatch.setattr(folding, "_STREAMED_BYTES", 1)
-    monkeypatch.setattr(folding, "_BATCH_BYTES_MIN", 1)
+    monkeypatch.setattr(compaction, "_STREAMED_BYTES", 1)
+    monkeypatch.setattr(compaction, "_BATCH_BYTES_MIN", 1)
     monkeypatch.setattr(row_stream, "_BATCH_ROWS_MIN", 16)
     monkeypatch.setattr(row_stream, "ROWS_PER_GROUP", 50)
 
@@ -107,16 +107,18 @@ def foreign(objects: Objects, files: Sequence[LiveFile]) -> LiveFile:
     return replace(files[0], path=path, size_bytes=len(objects.get(path)))
 
 
-def both_ways(objects: Objects, fold: Fold) -> tuple[Folded, Folded]:
-    whole = fold_files(objects, fold, RULES, fence=LAST, token="e" * 32)
-    return whole, through_disk(objects, fold)
+def both_ways(objects: Objects, compaction: Compaction) -> tuple[Compacted, Compacted]:
+    whole = compact_files(objects, compaction, RULES, fence=LAST, token="e" * 32)
+    return whole, through_disk(objects, compaction)
 
 
-def through_disk(objects: Objects, fold: Fold, scratch: str | None = None) -> Folded:
-    return fold_files(objects, fold, RULES, fence=LAST, token="f" * 32, memory_bytes_max=0, scratch=scratch)
+def through_disk(objects: Objects, compaction: Compaction, scratch: str | None = None) -> Compacted:
+    return compact_files(
+        objects, compaction, RULES, fence=LAST, token="f" * 32, memory_bytes_max=0, scratch=scratch
+    )
 
 
-def assert_same(objects: Objects, whole: Folded, pieces: Folded) -> None:
+def assert_same(objects: Objects, whole: Compacted, pieces: Compacted) -> None:
     if whole.file is None or pieces.file is None:
         assert whole.file is pieces.file
         return
@@ -129,22 +131,22 @@ def assert_same(objects: Objects, whole: Folded, pieces: Folded) -> None:
 
 @settings(max_examples=15)
 @given(draw=st.randoms(use_true_random=False), is_complete=st.booleans(), is_foreign=st.booleans())
-def test_a_fold_through_the_disk_is_the_fold_in_memory(
+def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
     draw: Any, is_complete: bool, is_foreign: bool
 ) -> None:
     """
-    Whatever the updates, and whoever wrote the files, both ways of folding write the same rows.
+    Whatever the updates, and whoever wrote the files, both ways of compacting write the same rows.
     """
     objects = MemoryObjects()
     live = written(objects, drawn_files(draw, files=4, keys=draw.choice([1, 10, 120])))
     if is_foreign:
         live = (foreign(objects, live[:2]), *live[2:])
-    fold = Fold(interval=INTERVAL, files=live, is_complete=is_complete)
+    compaction = Compaction(interval=INTERVAL, files=live, is_complete=is_complete)
 
-    assert_same(objects, *both_ways(objects, fold))
+    assert_same(objects, *both_ways(objects, compaction))
 
 
-def test_a_large_fold_has_small_row_groups(tmp_path: Path) -> None:
+def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
     """
     On a disk too, a file of several row groups comes out as if it had been written whole.
     """
@@ -157,14 +159,14 @@ def test_a_large_fold_has_small_row_groups(tmp_path: Path) -> None:
         for number, keys in ((1, range(60)), (2, range(5, 150, 2)))
     )
     live = written(objects, [old, young])
-    whole, pieces = both_ways(objects, Fold(interval=INTERVAL, files=live, is_complete=True))
+    whole, pieces = both_ways(objects, Compaction(interval=INTERVAL, files=live, is_complete=True))
 
     assert_same(objects, whole, pieces)
     assert pieces.file is not None
     groups = pq.ParquetFile(tmp_path / pieces.file.path).metadata
     assert [groups.row_group(n).num_rows for n in range(2)] == [50] * 2
     with pytest.raises(ObjectExistsError):
-        through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True))
+        through_disk(objects, Compaction(interval=INTERVAL, files=live, is_complete=True))
 
 
 def test_a_stretch_of_keys_has_all_their_updates() -> None:
@@ -184,7 +186,7 @@ def test_a_stretch_of_keys_has_all_their_updates() -> None:
     assert all(max(one) < min(other) for one, other in itertools.pairwise(found))
 
 
-def test_a_damaged_file_is_not_folded_through_the_disk(tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> None:
     """
     Neither a flipped bit nor a missing, cut or empty file gets a fresh seal, and nothing is left behind.
     """
@@ -198,22 +200,22 @@ def test_a_damaged_file_is_not_folded_through_the_disk(tmp_path: Path) -> None:
         if damaged is not None:
             objects.put(live[0].path, damaged)
         with pytest.raises(DataError, match=live[0].path):
-            through_disk(objects, Fold(interval=INTERVAL, files=live, is_complete=True), str(tmp_path))
+            through_disk(objects, Compaction(interval=INTERVAL, files=live, is_complete=True), str(tmp_path))
     assert not list(tmp_path.iterdir())
     assert len(objects.list("")) == 1
 
 
-def test_without_room_a_fold_is_tried_again_later(tmp_path: Path) -> None:
+def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
     """
     A disk of this machine that cannot be written to says nothing about the store.
     """
     objects = MemoryObjects()
-    fold = Fold(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
+    compaction = Compaction(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
 
-    with pytest.raises(UnavailableError, match="no folder to fold in"):
-        fold_files(
+    with pytest.raises(UnavailableError, match="no folder to compact in"):
+        compact_files(
             objects,
-            fold,
+            compaction,
             RULES,
             fence=LAST,
             token="f" * 32,
@@ -221,7 +223,9 @@ def test_without_room_a_fold_is_tried_again_later(tmp_path: Path) -> None:
             scratch=str(tmp_path / "missing"),
         )
     with pytest.raises(UnavailableError, match="disk failed"):
-        open_runs(objects, fold.files[0].path, interval=INTERVAL, scratch=tmp_path / "missing", batch_bytes=1)
+        open_runs(
+            objects, compaction.files[0].path, interval=INTERVAL, scratch=tmp_path / "missing", batch_bytes=1
+        )
 
 
 def test_keys_rise_from_piece_to_piece(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """
-Which files a fold rewrites.
+Which files a compaction rewrites.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.gc.fold_plan import Fold, FoldPolicy, plan_fold, younger_than
+from millpond.gc.compaction_plan import Compaction, CompactionPolicy, plan_compaction, younger_than
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.types import Superstep, TableVersion
 
 INTERVAL = Interval("counter", "a", "m")
-POLICY = FoldPolicy(fan_in=4, files_max=10, small_bytes=100)
+POLICY = CompactionPolicy(fan_in=4, files_max=10, small_bytes=100)
 
 
 def own(superstep: int, size: int = 10) -> LiveFile:
@@ -37,9 +37,9 @@ def own(superstep: int, size: int = 10) -> LiveFile:
     )
 
 
-def folded(superstep: int, size: int) -> LiveFile:
+def compacted(superstep: int, size: int) -> LiveFile:
     """
-    A file that a fold wrote: it tells its newest superstep by the tag only.
+    A file that a compaction wrote: it tells its newest superstep by the tag only.
     """
     return replace(own(superstep, size), min_superstep=None, max_superstep=None)
 
@@ -51,13 +51,15 @@ def foreign(oldest: int, newest: int, size: int = 10) -> LiveFile:
     return replace(own(newest, size), min_superstep=oldest, tags={})
 
 
-def plan(*files: LiveFile, before: int = 1_000, everything: bool = False) -> Fold | None:
-    return plan_fold(files, INTERVAL, before=Superstep(before), policy=POLICY, everything=everything)
+def plan(*files: LiveFile, before: int = 1_000, everything: bool = False) -> Compaction | None:
+    return plan_compaction(files, INTERVAL, before=Superstep(before), policy=POLICY, everything=everything)
 
 
-def supersteps(fold: Fold | None) -> list[int]:
+def supersteps(compaction: Compaction | None) -> list[int]:
     return (
-        [] if fold is None else [int(file.tags.get("superstep", file.max_superstep)) for file in fold.files]
+        []
+        if compaction is None
+        else [int(file.tags.get("superstep", file.max_superstep)) for file in compaction.files]
     )
 
 
@@ -70,31 +72,31 @@ def test_few_files_are_left_alone():
 
 def test_small_files_become_one():
     """
-    As many small files as the fan-in are folded, in order, whatever the order that they are given in.
+    As many small files as the fan-in are compacted, in order, whatever the order that they are given in.
     """
     assert supersteps(plan(own(3), own(1), own(4), own(2))) == [1, 2, 3, 4]
 
 
 def test_a_large_old_file_is_left_out():
     """
-    A fold of small young files does not rewrite the bulk, and says that it is not complete.
+    A compaction of small young files does not rewrite the bulk, and says that it is not complete.
     """
-    fold = plan(folded(5, 5_000), own(6), own(7), own(8), own(9))
+    compaction = plan(compacted(5, 5_000), own(6), own(7), own(8), own(9))
 
-    assert supersteps(fold) == [6, 7, 8, 9]
-    assert fold is not None
-    assert not fold.is_complete
+    assert supersteps(compaction) == [6, 7, 8, 9]
+    assert compaction is not None
+    assert not compaction.is_complete
 
 
-def test_as_much_young_as_old_folds_everything():
+def test_as_much_young_as_old_compactions_everything():
     """
-    Young files that are together as large as the bulk are folded into it.
+    Young files that are together as large as the bulk are compacted into it.
     """
-    fold = plan(folded(5, 300), own(6, 150), own(7, 150))
+    compaction = plan(compacted(5, 300), own(6, 150), own(7, 150))
 
-    assert supersteps(fold) == [5, 6, 7]
-    assert fold is not None
-    assert fold.is_complete
+    assert supersteps(compaction) == [5, 6, 7]
+    assert compaction is not None
+    assert compaction.is_complete
 
 
 def test_files_of_the_last_superstep_stay():
@@ -106,16 +108,16 @@ def test_files_of_the_last_superstep_stay():
 
 def test_a_higher_tier_takes_the_small_young_ones_along():
     """
-    When a tier is full its fold begins at its oldest file and ends at the youngest file of all.
+    When a tier is full its compaction begins at its oldest file and ends at the youngest file of all.
     """
-    files = [folded(10, 9_000), *(folded(10 + n, 300) for n in (1, 2, 3, 4)), own(20)]
+    files = [compacted(10, 9_000), *(compacted(10 + n, 300) for n in (1, 2, 3, 4)), own(20)]
 
     assert supersteps(plan(*files)) == [11, 12, 13, 14, 20]
 
 
 def test_the_number_of_files_is_bounded():
     """
-    Too many files are folded whatever their sizes.
+    Too many files are compacted whatever their sizes.
     """
     sizes = [10**9, 10**7, 10**7, 10**6, 10**6, 10**5, 10**5, 10**4, 10**4, 10**3]
     files = [own(n, size) for n, size in enumerate(sizes, 1)]
@@ -124,21 +126,21 @@ def test_the_number_of_files_is_bounded():
     assert plan(*files[:-1]) is None
 
 
-def test_no_fold_is_too_large():
+def test_no_compaction_is_too_large():
     """
-    What does not fit into memory is folded like anything else; only the way is another one.
+    What does not fit into memory is compacted like anything else; only the way is another one.
     """
     policy = replace(POLICY, memory_bytes_max=39)
-    fold = plan_fold([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy)
+    compaction = plan_compaction([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy)
 
-    assert supersteps(fold) == [0, 1, 2, 3]
-    assert fold is not None
-    assert fold.size_bytes == 40
+    assert supersteps(compaction) == [0, 1, 2, 3]
+    assert compaction is not None
+    assert compaction.size_bytes == 40
 
 
-def test_a_foreign_file_of_the_interval_is_folded():
+def test_a_foreign_file_of_the_interval_is_compacted():
     """
-    What another engine rewrote is ours to fold when it lies in the interval and in order.
+    What another engine rewrote is ours to compact when it lies in the interval and in order.
     """
     assert supersteps(plan(foreign(1, 5), own(6), own(7), own(8))) == [5, 6, 7, 8]
 
@@ -148,16 +150,16 @@ def test_a_foreign_file_of_several_intervals_stays():
     A file with other intervals' keys is never replaced, only what is younger than it.
     """
     wide = replace(foreign(1, 5), max_key="z")
-    fold = plan(wide, own(6), own(7), own(8), own(9))
+    compaction = plan(wide, own(6), own(7), own(8), own(9))
 
-    assert supersteps(fold) == [6, 7, 8, 9]
-    assert fold is not None
-    assert not fold.is_complete
+    assert supersteps(compaction) == [6, 7, 8, 9]
+    assert compaction is not None
+    assert not compaction.is_complete
 
 
-def test_interleaved_foreign_files_are_folded_together_or_not_at_all():
+def test_interleaved_foreign_files_are_compacted_together_or_not_at_all():
     """
-    A fold never begins between two files whose supersteps overlap.
+    A compaction never begins between two files whose supersteps overlap.
     """
     one, other = foreign(1, 6, 5_000), foreign(3, 7)
 
@@ -166,23 +168,23 @@ def test_interleaved_foreign_files_are_folded_together_or_not_at_all():
     assert plan(pinned, other, own(8), own(9), own(10)) is None
 
 
-def test_a_foreign_file_that_reaches_into_the_last_superstep_stops_folding():
+def test_a_foreign_file_that_reaches_into_the_last_superstep_stops_compacting():
     """
-    It may hold rows older than those of a fold beside newer ones.
+    It may hold rows older than those of a compaction beside newer ones.
     """
     assert plan(*map(own, range(1, 6)), foreign(2, 9), before=9) is None
 
 
-def test_a_file_of_unknown_age_stops_folding():
+def test_a_file_of_unknown_age_stops_compacting():
     """
-    Nothing is folded around rows that could be of any superstep.
+    Nothing is compacted around rows that could be of any superstep.
     """
     unknown = replace(own(3), min_superstep=None, max_superstep=None, tags={})
 
     assert plan(*map(own, range(4, 9)), unknown) is None
 
 
-def test_everything_is_folded_on_demand():
+def test_everything_is_compacted_on_demand():
     """
     By hand, two files are enough; one is not rewritten again and again.
     """
@@ -192,19 +194,19 @@ def test_everything_is_folded_on_demand():
 
 def test_a_policy_that_never_ends_is_refused():
     """
-    Folding one file into one would go on for ever.
+    Compacting one file into one would go on for ever.
     """
     with pytest.raises(InvalidError):
-        FoldPolicy(fan_in=1)
+        CompactionPolicy(fan_in=1)
 
 
-def test_beside_a_fold_only_younger_files_are_folded():
+def test_beside_a_compaction_only_younger_files_are_compacted():
     """
-    While a stretch is being folded, neither its files nor older ones are, nor any of mixed times.
+    While a stretch is being compacted, neither its files nor older ones are, nor any of mixed times.
     """
-    fold = Fold(interval=INTERVAL, files=(own(3), own(4)), is_complete=False)
+    compaction = Compaction(interval=INTERVAL, files=(own(3), own(4)), is_complete=False)
     files = [own(1), own(3), own(4), own(5), own(6)]
 
-    assert [file.max_superstep for file in younger_than(fold, files)] == [5, 6]
-    assert [file.max_superstep for file in younger_than(fold, [*files, foreign(7, 9)])] == [5, 6, 9]
-    assert younger_than(fold, [*files, foreign(2, 9)]) == []
+    assert [file.max_superstep for file in younger_than(compaction, files)] == [5, 6]
+    assert [file.max_superstep for file in younger_than(compaction, [*files, foreign(7, 9)])] == [5, 6, 9]
+    assert younger_than(compaction, [*files, foreign(2, 9)]) == []

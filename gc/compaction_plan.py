@@ -1,9 +1,9 @@
 """
-Which files a fold rewrites: size-tiered, per interval, and never out of order.
+Which files a compaction rewrites: size-tiered, per interval, and never out of order.
 
 The files of an interval, oldest first, are a run in time: each holds the updates of supersteps
-after those of the file before it. A fold replaces a *contiguous stretch* of them by one file, so
-files keep holding disjoint stretches of time and combining updates stays right (a fold of the
+after those of the file before it. A compaction replaces a *contiguous stretch* of them by one file, so
+files keep holding disjoint stretches of time and combining updates stays right (a compaction of the
 first and third of three updates would put the first above the second).
 
 Two rules bound what readers pay. Tiers: as soon as ``fan_in`` files of about a size have
@@ -24,25 +24,32 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.types import Superstep
 
-__all__ = ["MEMORY_BYTES_MAX", "Fold", "FoldPolicy", "newest_superstep", "plan_fold", "younger_than"]
+__all__ = [
+    "MEMORY_BYTES_MAX",
+    "Compaction",
+    "CompactionPolicy",
+    "newest_superstep",
+    "plan_compaction",
+    "younger_than",
+]
 
 MEMORY_BYTES_MAX: Final = 1 << 26
-"""Files of so many bytes are folded in memory."""
+"""Files of so many bytes are compacted in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldPolicy:
+class CompactionPolicy:
     """
-    When files are folded.
+    When files are compacted.
 
     Args:
         fan_in: as many files of a tier become one.
-        files_max: above that many files of an interval the young ones are folded whatever their
+        files_max: above that many files of an interval the young ones are compacted whatever their
             sizes; readers of a key meet that many files, and those that came since.
         small_bytes: files up to this size are the first tier; each further tier is ``fan_in`` times larger.
-        garbage_ratio: young files of this share of the oldest file's bytes are folded into it.
-        memory_bytes_max: a fold of more bytes of files than that goes through files on the local
-            disk, piece by piece; it bounds memory, and no fold is too large.
+        garbage_ratio: young files of this share of the oldest file's bytes are compacted into it.
+        memory_bytes_max: a compaction of more bytes of files than that goes through files on the local
+            disk, piece by piece; it bounds memory, and no compaction is too large.
     """
 
     fan_in: int = 8
@@ -53,17 +60,17 @@ class FoldPolicy:
 
     def __post_init__(self) -> None:
         """
-        Refuse bounds under which folding never ends or never begins.
+        Refuse bounds under which compacting never ends or never begins.
         """
         if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
-            raise InvalidError("a fold policy cannot work with these bounds", policy=self)
+            raise InvalidError("a compaction policy cannot work with these bounds", policy=self)
 
     def tier(self, size_bytes: int) -> int:
         """
         The tier of a file of that size.
 
         Example:
-            >>> [FoldPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
+            >>> [CompactionPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
             [0, 0, 1, 1, 2]
         """
         tier, limit = 0, self.small_bytes
@@ -73,7 +80,7 @@ class FoldPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
+class Compaction:
     """
     Files of an interval that are to become one.
 
@@ -102,49 +109,49 @@ class Fold:
         return Superstep(max(newest_superstep(file) or 0 for file in self.files))
 
 
-def plan_fold(
+def plan_compaction(
     files: Sequence[LiveFile],
     interval: Interval,
     *,
     before: Superstep,
-    policy: FoldPolicy,
+    policy: CompactionPolicy,
     everything: bool = False,
-) -> Fold | None:
+) -> Compaction | None:
     """
-    The fold that the interval needs now; ``None`` when it needs none.
+    The compaction that the interval needs now; ``None`` when it needs none.
 
     Args:
         files: all live files that can hold keys of the interval.
         interval: whose.
         before: files with rows of this superstep or a later one stay as they are: their
             productions may be undelivered, and soft state may not have heard of them.
-        policy: when to fold.
-        everything: fold all that may be folded, whatever the policy says about sizes.
+        policy: when to compact.
+        everything: compaction all that may be compacted, whatever the policy says about sizes.
     """
     if any(newest_superstep(file) is None for file in files):
         return None
     ordered = sorted(files, key=lambda file: (newest_superstep(file) or 0, file.added_version, file.path))
     settled = [file for file in ordered if (newest_superstep(file) or 0) < before]
     if any(_is_foreign(file) for file in ordered[len(settled) :]):
-        # It may hold old rows beside new ones; once the superstep has passed it can be folded too.
+        # It may hold old rows beside new ones; once the superstep has passed it can be compacted too.
         return None
     first = 1 + max((place for place, file in enumerate(settled) if _spans(file, interval)), default=-1)
     begin = _everything(settled, first) if everything else _begin(settled, first, policy)
     begin = _in_order(settled, first, begin)
     if begin is None:
         return None
-    return Fold(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
+    return Compaction(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
 
 
-def younger_than(fold: Fold, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
+def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
     """
-    The files that may be folded while ``fold`` is being prepared: those of later supersteps only.
+    The files that may be compacted while ``compaction`` is being prepared: those of later supersteps only.
 
-    What is older stays out too: a fold of files on both sides of a stretch would change places with it.
+    What is older stays out too: a compaction of files on both sides of a stretch would change places with it.
     None where another engine's file mixes the times.
     """
-    last = fold.superstep
-    rest = [file for file in files if file not in fold.files]
+    last = compaction.superstep
+    rest = [file for file in files if file not in compaction.files]
     younger = [file for file in rest if (newest_superstep(file) or 0) > last]
     mixed = (
         _is_foreign(file) and (file.min_superstep is None or file.min_superstep <= last) for file in rest
@@ -154,7 +161,7 @@ def younger_than(fold: Fold, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
 
 def newest_superstep(file: LiveFile) -> int | None:
     """
-    The newest superstep among a file's rows; a fold's output tells it by its tag only.
+    The newest superstep among a file's rows; a compaction's output tells it by its tag only.
     """
     if file.max_superstep is not None:
         return file.max_superstep
@@ -180,7 +187,7 @@ def _everything(settled: Sequence[LiveFile], first: int) -> int | None:
     return first if len(settled) - first > 1 else None
 
 
-def _begin(settled: Sequence[LiveFile], first: int, policy: FoldPolicy) -> int | None:
+def _begin(settled: Sequence[LiveFile], first: int, policy: CompactionPolicy) -> int | None:
     sizes = [file.size_bytes for file in settled]
     count = len(sizes) - first
     if count < 2:
@@ -197,7 +204,7 @@ def _begin(settled: Sequence[LiveFile], first: int, policy: FoldPolicy) -> int |
     return first + 1 if count >= policy.files_max else None
 
 
-def _is_half_garbage(sizes: Sequence[int], policy: FoldPolicy) -> bool:
+def _is_half_garbage(sizes: Sequence[int], policy: CompactionPolicy) -> bool:
     young = sum(sizes[1:])
     is_worth_it = len(sizes) > policy.fan_in or sizes[0] >= policy.small_bytes
     return is_worth_it and young >= policy.garbage_ratio * sizes[0]

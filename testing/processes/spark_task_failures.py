@@ -1,7 +1,7 @@
 """
 A ledger on Spark whose tasks fail and whose workers die at their first attempt.
 
-``python -m millpond.testing.faults.spark_task_failures STORE MARKS`` runs it to the end on ``local[2,3]`` (every task
+``python -m millpond.testing.processes.spark_task_failures STORE MARKS`` runs it to the end on ``local[2,3]`` (every task
 may be tried three times), over leases in memory, and prints what the ledger holds as JSON. Each
 failure leaves a file in the folder ``MARKS``, and does not happen again.
 """

@@ -1,5 +1,5 @@
 """
-Folds, restarts and collections change no answer, and take nothing that somebody needs (I8, I10).
+Compactions, restarts and collections change no answer, and take nothing that somebody needs (I8, I10).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.superstep.totals import Totals
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.catalog.facts import savepoint_app_id
-from millpond.statestore.commit.committer import CommitRequest
+from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.snapshot import load
@@ -29,7 +29,9 @@ from millpond.testing.fixtures.pipelines import Case, cases
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 
 _STEP_MS = 60_000
-_PLAIN = UpkeepPolicy(folds=FoldPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9, id_slack="365d")
+_PLAIN = UpkeepPolicy(
+    compaction=CompactionPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9, id_slack="365d"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Fate:
     What happens to a run beside its input.
 
     Attributes:
-        policy: how eagerly it folds and collects.
+        policy: how eagerly it compacts and collects.
         restarts: the steps after which it starts anew.
         savepoint: the step after which a savepoint is made.
     """
@@ -53,7 +55,7 @@ def fates(draw: st.DrawFn) -> Fate:
     """
     Policies from lazy to frantic.
     """
-    folds = FoldPolicy(
+    compactions = CompactionPolicy(
         fan_in=draw(st.integers(2, 4)),
         files_max=draw(st.integers(2, 6)),
         small_bytes=draw(st.sampled_from([1, 4_000, 1 << 16])),
@@ -61,7 +63,7 @@ def fates(draw: st.DrawFn) -> Fate:
     )
     return Fate(
         policy=UpkeepPolicy(
-            folds=folds,
+            compaction=compactions,
             id_slack="365d",
             retention=draw(st.sampled_from(["0s", "5m"])),
             collect_every=draw(st.integers(2, 12)),
@@ -149,18 +151,18 @@ class Player:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=25
 )
 @given(case=cases(), fate=fates())
-def test_folds_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
+def test_compactions_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
     """
-    Rows, counts and duplicates equal those of a store that is never folded; a savepoint still reads.
+    Rows, counts and duplicates equal those of a store that is never compacted; a savepoint still reads.
     """
-    folded, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
-    folded.play()
+    compacted, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
+    compacted.play()
     plain.play()
 
-    assert folded.rows() == plain.rows()
-    assert folded.totals() == plain.totals()
-    if folded.saved is not None:
-        version, rows = folded.saved
-        assert folded.rows(version) == rows
-    assert verify_store(folded.disk).findings == ()
-    assert load(folded.store.log).txns == folded.store.committer.snapshot.txns
+    assert compacted.rows() == plain.rows()
+    assert compacted.totals() == plain.totals()
+    if compacted.saved is not None:
+        version, rows = compacted.saved
+        assert compacted.rows(version) == rows
+    assert verify_store(compacted.disk).findings == ()
+    assert load(compacted.store.log).txns == compacted.store.committer.snapshot.txns

@@ -1,17 +1,17 @@
 """
-Folds: an interval's files rewritten so that each key is one row in them, without its garbage.
+Compactions: an interval's files rewritten so that each key is one row in them, without its garbage.
 
-A fold reads its files with their checksums, combines the updates of each key by the reader's
+A compaction reads its files with their checksums, combines the updates of each key by the reader's
 rule, keeps what somebody may still need, and writes one file. Its rows carry the newest
 contributing (sequencer, commit number, superstep), so they stand where they stood against all
 other updates of their keys. What goes:
 
-- updates that a newer one in the fold overrides;
+- updates that a newer one in the compaction overrides;
 - productions that have been delivered: those of all supersteps before the last one;
 - record ids that lie further behind the low watermark than the slack (MillWheel §6.1.1);
-- tombstones and empty rows, if the fold is complete: no older file of the interval is left.
+- tombstones and empty rows, if the compaction is complete: no older file of the interval is left.
 
-Nobody waits for a fold. It is prepared beside the supersteps and becomes part of the table by a
+Nobody waits for a compaction. It is prepared beside the supersteps and becomes part of the table by a
 commit of the interval's owner, with the owner's next commit number, like any other write.
 """
 
@@ -30,8 +30,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.gc.fold_plan import MEMORY_BYTES_MAX, Fold
-from millpond.statestore.commit.committer import IntervalWrite
+from millpond.gc.compaction_plan import MEMORY_BYTES_MAX, Compaction
+from millpond.statestore.commit.request import IntervalWrite
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.rows.files import (
@@ -47,19 +47,19 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = ["FoldRules", "Folded", "fold_files", "fold_updates", "stretches"]
+__all__ = ["Compacted", "CompactionRules", "compact_files", "compact_updates", "stretches"]
 
 _STREAMED_BYTES: Final = 1 << 27
 _BATCH_BYTES_MIN: Final = 1 << 20
-"""A fold through the disk decodes about that much at a time, all its files together."""
+"""A compaction through the disk decodes about that much at a time, all its files together."""
 
 _Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldRules:
+class CompactionRules:
     """
-    What a fold must keep.
+    What a compaction must keep.
 
     Attributes:
         pending_from: productions of this superstep and later ones may be undelivered.
@@ -71,16 +71,16 @@ class FoldRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class Compacted:
     """
-    A fold that has been prepared and waits to be committed.
+    A compaction that has been prepared and waits to be committed.
 
     Attributes:
-        fold: what was rewritten.
+        compaction: what was rewritten.
         file: what it became; ``None`` when nothing of it was needed any more.
     """
 
-    fold: Fold
+    compaction: Compaction
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
@@ -92,12 +92,12 @@ class Folded:
         """
         added = () if self.file is None else (self.file,)
         return IntervalWrite(
-            interval=self.fold.interval,
+            interval=self.compaction.interval,
             fence=fence,
             added=tuple(
                 replace(file, sequencer=fence.sequencer, commit_number=fence.commit_number) for file in added
             ),
-            removed=tuple(file.path for file in self.fold.files),
+            removed=tuple(file.path for file in self.compaction.files),
         )
 
     @property
@@ -105,35 +105,35 @@ class Folded:
         """
         How much smaller the table becomes.
         """
-        before = sum(file.size_bytes for file in self.fold.files)
+        before = sum(file.size_bytes for file in self.compaction.files)
         return before - (0 if self.file is None else self.file.size_bytes)
 
 
-def fold_files(
+def compact_files(
     objects: Objects,
-    fold: Fold,
-    rules: FoldRules,
+    compaction: Compaction,
+    rules: CompactionRules,
     *,
     fence: Fence,
     token: str,
     row_format: RowFormat = PARQUET,
     memory_bytes_max: int = MEMORY_BYTES_MAX,
     scratch: str | None = None,
-) -> Folded:
+) -> Compacted:
     """
-    Read the files of a fold and write the one that is to replace them; nothing is committed.
+    Read the files of a compaction and write the one that is to replace them; nothing is committed.
 
     Files of more than ``memory_bytes_max`` go through the local disk, in memory that does not grow
     with them; what is written means the same.
 
     Args:
         objects: the table's root.
-        fold: what to rewrite.
+        compaction: what to rewrite.
         rules: what to keep.
         fence: the owner's last or next one; no row may be newer.
         token: 32 fresh hexadecimal digits.
         row_format: the encoding of the new file; only Parquet goes through the disk.
-        memory_bytes_max: what is folded in memory, in bytes of the files.
+        memory_bytes_max: what is compacted in memory, in bytes of the files.
         scratch: folder of this machine for what goes through the disk; the system's by default. It
             needs room for the files and for the new one.
 
@@ -141,49 +141,56 @@ def fold_files(
         DataError: a file is missing or its bytes are wrong.
         UnavailableError: the store is away.
     """
-    if fold.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
-        file = _fold_through_disk(objects, fold, rules, fence, token, scratch)
-        reach("fold.file_written")
-        return Folded(fold=fold, file=file)
-    updates = read_row_files(objects, [file.path for file in fold.files], interval=fold.interval)
-    reach("fold.read")
-    rows = fold_updates(updates, rules, is_complete=fold.is_complete)
+    if compaction.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
+        file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
+        reach("compaction.file_written")
+        return Compacted(compaction=compaction, file=file)
+    updates = read_row_files(objects, [file.path for file in compaction.files], interval=compaction.interval)
+    reach("compaction.read")
+    rows = compact_updates(updates, rules, is_complete=compaction.is_complete)
     if not rows.num_rows:
-        return Folded(fold=fold, file=None)
+        return Compacted(compaction=compaction, file=None)
     file = write_row_file(
         objects,
-        fold.interval,
+        compaction.interval,
         rows,
-        superstep=fold.superstep,
+        superstep=compaction.superstep,
         fence=fence,
         token=token,
         row_format=row_format,
     )
-    reach("fold.file_written")
-    return Folded(fold=fold, file=file)
+    reach("compaction.file_written")
+    return Compacted(compaction=compaction, file=file)
 
 
-def _fold_through_disk(
-    objects: Objects, fold: Fold, rules: FoldRules, fence: Fence, token: str, scratch: str | None
+def _compact_through_disk(
+    objects: Objects,
+    compaction: Compaction,
+    rules: CompactionRules,
+    fence: Fence,
+    token: str,
+    scratch: str | None,
 ) -> RowFile | None:
     """
     Merge the sorted files, one stretch of keys after the other.
     """
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder(scratch)))
-        batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(fold.files))
+        batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
         runs: list[Run] = []
-        for number, file in enumerate(fold.files):
+        for number, file in enumerate(compaction.files):
             place = folder / str(number)
             place.mkdir()
             runs += open_runs(
-                objects, file.path, interval=fold.interval, scratch=place, batch_bytes=batch_bytes
+                objects, file.path, interval=compaction.interval, scratch=place, batch_bytes=batch_bytes
             )
-        reach("fold.read")
-        writer = RowFileWriter(folder, fold.interval, superstep=fold.superstep, fence=fence, token=token)
+        reach("compaction.read")
+        writer = RowFileWriter(
+            folder, compaction.interval, superstep=compaction.superstep, fence=fence, token=token
+        )
         opened.callback(writer.close)
         for updates in stretches(runs):
-            writer.write(fold_updates(updates, rules, is_complete=fold.is_complete))
+            writer.write(compact_updates(updates, rules, is_complete=compaction.is_complete))
         return writer.finish(objects)
 
 
@@ -224,14 +231,14 @@ def _rows_up_to(table: pa.Table, bound: str) -> int:
 @contextmanager
 def _scratch_folder(parent: str | None) -> Iterator[str]:
     try:
-        folder = TemporaryDirectory(prefix="millpond-fold-", dir=parent, ignore_cleanup_errors=True)
+        folder = TemporaryDirectory(prefix="millpond-compaction-", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
-        raise UnavailableError("there is no folder to fold in", folder=parent, cause=error) from error
+        raise UnavailableError("there is no folder to compact in", folder=parent, cause=error) from error
     with folder as path:
         yield path
 
 
-def fold_updates(updates: pa.Table, rules: FoldRules, *, is_complete: bool) -> pa.Table:
+def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
     """
     One update per key, sorted by key, that means what all of them mean, without what nobody needs.
 

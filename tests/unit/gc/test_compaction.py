@@ -1,5 +1,5 @@
 """
-What a fold keeps and what it lets go.
+What a compaction keeps and what it lets go.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.gc.fold import FoldRules, fold_files, fold_updates
-from millpond.gc.fold_plan import Fold
+from millpond.gc.compaction import CompactionRules, compact_files, compact_updates
+from millpond.gc.compaction_plan import Compaction
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
@@ -20,12 +20,12 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
 from millpond.testing.fixtures.row_updates import row_histories, row_updates
 
-ALL = FoldRules(pending_from=Superstep(0), ids_from=EventTimeMicros(-(2**63)))
+ALL = CompactionRules(pending_from=Superstep(0), ids_from=EventTimeMicros(-(2**63)))
 INTERVAL = Interval("counter")
 
 
-def rules(*, pending_from: int = 0, ids_from: int = 0) -> FoldRules:
-    return FoldRules(pending_from=Superstep(pending_from), ids_from=EventTimeMicros(ids_from))
+def rules(*, pending_from: int = 0, ids_from: int = 0) -> CompactionRules:
+    return CompactionRules(pending_from=Superstep(pending_from), ids_from=EventTimeMicros(ids_from))
 
 
 def update(key: str, number: int, **columns: object) -> dict[str, object]:
@@ -41,20 +41,20 @@ def produced(*values: str) -> list[dict[str, object]]:
 
 
 @given(history=row_histories(), cut=st.integers(0, 10))
-def test_a_fold_changes_no_answer(history, cut):
+def test_a_compaction_changes_no_answer(history, cut):
     """
-    Readers see the same rows before and after any fold of the oldest, or of the newest, updates.
+    Readers see the same rows before and after any compaction of the oldest, or of the newest, updates.
     """
     if not history:
         return
     old = [each for each in history if each["superstep"] <= cut]
     new = [each for each in history if each["superstep"] > cut]
     seen = merge_updates(row_updates(history)).to_pylist()
-    folded_old = fold_updates(row_updates(old), ALL, is_complete=True).to_pylist()
-    folded_new = fold_updates(row_updates(new), ALL, is_complete=False).to_pylist()
+    compacted_old = compact_updates(row_updates(old), ALL, is_complete=True).to_pylist()
+    compacted_new = compact_updates(row_updates(new), ALL, is_complete=False).to_pylist()
 
-    assert merge_updates(row_updates([*folded_old, *new])).to_pylist() == seen
-    assert merge_updates(row_updates([*old, *folded_new])).to_pylist() == seen
+    assert merge_updates(row_updates([*compacted_old, *new])).to_pylist() == seen
+    assert merge_updates(row_updates([*old, *compacted_new])).to_pylist() == seen
 
 
 def test_ids_are_joined_until_they_expire():
@@ -68,7 +68,7 @@ def test_ids_are_joined_until_they_expire():
             update("b", 2, state="1", record_ids=identified(("w", 4))),
         ]
     )
-    rows = fold_updates(updates, rules(ids_from=5), is_complete=False).to_pylist()
+    rows = compact_updates(updates, rules(ids_from=5), is_complete=False).to_pylist()
 
     assert [each["id"] for each in rows[0]["record_ids"]] == [b"y", b"z"]
     assert rows[1]["record_ids"] is None
@@ -85,7 +85,7 @@ def test_productions_go_when_they_are_delivered():
             update("b", 1, state="1", productions=produced("gone")),
         ]
     )
-    rows = fold_updates(updates, rules(pending_from=2), is_complete=False).to_pylist()
+    rows = compact_updates(updates, rules(pending_from=2), is_complete=False).to_pylist()
 
     assert [each["value"] for each in rows[0]["productions"]] == ["new", "newer"]
     assert rows[0]["superstep"] == 2
@@ -94,12 +94,12 @@ def test_productions_go_when_they_are_delivered():
 
 def test_tombstones_stay_while_older_files_are_left():
     """
-    A partial fold keeps the news of a deletion.
+    A partial compaction keeps the news of a deletion.
     """
     updates = row_updates([update("a", 2, deleted=True), update("b", 2, state="1")])
 
-    assert fold_updates(updates, ALL, is_complete=False).column("key").to_pylist() == ["a", "b"]
-    assert fold_updates(updates, ALL, is_complete=True).column("key").to_pylist() == ["b"]
+    assert compact_updates(updates, ALL, is_complete=False).column("key").to_pylist() == ["a", "b"]
+    assert compact_updates(updates, ALL, is_complete=True).column("key").to_pylist() == ["b"]
 
 
 def test_a_deleted_row_with_an_id_stays():
@@ -108,8 +108,8 @@ def test_a_deleted_row_with_an_id_stays():
     """
     updates = row_updates([update("a", 2, deleted=True, record_ids=identified(("x", 7)))])
 
-    assert fold_updates(updates, rules(ids_from=7), is_complete=True).num_rows == 1
-    assert fold_updates(updates, rules(ids_from=8), is_complete=True).num_rows == 0
+    assert compact_updates(updates, rules(ids_from=7), is_complete=True).num_rows == 1
+    assert compact_updates(updates, rules(ids_from=8), is_complete=True).num_rows == 0
 
 
 class Files:
@@ -134,11 +134,11 @@ class Files:
         add = row_file_to_add(file, INTERVAL, version=version, modification_time_ms=0)
         self.live.append(LiveFile.from_add(add, version))
 
-    def fold(self, *, is_complete: bool = True) -> Fold:
-        return Fold(interval=INTERVAL, files=tuple(self.live), is_complete=is_complete)
+    def compaction(self, *, is_complete: bool = True) -> Compaction:
+        return Compaction(interval=INTERVAL, files=tuple(self.live), is_complete=is_complete)
 
 
-def test_a_fold_writes_one_file_for_the_owners_commit():
+def test_a_compaction_writes_one_file_for_the_owners_commit():
     """
     The new file claims the fence under which it is committed, whenever it was prepared.
     """
@@ -146,8 +146,8 @@ def test_a_fold_writes_one_file_for_the_owners_commit():
     files.write(1, update("a", 1, state="1"), update("b", 1, state="1"))
     files.write(2, update("a", 2, state="2"))
     last = Fence(Sequencer(1), CommitNumber(2))
-    folded = fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)
-    write = folded.write(Fence(Sequencer(1), CommitNumber(9)))
+    compacted = compact_files(files.objects, files.compaction(), ALL, fence=last, token="f" * 32)
+    write = compacted.write(Fence(Sequencer(1), CommitNumber(9)))
 
     assert write.removed == tuple(file.path for file in files.live)
     assert [(file.commit_number, file.superstep, file.rows) for file in write.added] == [(9, 2, 2)]
@@ -158,7 +158,7 @@ def test_a_fold_writes_one_file_for_the_owners_commit():
     ]
 
 
-def test_a_fold_of_nothing_needed_writes_nothing():
+def test_a_compaction_of_nothing_needed_writes_nothing():
     """
     Files whose rows are all deleted are removed without a successor.
     """
@@ -166,16 +166,16 @@ def test_a_fold_of_nothing_needed_writes_nothing():
     files.write(1, update("a", 1, state="1"))
     files.write(2, update("a", 2, deleted=True))
     last = Fence(Sequencer(1), CommitNumber(2))
-    folded = fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)
+    compacted = compact_files(files.objects, files.compaction(), ALL, fence=last, token="f" * 32)
 
-    assert folded.file is None
-    assert folded.write(Fence(Sequencer(1), CommitNumber(3))).added == ()
-    assert folded.freed_bytes == sum(file.size_bytes for file in files.live)
+    assert compacted.file is None
+    assert compacted.write(Fence(Sequencer(1), CommitNumber(3))).added == ()
+    assert compacted.freed_bytes == sum(file.size_bytes for file in files.live)
 
 
-def test_a_damaged_file_is_not_folded():
+def test_a_damaged_file_is_not_compacted():
     """
-    A flipped bit stops the fold instead of being rewritten under a fresh checksum.
+    A flipped bit stops the compaction instead of being rewritten under a fresh checksum.
     """
     files = Files()
     files.write(1, update("a", 1, state="1"))
@@ -187,4 +187,4 @@ def test_a_damaged_file_is_not_folded():
     last = Fence(Sequencer(1), CommitNumber(2))
 
     with pytest.raises(DataError, match=path):
-        fold_files(files.objects, files.fold(), ALL, fence=last, token="f" * 32)
+        compact_files(files.objects, files.compaction(), ALL, fence=last, token="f" * 32)

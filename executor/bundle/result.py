@@ -1,0 +1,65 @@
+"""
+What a bundle leaves behind, and what a task reports of it.
+
+Both are plain values: they travel from a worker to the driver, which commits them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, ProductionSummary
+from millpond.executor.bundle.weak_productions import WeakProductions
+from millpond.executor.event_time.clocks import Marks
+from millpond.statestore.interval import Interval
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+__all__ = ["BundleResult", "Manifest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleResult:
+    """
+    What a bundle leaves behind.
+
+    Attributes:
+        updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+        next_event_timer: earliest pending event-domain firing time of the whole interval.
+        next_wall_timer: earliest pending wall-domain firing time of the whole interval.
+        hold: oldest output timestamp that any row of the interval still owes.
+        next_marks: earliest firing time of the timers that wait for each percentile watermark.
+        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
+        productions: a summary a stream, of those that are kept.
+        weak: those that are to be delivered within the superstep; ``None`` where there are none.
+    """
+
+    updates: pa.Table | None
+    statistics: BundleStatistics
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_marks: Marks = field(default_factory=dict)
+    hold_marks: Marks = field(default_factory=dict)
+    productions: tuple[ProductionSummary, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    weak: WeakProductions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """
+    What a task reports of one interval; only collected manifests are ever committed (F12).
+
+    Attributes:
+        file: the row updates, written but not yet committed; ``None`` when nothing changed.
+        result: the bundle's result; its ``updates`` may be ``None``, for they are in ``file``.
+    """
+
+    interval: Interval
+    fence: Fence
+    file: RowFile | None
+    result: BundleResult

@@ -1,0 +1,56 @@
+"""
+What a commit is asked to change: intervals, files and positions, all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import JsonValue
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import EventTimeMicros
+
+__all__ = ["CommitRequest", "IntervalWrite"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalWrite:
+    """
+    One interval's part of a commit.
+
+    Args:
+        interval: the interval.
+        fence: its new sequencer and commit number; must follow the stored ones.
+        added: row files written for this commit.
+        removed: paths of live files that the added ones replace.
+        watermark: the interval's input low watermark, journaled in the commit.
+    """
+
+    interval: Interval
+    fence: Fence
+    added: tuple[RowFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    watermark: EventTimeMicros | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    """
+    Everything that is to change together.
+
+    Two equal requests are the same commit: asking again after `OutcomeUnknownError` is safe.
+
+    Args:
+        kind: what it is for: "superstep", "fence", "compaction", …
+        writes: the touched intervals.
+        positions: other Delta transactions: inputs and supersteps by application id.
+        metadata: for the reader of the log; goes into ``commitInfo.millpond``.
+    """
+
+    kind: str
+    writes: tuple[IntervalWrite, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
