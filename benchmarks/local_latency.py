@@ -31,7 +31,7 @@ from millpond.executor.computation.record import Record
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -78,11 +78,11 @@ class Hop(Computation):
         context.produce(self.output, record.value)
 
 
-def build(stages: int = 1, productions: ProductionMode = "strong") -> Pipeline:
+def build(stages: int = 1, productions: ProductionMode = "strong") -> EnginePipeline:
     """
     So many stages, and whoever measures behind them.
     """
-    pipeline = Pipeline("latency")
+    pipeline = EnginePipeline("latency")
     people = pipeline.inject("people", key="user", at="at", id="id", watermark=BoundedDisorder("1s"))
     stream = people.apply(First(), name="first", produces="visits", productions=productions)
     for number in range(1, stages):

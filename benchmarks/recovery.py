@@ -32,7 +32,7 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 
@@ -71,11 +71,11 @@ class Spread(Computation):
             )
 
 
-def build() -> Pipeline:
+def build() -> EnginePipeline:
     """
     ``rows`` into ``holder``; ``bursts`` into ``spread``, and what that produces into ``counter``.
     """
-    pipeline = Pipeline("recovery")
+    pipeline = EnginePipeline("recovery")
     pipeline.inject("rows", key="key", at="at", id="id", watermark=ManualWatermark()).apply(
         Holder(), name="holder"
     )

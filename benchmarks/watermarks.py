@@ -32,7 +32,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.injectors.policies import Monotone, ObservedPercentile
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.statestore.interval import Interval
@@ -64,11 +64,11 @@ class Pass(Computation):
             context.produce(self.stream, {"n": record.value["n"]})
 
 
-def three_stages(key: Any, at: str) -> Pipeline:
+def three_stages(key: Any, at: str) -> EnginePipeline:
     """
     A stream in order through three computations.
     """
-    pipeline = Pipeline("lag")
+    pipeline = EnginePipeline("lag")
     stream = pipeline.inject("records", key=key, at=at, watermark=Monotone())
     for name in STAGES[:-1]:
         stream = stream.apply(Pass(f"of_{name}"), name=name, produces=f"of_{name}")
@@ -154,7 +154,7 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
     """
     Updates a second and bytes of an authority that knows so many intervals.
     """
-    pipeline = Pipeline("authority")
+    pipeline = EnginePipeline("authority")
     pipeline.inject("records", key="key", at="at").apply(Pass(None), name="c", produces="out")
     topology = pipeline.check()
     lows = ["", *(f"{number:07}" for number in range(1, intervals))]
@@ -197,7 +197,7 @@ def percentile(records: int, p: float = 99) -> dict[str, Any]:
     random = np.random.default_rng(11)
     made = START_US + np.arange(records) * 1_000
     at = made[np.argsort(made + random.lognormal(10, 2, records))]
-    pipeline = Pipeline("late")
+    pipeline = EnginePipeline("late")
     stream = pipeline.inject("records", key="key", at="at", watermark=ObservedPercentile(p))
     stream.apply(Pass(None), name="c", produces="out")
     size, learnt = 1_000, records // 10

@@ -11,7 +11,7 @@ from typing import Any, cast
 from millpond.dataflow.step.element_wise import PaneKey
 from millpond.dataflow.stream import DataflowStream
 from millpond.executor.pipeline.nodes import Subscription
-from millpond.executor.pipeline.pipeline import Pipeline as EnginePipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import Stream
 from millpond.executor.pipeline.topology import Topology
 

@@ -22,7 +22,7 @@ import orjson
 
 from millpond.gc.collector import Collection
 from millpond.gc.horizon import version_at
-from millpond.gc.log_sum import sum_log
+from millpond.gc.replayed_log import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
 from millpond.statestore.errors import ObjectExistsError

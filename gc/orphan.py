@@ -24,7 +24,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from millpond.gc.collector import Collection
-from millpond.gc.log_sum import sum_log
+from millpond.gc.replayed_log import sum_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
 from millpond.statestore.catalog.facts import savepoints_of

@@ -25,7 +25,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects, TableVersion
 
-__all__ = ["Retention", "Round", "collect_garbage", "collect_garbage_at"]
+__all__ = ["CollectionRound", "Retention", "collect_garbage", "collect_garbage_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class CollectionRound:
     """
     What a round did.
 
@@ -76,7 +76,7 @@ def collect_garbage(
     seen: TableVersion | None = None,
     check: Callable[[], None] | None = None,
     dry_run: bool = False,
-) -> Round:
+) -> CollectionRound:
     """
     One round over everything but compactions.
 
@@ -111,7 +111,9 @@ def collect_garbage(
         collections.append(each.collect(dry_run=dry_run))
     if made is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
-    return Round(horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections))
+    return CollectionRound(
+        horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections)
+    )
 
 
 def collect_garbage_at(
@@ -122,7 +124,7 @@ def collect_garbage_at(
     retention: Retention,
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
-) -> Round:
+) -> CollectionRound:
     """
     The same from another process of this machine, which opens the catalog for itself; see `collect_garbage`.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.gc.horizon import Horizon, Horizons
-from millpond.gc.log_sum import LogSum, sum_log
+from millpond.gc.replayed_log import ReplayedLog, sum_log
 from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.types import Objects, TableVersion
@@ -38,8 +38,8 @@ class Survey:
     objects: Objects
     data_files: frozenset[str]
     log_files: tuple[str, ...]
-    newest: LogSum
-    settled: LogSum | None
+    newest: ReplayedLog
+    settled: ReplayedLog | None
     horizon: Horizon
 
 

@@ -34,7 +34,7 @@ from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.count_progress import CountProgress
 from millpond.testing.simulation.fault import FAULTS
 from millpond.testing.simulation.scenario import Scenario, deaths_at, pairs_of_deaths, play
-from millpond.testing.simulation.simulation import STEPS, Outcome
+from millpond.testing.simulation.simulation import STEPS, SimulationOutcome
 from millpond.testing.simulation.workload import Workload
 
 __all__ = ["Tally", "main", "run_all"]
@@ -63,8 +63,8 @@ class Tally:
     """
 
     passed: int = 0
-    failed: list[Outcome] = field(default_factory=list)
-    unreached: list[Outcome] = field(default_factory=list)
+    failed: list[SimulationOutcome] = field(default_factory=list)
+    unreached: list[SimulationOutcome] = field(default_factory=list)
     supersteps: int = 0
     events: int = 0
     processes: int = 0
@@ -72,7 +72,7 @@ class Tally:
     struck: Counter[str] = field(default_factory=Counter)
     failpoints: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SimulationOutcome) -> None:
         """
         One more seed.
         """
@@ -92,7 +92,7 @@ class Tally:
 
 def run_all(
     scenarios: Sequence[Scenario], workload: str = _BANK, *, workers: int = 1, fail_fast: bool = False
-) -> Iterator[Outcome]:
+) -> Iterator[SimulationOutcome]:
     """
     Play scenarios on several processors; outcomes come in the order of the scenarios.
 
@@ -119,14 +119,14 @@ def run_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _until_failure(outcomes: Iterable[Outcome], *, fail_fast: bool) -> Iterator[Outcome]:
+def _until_failure(outcomes: Iterable[SimulationOutcome], *, fail_fast: bool) -> Iterator[SimulationOutcome]:
     for outcome in outcomes:
         yield outcome
         if fail_fast and outcome.violation:
             return
 
 
-def _play(workload: str, scenario: Scenario) -> Outcome:
+def _play(workload: str, scenario: Scenario) -> SimulationOutcome:
     return play(scenario, load_workload(workload))
 
 
@@ -164,7 +164,7 @@ def _begin_worker(workload: str) -> None:
     gc.disable()
 
 
-def _play_and_clean(workload: str, scenario: Scenario) -> Outcome:
+def _play_and_clean(workload: str, scenario: Scenario) -> SimulationOutcome:
     outcome = _play(workload, scenario)
     gc.collect()
     return outcome
@@ -295,7 +295,7 @@ def _replay(scenario: Scenario, workload: str) -> int:
     return 1 if outcome.violation else 0
 
 
-def _line(outcome: Outcome, scenario: Scenario, workload: str) -> str:
+def _line(outcome: SimulationOutcome, scenario: Scenario, workload: str) -> str:
     """
     One line: seed, how it ended, commit, and the command that does it again.
     """
@@ -320,7 +320,7 @@ def _commit() -> str:
 
 def _run(
     scenarios: list[Scenario],
-    outcomes: Iterable[Outcome],
+    outcomes: Iterable[SimulationOutcome],
     workload: str,
     save: Path | None,
     json_path: Path | None,

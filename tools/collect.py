@@ -10,7 +10,7 @@ import click
 
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.round import Round
+from millpond.gc.round import CollectionRound
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.tools.cli_help import TeachingCommand
@@ -85,7 +85,7 @@ def collect(
         _print(found, dry_run=dry_run)
 
 
-def _entries(found: Round) -> list[dict[str, object]]:
+def _entries(found: CollectionRound) -> list[dict[str, object]]:
     return [
         {
             "kind": each.kind,
@@ -99,7 +99,7 @@ def _entries(found: Round) -> list[dict[str, object]]:
     ]
 
 
-def _print(found: Round, *, dry_run: bool) -> None:
+def _print(found: CollectionRound, *, dry_run: bool) -> None:
     rows = [
         (each.kind, len(each.paths), len(each.made), size_text(each.freed_bytes))
         for each in found.collections

@@ -24,7 +24,7 @@ from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner, comb
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import Merge, check_merges, check_window
 from millpond.dataflow.windows.window_state import WindowState
-from millpond.executor.event_time.clocks import Marks
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.statestore.rows.row import TimeDomain
 
 __all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
@@ -54,7 +54,7 @@ class KeyWindows:
         watermark: the low watermark; for an event timer, the time of the timer.
         wall_time: the wall time.
         key: the key, for ``finish``.
-        marks: the percentile watermarks that the triggers ask for.
+        percentile_watermarks: the percentile watermarks that the triggers ask for.
         on_open: is told of each window that is looked at, before anything has happened to it.
 
     Attributes:
@@ -72,7 +72,7 @@ class KeyWindows:
         watermark: int,
         wall_time: int,
         key: str = "",
-        marks: Marks | None = None,
+        percentile_watermarks: PercentileTimes | None = None,
         on_open: OnOpen | None = None,
     ) -> None:
         self._strategy = strategy
@@ -81,7 +81,9 @@ class KeyWindows:
         self._watermark = watermark
         self._wall_time = wall_time
         self._key = key
-        self._marks: Marks = {} if marks is None else marks
+        self._percentile_watermarks: PercentileTimes = (
+            {} if percentile_watermarks is None else percentile_watermarks
+        )
         fields = state or {}
         self.windows = WindowStates(fields.get(_WINDOWS, ()), on_open)
         self.counts = dict.fromkeys(WINDOW_COUNTERS, 0)
@@ -223,7 +225,13 @@ class KeyWindows:
     # -- firing ----------------------------------------------------------------------------
 
     def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
-        return TriggerContext(state, self._watermark, self._wall_time, marks=self._marks, sources=sources)
+        return TriggerContext(
+            state,
+            self._watermark,
+            self._wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+            sources=sources,
+        )
 
     def _ask(self, state: WindowState, *, by_event_timer: bool) -> None:
         trigger, context = self._strategy.trigger, self._context(state)

@@ -35,17 +35,21 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
     Example:
         >>> seen = as_of(
         ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
-        ...     Clocks(watermark=25, wall_time=0, marks={90.0: 30, 50.0: 40}),
+        ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
         ... )
-        >>> seen.watermark, seen.marks
+        >>> seen.watermark, seen.percentile_watermarks
         (9, {90.0: 10, 50.0: 10})
     """
 
     def seen(percentile: float, mark: int) -> EventTimeMicros:
         return EventTimeMicros(min(mark, timer.at - 1 if percentile > timer.percentile else timer.at))
 
-    marks = {each: seen(each, mark) for each, mark in clocks.marks.items()}
-    return Clocks(watermark=seen(EXACT, clocks.watermark), wall_time=clocks.wall_time, marks=marks)
+    percentile_watermarks = {each: seen(each, mark) for each, mark in clocks.percentile_watermarks.items()}
+    return Clocks(
+        watermark=seen(EXACT, clocks.watermark),
+        wall_time=clocks.wall_time,
+        percentile_watermarks=percentile_watermarks,
+    )
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
@@ -126,8 +130,12 @@ class WindowedComputation(Computation):
         self._turn(context, clocks, react, fired=timer.tag)
 
     def _clocks(self, context: Context) -> Clocks:
-        marks = {each: context.watermark_at(each) for each in self.percentiles}
-        return Clocks(watermark=context.watermark, wall_time=context.wall_time, marks=marks)
+        percentile_watermarks = {each: context.watermark_at(each) for each in self.percentiles}
+        return Clocks(
+            watermark=context.watermark,
+            wall_time=context.wall_time,
+            percentile_watermarks=percentile_watermarks,
+        )
 
     def _turn(
         self,
@@ -146,7 +154,7 @@ class WindowedComputation(Computation):
             key=context.key,
             watermark=clocks.watermark,
             wall_time=clocks.wall_time,
-            marks=clocks.marks,
+            percentile_watermarks=clocks.percentile_watermarks,
             on_open=lambda state: add_wanted(before, strategy, state, seen),
         )
         owed_at = windows.windows.oldest_output_at()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_state import WindowState
-from millpond.executor.event_time.clocks import EXACT, Marks, clock_name, parse_clock
+from millpond.executor.event_time.clocks import EXACT, PercentileTimes, clock_name, parse_clock
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 
@@ -119,13 +119,13 @@ class TriggerContext:
         watermark: event time, as far as the trigger may know: the low watermark, or the time
             of the event timer at hand.
         wall_time: the wall time.
-        marks: the percentile watermarks that the step's triggers ask for.
+        percentile_watermarks: the percentile watermarks that the step's triggers ask for.
         sources: after a merge, the windows that were merged.
         path: the trigger's place in the tree.
         firing: where firings are noted.
     """
 
-    __slots__ = ("_marks", "_sources", "_state", "firing", "path", "wall_time", "watermark")
+    __slots__ = ("_percentile_watermarks", "_sources", "_state", "firing", "path", "wall_time", "watermark")
 
     def __init__(
         self,
@@ -133,13 +133,15 @@ class TriggerContext:
         watermark: int,
         wall_time: int,
         *,
-        marks: Marks | None = None,
+        percentile_watermarks: PercentileTimes | None = None,
         sources: tuple[WindowState, ...] = (),
         path: str = "",
         firing: Firing | None = None,
     ) -> None:
         self._state = window
-        self._marks: Marks = {} if marks is None else marks
+        self._percentile_watermarks: PercentileTimes = (
+            {} if percentile_watermarks is None else percentile_watermarks
+        )
         self._sources = sources
         self.watermark = watermark
         self.wall_time = wall_time
@@ -171,9 +173,9 @@ class TriggerContext:
         """
         if percentile == EXACT:
             return self.watermark
-        if percentile not in self._marks:
+        if percentile not in self._percentile_watermarks:
             raise InvalidError("a trigger asks for a percentile that it does not name", percentile=percentile)
-        return self._marks[percentile]
+        return self._percentile_watermarks[percentile]
 
     def percentile_at(self, at: int) -> float:
         """
@@ -181,7 +183,7 @@ class TriggerContext:
         """
         if self.watermark >= at:
             return EXACT
-        return max((each for each, mark in self._marks.items() if mark >= at), default=0.0)
+        return max((each for each, mark in self._percentile_watermarks.items() if mark >= at), default=0.0)
 
     def child(self, name: str | int) -> TriggerContext:
         """
@@ -191,7 +193,7 @@ class TriggerContext:
             self._state,
             self.watermark,
             self.wall_time,
-            marks=self._marks,
+            percentile_watermarks=self._percentile_watermarks,
             sources=self._sources,
             path=f"{self.path}{name}/",
             firing=self.firing,
@@ -203,7 +205,13 @@ class TriggerContext:
         In `Trigger.on_merge`: this trigger's view of each window that was merged.
         """
         return tuple(
-            TriggerContext(source, self.watermark, self.wall_time, marks=self._marks, path=self.path)
+            TriggerContext(
+                source,
+                self.watermark,
+                self.wall_time,
+                percentile_watermarks=self._percentile_watermarks,
+                path=self.path,
+            )
             for source in self._sources
         )
 

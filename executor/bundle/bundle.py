@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.computation.values import Values
-from millpond.executor.event_time.clocks import Clocks, Marks
+from millpond.executor.event_time.clocks import Clocks, PercentileTimes
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence
@@ -56,7 +56,7 @@ class Bundle:
         superstep: number of the superstep.
         watermark: the computation's input low watermark during the whole bundle.
         wall_time: the superstep's wall time; tasks never read a clock.
-        marks: the computation's percentile watermarks, all that the pipeline keeps.
+        percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
         weak: what becomes of its productions before the commit.
     """
@@ -67,7 +67,7 @@ class Bundle:
     watermark: EventTimeMicros
     wall_time: WallTimeMicros
     deliveries: Sequence[Deliveries] = ()
-    marks: Marks = field(default_factory=dict)
+    percentile_watermarks: PercentileTimes = field(default_factory=dict)
     weak: WeakStreams = STRONG
 
     @property
@@ -75,7 +75,11 @@ class Bundle:
         """
         What its timers wait for.
         """
-        return Clocks(watermark=self.watermark, wall_time=self.wall_time, marks=self.marks)
+        return Clocks(
+            watermark=self.watermark,
+            wall_time=self.wall_time,
+            percentile_watermarks=self.percentile_watermarks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +136,11 @@ class ProductionSummary:
         stream: the stream.
         count: how many records.
         oldest_at: the oldest one's event time.
-        marks: the oldest times when a share of the records is left out, for each percentile
+        percentile_oldest_at: the oldest times when a share of the records is left out, for each percentile
             that the pipeline keeps.
     """
 
     stream: str
     count: int
     oldest_at: EventTimeMicros
-    marks: Marks = field(default_factory=dict)
+    percentile_oldest_at: PercentileTimes = field(default_factory=dict)

@@ -34,12 +34,12 @@ class Admission:
     Attributes:
         kept: their positions on arrival, rising; ``None``: all.
         duplicates: how many do not.
-        prints: fingerprints of the ids of those that count; ``None``: no record has an id.
+        fingerprints: fingerprints of the ids of those that count; ``None``: no record has an id.
     """
 
     kept: _Index | None = None
     duplicates: int = 0
-    prints: npt.NDArray[np.uint64] | None = None
+    fingerprints: npt.NDArray[np.uint64] | None = None
 
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
@@ -58,13 +58,13 @@ def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admissio
         keys=keys.keys,
     )
     duplicate = identified.duplicates(soft_state)
-    prints = identified.prints[~duplicate] if duplicate.any() else identified.prints
+    fingerprints = identified.fingerprints[~duplicate] if duplicate.any() else identified.fingerprints
     if not duplicate.any():
-        return Admission(prints=prints)
+        return Admission(fingerprints=fingerprints)
     dropped = np.flatnonzero(duplicate) if places is None else places[duplicate]
     keep = np.ones(len(arrivals), np.bool_)
     keep[dropped] = False
-    return Admission(kept=np.flatnonzero(keep), duplicates=len(dropped), prints=prints)
+    return Admission(kept=np.flatnonzero(keep), duplicates=len(dropped), fingerprints=fingerprints)
 
 
 def _valid_places(ids: pa.BinaryArray) -> _Index:
@@ -80,7 +80,7 @@ class _Identified:
         self._ids = ids
         self._codes = codes
         self._keys = keys
-        self.prints = fingerprints(ids)
+        self.fingerprints = fingerprints(ids)
 
     def duplicates(self, soft_state: SoftState) -> _Mask:
         """
@@ -88,7 +88,7 @@ class _Identified:
         """
         repeated = self._repeated()
         soft_state.ids.prepare(soft_state.files)
-        doubtful = np.flatnonzero(soft_state.ids.may_be_known(self.prints) & ~repeated)
+        doubtful = np.flatnonzero(soft_state.ids.may_be_known(self.fingerprints) & ~repeated)
         if len(doubtful):
             keys, ids = self._pairs(doubtful)
             repeated[doubtful] = soft_state.ids.consumed(soft_state.files, keys, ids)
@@ -98,11 +98,11 @@ class _Identified:
         """
         Which of them repeat a key and id of this very bundle.
         """
-        repeated = np.zeros(len(self.prints), np.bool_)
-        ordered = np.sort(self.prints)
+        repeated = np.zeros(len(self.fingerprints), np.bool_)
+        ordered = np.sort(self.fingerprints)
         doubtful_prints = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(doubtful_prints):
-            doubtful = np.flatnonzero(np.isin(self.prints, doubtful_prints))
+            doubtful = np.flatnonzero(np.isin(self.fingerprints, doubtful_prints))
             repeated[doubtful] = _not_first(*self._pairs(doubtful))
         return repeated
 

@@ -23,7 +23,7 @@ from millpond.executor.computation.record import Records
 from millpond.executor.computation.record_columns import InputTime, RecordColumns
 from millpond.executor.computation.state import Encoded, KeyState
 from millpond.executor.computation.timer import Timer, Timers
-from millpond.executor.computation.watchdog import CodeLimit, CodeTimeoutError
+from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.event_time.late_data_horizon import slack_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
     from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["FIRINGS_MAX", "KeyTurns"]
+__all__ = ["FIRINGS_MAX", "KeyExecutor"]
 
 FIRINGS_MAX: Final = 100_000
 """So many timers that were set in the bundle itself may fire for one key."""
@@ -44,14 +44,14 @@ _VALUE_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Savepoint:
+class _RollbackPoint:
     state: Encoded | None
     timers: TimersSavepoint
     productions: int
     counts: int
 
 
-class KeyTurns:
+class KeyExecutor:
     """
     Runs one key after the other, with one context for all of them.
 
@@ -71,7 +71,11 @@ class KeyTurns:
     """
 
     def __init__(
-        self, node: ComputationNode, bundle: Bundle, columns: RecordColumns, limit: CodeLimit | None = None
+        self,
+        node: ComputationNode,
+        bundle: Bundle,
+        columns: RecordColumns,
+        limit: UserCodeWatchdog | None = None,
     ) -> None:
         self._limit = limit
         self._input = InputTime()
@@ -212,7 +216,7 @@ class KeyTurns:
         """
         Run a hook until it succeeds or its tries are used up; then its last exception.
         """
-        savepoint = _Savepoint(
+        savepoint = _RollbackPoint(
             self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
         )
         error: Exception | None = None
@@ -240,7 +244,7 @@ class KeyTurns:
             error.__cause__ = raised
         return error
 
-    def _go_back(self, savepoint: _Savepoint) -> None:
+    def _go_back(self, savepoint: _RollbackPoint) -> None:
         self.state.bind(savepoint.state)
         self.timers.restore(savepoint.timers)
         self.productions.truncate(savepoint.productions)

@@ -19,14 +19,14 @@ from millpond.executor.bundle.arrivals import Arrivals
 from millpond.executor.bundle.bundle import Bundle, BundleStatistics
 from millpond.executor.bundle.deduplication import Admission, admit
 from millpond.executor.bundle.grouping import Grouping, encode_keys, group
-from millpond.executor.bundle.key_executor import KeyTurns
+from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
-from millpond.executor.bundle.row_update import Outcome, row_updates, summarise, summarise_kept
-from millpond.executor.bundle.weak_productions import Draft, WeakProductions, split_productions
+from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
+from millpond.executor.bundle.weak_productions import RowUpdateDraft, WeakProductions, split_productions
 from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timers
-from millpond.executor.computation.watchdog import CodeLimit, OnStuck
+from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
 from millpond.statestore.check import check
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -58,7 +58,7 @@ class IntervalProcessor:
         on_stuck: OnStuck | None = None,
     ) -> None:
         timeout_ms = node.user_code_timeout_ms
-        self._limit = None if timeout_ms is None else CodeLimit(node.name, timeout_ms, on_stuck)
+        self._limit = None if timeout_ms is None else UserCodeWatchdog(node.name, timeout_ms, on_stuck)
         self._node = node
         self._interval = interval
         self._soft_state = soft_state
@@ -86,7 +86,7 @@ class IntervalProcessor:
             refused = late & self._drops(arrivals, kept)
             kept = np.flatnonzero(~refused) if kept is None else kept[~refused]
             dropped = int(refused.sum())
-        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.marks)
+        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.percentile_watermarks)
         grouping = group(codes, arrivals.at, kept, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
@@ -98,7 +98,7 @@ class IntervalProcessor:
             arrivals.ids,
             bundle.watermark,
         )
-        turns = KeyTurns(self._node, bundle, columns, self._limit)
+        turns = KeyExecutor(self._node, bundle, columns, self._limit)
         with nullcontext() if self._limit is None else self._limit.watching():
             outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(
@@ -118,8 +118,8 @@ class IntervalProcessor:
         arrivals: Arrivals,
         admission: Admission,
         grouping: Grouping,
-        turns: KeyTurns,
-        outcome: Outcome,
+        turns: KeyExecutor,
+        outcome: BundleOutcome,
         statistics: BundleStatistics,
     ) -> BundleResult:
         soft_state = self._soft_state
@@ -132,7 +132,7 @@ class IntervalProcessor:
                 grouping.keys,
                 outcome.states,
                 {grouping.keys[place]: timers for place, timers in outcome.timers.items()},
-                admission.prints,
+                admission.fingerprints,
                 (bundle.watermark, bundle.wall_time),
             )
         queue = soft_state.timers
@@ -147,11 +147,11 @@ class IntervalProcessor:
             next_event_timer=None if next_event is None else EventTimeMicros(next_event),
             next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
             hold=None if hold is None else EventTimeMicros(hold),
-            next_marks=queue.next_marks(),
-            hold_marks=queue.holds(bundle.marks),
-            productions=summarise(outcome.productions, bundle.marks)
+            next_percentile_timers=queue.next_percentile_timers(),
+            percentile_holds=queue.holds(bundle.percentile_watermarks),
+            productions=summarise(outcome.productions, bundle.percentile_watermarks)
             if weak is None
-            else summarise_kept(weak.draft.kept, bundle.marks),
+            else summarise_kept(weak.draft.kept, bundle.percentile_watermarks),
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
         )
@@ -174,12 +174,12 @@ class IntervalProcessor:
 
 
 def _weak_productions(
-    bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: Outcome
+    bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: BundleOutcome
 ) -> WeakProductions | None:
     if not bundle.weak.fused or not len(outcome.productions):
         return None
     kept, (table, owners) = split_productions(outcome, bundle.weak)
-    return WeakProductions(table, owners, Draft(bundle, arrivals, grouping, outcome, kept))
+    return WeakProductions(table, owners, RowUpdateDraft(bundle, arrivals, grouping, outcome, kept))
 
 
 def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArray[np.bool_]:
@@ -191,7 +191,7 @@ def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArr
     return late
 
 
-def _run(turns: KeyTurns, grouping: Grouping, soft_state: SoftState) -> Outcome:
+def _run(turns: KeyExecutor, grouping: Grouping, soft_state: SoftState) -> BundleOutcome:
     before = soft_state.load(grouping.keys)
     states: list[Encoded | None] = []
     timers: dict[int, Timers] = {}
@@ -211,7 +211,7 @@ def _run(turns: KeyTurns, grouping: Grouping, soft_state: SoftState) -> Outcome:
         count = len(productions)
         counts.append(count - produced)
         produced = count
-    return Outcome(
+    return BundleOutcome(
         before=before,
         states=states,
         timers=timers,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, ProductionSummary
 from millpond.executor.bundle.weak_productions import WeakProductions
-from millpond.executor.event_time.clocks import Marks
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
@@ -31,8 +31,8 @@ class BundleResult:
         next_event_timer: earliest pending event-domain firing time of the whole interval.
         next_wall_timer: earliest pending wall-domain firing time of the whole interval.
         hold: oldest output timestamp that any row of the interval still owes.
-        next_marks: earliest firing time of the timers that wait for each percentile watermark.
-        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
+        next_percentile_timers: earliest firing time of the timers that wait for each percentile watermark.
+        percentile_holds: oldest output timestamps when a share of the rows is left out, by percentile.
         productions: a summary a stream, of those that are kept.
         weak: those that are to be delivered within the superstep; ``None`` where there are none.
     """
@@ -42,8 +42,8 @@ class BundleResult:
     next_event_timer: EventTimeMicros | None = None
     next_wall_timer: WallTimeMicros | None = None
     hold: EventTimeMicros | None = None
-    next_marks: Marks = field(default_factory=dict)
-    hold_marks: Marks = field(default_factory=dict)
+    next_percentile_timers: PercentileTimes = field(default_factory=dict)
+    percentile_holds: PercentileTimes = field(default_factory=dict)
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     weak: WeakProductions | None = None

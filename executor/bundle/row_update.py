@@ -25,14 +25,21 @@ from millpond.executor.event_time.clocks import clock_name
 from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["KeptProductions", "Outcome", "production_values", "row_updates", "summarise", "summarise_kept"]
+__all__ = [
+    "BundleOutcome",
+    "KeptProductions",
+    "production_values",
+    "row_updates",
+    "summarise",
+    "summarise_kept",
+]
 
 _Counts = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BundleOutcome:
     """
     What user code left behind, one entry a key of the grouping.
 
@@ -71,7 +78,7 @@ def row_updates(
     bundle: Bundle,
     arrivals: Arrivals,
     grouping: Grouping,
-    outcome: Outcome,
+    outcome: BundleOutcome,
     kept: KeptProductions | None = None,
 ) -> pa.Table | None:
     """
@@ -116,12 +123,12 @@ def row_updates(
     return table if written.all() else table.filter(pa.array(written))
 
 
-def _changed_states(outcome: Outcome) -> _Mask:
+def _changed_states(outcome: BundleOutcome) -> _Mask:
     pairs = zip(outcome.before, outcome.states, strict=True)
     return np.fromiter((old != new for old, new in pairs), np.bool_, len(outcome.states))
 
 
-def _deleted(outcome: Outcome, changed: _Mask) -> _Mask:
+def _deleted(outcome: BundleOutcome, changed: _Mask) -> _Mask:
     """
     Which keys lose their state, or the last timer of a row without state.
     """
@@ -135,7 +142,7 @@ def _deleted(outcome: Outcome, changed: _Mask) -> _Mask:
     return deleted
 
 
-def _timers_to_write(outcome: Outcome, deleted: _Mask) -> dict[int, Timers]:
+def _timers_to_write(outcome: BundleOutcome, deleted: _Mask) -> dict[int, Timers]:
     # A deleting update without timers would take those along that stay.
     staying = {place: timers for place, timers in outcome.kept_timers.items() if deleted[place]}
     return {**outcome.timers, **staying}
@@ -236,7 +243,7 @@ def _offsets(counts: _Counts) -> pa.Array:
     return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32))
 
 
-def _holds(outcome: Outcome, count: int) -> pa.Array:
+def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
     if not outcome.timers and not outcome.kept_timers:
         return pa.nulls(count, TIMESTAMP)
     holds: list[int | None] = [None] * count
@@ -275,7 +282,7 @@ def _summaries(
             stream=stream,
             count=len(at),
             oldest_at=EventTimeMicros(min(at)),
-            marks=oldest_but(np.array(at, np.int64), percentiles) if percentiles else {},
+            percentile_oldest_at=oldest_but(np.array(at, np.int64), percentiles) if percentiles else {},
         )
         for stream, at in sorted(times.items())
     )

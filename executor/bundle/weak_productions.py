@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.row_update import KeptProductions, Outcome, production_values, row_updates
+from millpond.executor.bundle.row_update import BundleOutcome, KeptProductions, production_values, row_updates
 from millpond.executor.pipeline.weak import WeakStreams, addressed
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from millpond.statestore.rows.row import Fence
     from millpond.statestore.types import Superstep
 
-__all__ = ["Draft", "Straggler", "WeakProductions", "split_productions"]
+__all__ = ["RowUpdateDraft", "Straggler", "WeakProductions", "split_productions"]
 
 _Places = npt.NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class RowUpdateDraft:
     """
     What a bundle's row updates are made of.
     """
@@ -55,7 +55,7 @@ class Draft:
     bundle: Bundle
     arrivals: Arrivals
     grouping: Grouping
-    outcome: Outcome
+    outcome: BundleOutcome
     kept: KeptProductions
 
     def updates(self) -> pa.Table | None:
@@ -64,7 +64,7 @@ class Draft:
         """
         return row_updates(self.bundle, self.arrivals, self.grouping, self.outcome, self.kept)
 
-    def restamped(self, fence: Fence, superstep: Superstep) -> Draft:
+    def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
         """
         The same work as part of another superstep.
         """
@@ -84,7 +84,7 @@ class WeakProductions:
 
     table: pa.Table
     owners: _Places
-    draft: Draft
+    draft: RowUpdateDraft
 
     @property
     def streams(self) -> frozenset[str]:
@@ -93,7 +93,7 @@ class WeakProductions:
         """
         return self.draft.bundle.weak.fused
 
-    def keeping(self, stragglers: Sequence[Straggler]) -> Draft:
+    def keeping(self, stragglers: Sequence[Straggler]) -> RowUpdateDraft:
         """
         The bundle's rows when these productions are checkpointed after all.
         """
@@ -111,7 +111,7 @@ class WeakProductions:
 
 
 def split_productions(
-    outcome: Outcome, weak: WeakStreams
+    outcome: BundleOutcome, weak: WeakStreams
 ) -> tuple[KeptProductions, tuple[pa.Table, _Places]]:
     """
     What a bundle's rows keep of its productions, and what goes on before the commit.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -251,17 +251,20 @@ class TimerQueue:
         self._hold.fill(hold.keys.to_pylist(), hold.at)
 
     def due_keys(
-        self, event_us: EventTimeMicros, wall_us: WallTimeMicros, marks: Marks | None = None
+        self,
+        event_us: EventTimeMicros,
+        wall_us: WallTimeMicros,
+        percentile_watermarks: PercentileTimes | None = None,
     ) -> set[str]:
         """
         The keys with a timer that fires at this low watermark, wall time or percentile watermark.
         """
         due = self._event.until(event_us) | self._wall.until(wall_us)
         for percentile, queue in self._percentiles.items():
-            due |= queue.until((marks or {}).get(percentile, event_us))
+            due |= queue.until((percentile_watermarks or {}).get(percentile, event_us))
         return due
 
-    def next_marks(self) -> dict[float, EventTimeMicros]:
+    def next_percentile_timers(self) -> dict[float, EventTimeMicros]:
         """
         The earliest firing time of those that wait for each percentile watermark.
         """

@@ -22,7 +22,7 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CodeLimit", "CodeTimeoutError", "OnStuck"]
+__all__ = ["CodeTimeoutError", "OnStuck", "UserCodeWatchdog"]
 
 _LOOKS: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
@@ -40,7 +40,7 @@ class CodeTimeoutError(BaseException):
     """
 
 
-class CodeLimit:
+class UserCodeWatchdog:
     """
     How long one computation's code may take for a key; for one thread at a time.
 

@@ -18,12 +18,12 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-__all__ = ["EXACT", "Clocks", "Marks", "clock_name", "declared_percentiles", "parse_clock"]
+__all__ = ["EXACT", "Clocks", "PercentileTimes", "clock_name", "declared_percentiles", "parse_clock"]
 
 EXACT: Final = 100.0
 """The percentile of the low watermark itself."""
 
-Marks = Mapping[float, EventTimeMicros]
+PercentileTimes = Mapping[float, EventTimeMicros]
 """Event times by percentile below 100."""
 
 _PERCENTILE: Final = "event@"
@@ -78,17 +78,21 @@ class Clocks:
     Attributes:
         watermark: the input low watermark.
         wall_time: the wall time.
-        marks: the percentile watermarks that the pipeline keeps.
+        percentile_watermarks: the percentile watermarks that the pipeline keeps.
     """
 
     watermark: int
     wall_time: int
-    marks: Marks = field(default_factory=dict)
+    percentile_watermarks: PercentileTimes = field(default_factory=dict)
 
     def of(self, domain: TimeDomain, percentile: float) -> int:
         """
         What a timer's clock shows; a percentile that nobody keeps any more is the low watermark.
         """
         if domain is TimeDomain.EVENT:
-            return self.watermark if percentile == EXACT else self.marks.get(percentile, self.watermark)
+            return (
+                self.watermark
+                if percentile == EXACT
+                else self.percentile_watermarks.get(percentile, self.watermark)
+            )
         return self.wall_time if domain is TimeDomain.WALL else TIME_MIN_US

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from millpond.executor.event_time.delay_sketch import DelaySketch
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["WHOLE", "InputObservation", "TimesSeen", "Watch", "observe_times", "times_seen"]
+__all__ = ["DEFAULT_MEMBER", "InputObservation", "TimesSeen", "Watch", "observe_times", "times_seen"]
 
-WHOLE: Final = ""
+DEFAULT_MEMBER: Final = ""
 """The member of a stream that has none: the stream itself."""
 
 
@@ -104,7 +104,7 @@ def observe_times(
     count = len(at) if records is None else records
     if not len(at):
         return InputObservation(stream=watch.stream, records=count, newest_at=None)
-    whole = times_seen(watch, at, WHOLE)
+    whole = times_seen(watch, at, DEFAULT_MEMBER)
     return InputObservation(
         stream=watch.stream,
         records=count,

@@ -21,7 +21,7 @@ from millpond.executor.bundle.bundle import DeadLetter, Deliveries
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.local.input import Entered, OutsideRows, enter
+from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs
 from millpond.executor.local.interval import LocalInterval
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
@@ -134,23 +134,23 @@ class LocalEngine:
             InvalidError: user code failed and failures stop the pipeline.
             UnavailableError: a service is away; soft state is sound.
         """
-        watches = {rows.stream: self._coordinator.time.watch(rows.stream) for rows in outside}
-        entered = enter(
+        watches = {rows.stream: self._coordinator.watermarks.watch(rows.stream) for rows in outside}
+        inputs = extract_inputs(
             self._coordinator.topology,
             outside,
             is_bounded=is_bounded,
             watches=watches,
             id_scope=self._coordinator.id_scope,
         )
-        self._cut_intervals(entered)
+        self._cut_intervals(inputs)
         plan = self._coordinator.begin(inputs={rows.stream for rows in outside}, with_files=False)
         self._follow(self._store.committer.snapshot.version)
-        manifests, produced, letters = self._run_intervals(plan, entered)
+        manifests, produced, letters = self._run_intervals(plan, inputs)
         return Prepared(
             plan=plan,
             manifests=manifests,
-            observations=entered.observations,
-            letters=[*entered.letters, *letters],
+            observations=inputs.observations,
+            letters=[*inputs.letters, *letters],
             produced=produced,
         )
 
@@ -211,7 +211,7 @@ class LocalEngine:
         Raises:
             MillpondError: what a sink raised.
         """
-        self._coordinator.settle_sinks()
+        self._coordinator.sinks.wait()
 
     def consumed(self, stream: str) -> dict[str, int]:
         """
@@ -222,26 +222,26 @@ class LocalEngine:
 
     # -- what goes in ----------------------------------------------------------------------
 
-    def _cut_intervals(self, entered: Entered) -> None:
-        streams = {seen.stream for seen in entered.observations}
+    def _cut_intervals(self, inputs: ExtractedInputs) -> None:
+        streams = {seen.stream for seen in inputs.observations}
         for node in self._coordinator.computations_without_intervals(streams):
-            keys = [deliveries.keys for deliveries in entered.by_computation.get(node.name, [])]
+            keys = [deliveries.keys for deliveries in inputs.by_computation.get(node.name, [])]
             sample = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
             self._coordinator.create_intervals(node.name, sample)
 
     # -- what is done ----------------------------------------------------------------------
 
     def _run_intervals(
-        self, plan: SuperstepPlan, entered: Entered
+        self, plan: SuperstepPlan, inputs: ExtractedInputs
     ) -> tuple[list[Manifest], dict[str, pa.Table], list[DeadLetter]]:
         extracted = self._extract(plan)
         letters = [
             letter for name, found in extracted.items() for one in found for letter in _letters(name, one)
         ]
         if self._coordinator.topology.fused:
-            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, entered, extracted))
+            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, inputs, extracted))
             return *_by_file(self._write_all(plan, ran)), [*letters, *keyless]
-        work = [(part, self._deliveries(part, entered, extracted)) for part in plan.intervals]
+        work = [(part, self._deliveries(part, inputs, extracted)) for part in plan.intervals]
         # Whoever has productions to consume goes first: those records have waited a commit already.
         work.sort(key=lambda each: each[0].interval.computation not in extracted)
         work = [(part, deliveries) for part, deliveries in work if deliveries or part.due]
@@ -308,12 +308,12 @@ class LocalEngine:
         return read_productions(self._store.objects, [source]) if kept is None else kept
 
     def _deliveries(
-        self, part: IntervalPlan, entered: Entered, extracted: Mapping[str, tuple[Extracted, ...]]
+        self, part: IntervalPlan, inputs: ExtractedInputs, extracted: Mapping[str, tuple[Extracted, ...]]
     ) -> list[Deliveries]:
         name = part.interval.computation
         whole = [
             *(one.deliveries for one in extracted.get(name, ())),
-            *entered.by_computation.get(name, ()),
+            *inputs.by_computation.get(name, ()),
         ]
         cut = (within(deliveries, part.interval) for deliveries in whole)
         return [deliveries for deliveries in cut if deliveries is not None and len(deliveries.at)]

@@ -26,7 +26,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import describe_value, take
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Entered", "OutsideRows", "enter"]
+__all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class OutsideRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
+class ExtractedInputs:
     """
     Outside rows as their consumers get them.
 
@@ -55,14 +55,14 @@ class Entered:
     observations: list[InputObservation]
 
 
-def enter(
+def extract_inputs(
     topology: Topology,
     outside: Sequence[OutsideRows],
     *,
     is_bounded: bool,
     watches: Mapping[str, Watch] | None = None,
     id_scope: Callable[[str, str], bytes] | None = None,
-) -> Entered:
+) -> ExtractedInputs:
     """
     Read key, time and id of every row, for every consumer.
 
@@ -89,7 +89,7 @@ def enter(
         members = member_names(node, each.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
         observations.append(replace(seen, mark_at=newest_mark(node, each.rows)))
-    return Entered(by_computation=by_computation, letters=letters, observations=observations)
+    return ExtractedInputs(by_computation=by_computation, letters=letters, observations=observations)
 
 
 def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:

@@ -14,11 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from millpond.executor.pipeline.extract_rows import Rows
-from millpond.executor.watermark.stream_time import Standing
+from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Arrival", "Intake", "Movement", "Receipt", "Taken"]
+__all__ = ["Arrival", "Intake", "Receipt", "Taken", "WatermarkUpdate"]
 
 
 class Receipt:
@@ -85,7 +85,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Movement:
+class WatermarkUpdate:
     """
     What the source says about one stream, or about one of its members.
 
@@ -93,7 +93,7 @@ class Movement:
         stream: the stream.
         at: nothing older than this will come; ``None``: no promise.
         percentile: of so many percent of the records, the promise is.
-        standing: whether it is idle, gone or expected; ``None``: that stays.
+        status: whether it is idle, gone or expected; ``None``: that stays.
         member: the member; ``None``: all of the stream.
         receipt: tells when it has been taken in.
     """
@@ -101,7 +101,7 @@ class Movement:
     stream: str
     at: EventTimeMicros | None
     receipt: Receipt
-    standing: Standing | None = None
+    status: MemberStatus | None = None
     member: str | None = None
     percentile: float = 100
 
@@ -112,7 +112,7 @@ class Taken:
     What the next superstep handles: first the movements, then the arrivals.
     """
 
-    movements: list[Movement] = field(default_factory=list)
+    movements: list[WatermarkUpdate] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -139,15 +139,15 @@ class Intake:
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
         self._condition = threading.Condition()
-        self._entries: deque[Arrival | Movement] = deque()
-        self._held: dict[str, list[Arrival | Movement]] = {}
+        self._entries: deque[Arrival | WatermarkUpdate] = deque()
+        self._held: dict[str, list[Arrival | WatermarkUpdate]] = {}
         self._records = 0
         self._idle = False
         self._ended: BaseException | None = None
 
     # -- those who inject ------------------------------------------------------------------
 
-    def put(self, entry: Arrival | Movement, *, timeout_ms: float | None) -> None:
+    def put(self, entry: Arrival | WatermarkUpdate, *, timeout_ms: float | None) -> None:
         """
         Hand something in, waiting while the intake is full.
 
@@ -218,7 +218,7 @@ class Intake:
         with self._condition:
             while self._entries:
                 entry = self._entries[0]
-                if isinstance(entry, Movement):
+                if isinstance(entry, WatermarkUpdate):
                     if taken.arrivals:
                         break
                     taken.movements.append(entry)

@@ -87,7 +87,7 @@ class LocalInterval:
                 watermark=part.watermark,
                 wall_time=plan.wall_time,
                 deliveries=deliveries,
-                marks=part.marks,
+                percentile_watermarks=part.percentile_watermarks,
                 weak=weak,
             )
         )

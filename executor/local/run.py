@@ -17,7 +17,7 @@ from typing import Self, get_args
 import pyarrow as pa
 
 from millpond.executor.event_time.duration import Instant, instant_us
-from millpond.executor.local.intake import Arrival, Movement, Receipt
+from millpond.executor.local.intake import Arrival, Receipt, WatermarkUpdate
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.extract_rows import Rows, read_injected
@@ -25,7 +25,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.watermark.stream_time import Standing
+from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
@@ -51,7 +51,7 @@ class LocalRun:
         self._topology = worker.coordinator.topology
         self._stopped = False
         self._started_us = clock.monotonic_us()
-        self._first = worker.standing
+        self._first = worker.status
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +133,7 @@ class LocalRun:
             stream, at=instant_us(at), member=member, percentile=self._topology.percentile(percentile)
         )
 
-    def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> Receipt:
+    def declare(self, stream: str, status: MemberStatus, *, member: str | None = None) -> Receipt:
         """
         Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected`` again.
 
@@ -144,9 +144,9 @@ class LocalRun:
             InvalidError: nobody injects this stream, or it expects no such member.
             MillpondError: what ended the run.
         """
-        if standing not in get_args(Standing):
-            raise InvalidError("a stream is expected, idle or gone", stream=stream, standing=standing)
-        return self._move(stream, standing=standing, member=member)
+        if status not in get_args(MemberStatus):
+            raise InvalidError("a stream is expected, idle or gone", stream=stream, status=status)
+        return self._move(stream, status=status, member=member)
 
     def finish(self, stream: str) -> Receipt:
         """
@@ -163,15 +163,15 @@ class LocalRun:
         stream: str,
         *,
         at: EventTimeMicros | None = None,
-        standing: Standing | None = None,
+        status: MemberStatus | None = None,
         member: str | None = None,
         percentile: float = 100,
     ) -> Receipt:
         self._topology.injector(stream).check_member(member)
-        movement = Movement(
+        movement = WatermarkUpdate(
             stream=stream,
             at=at,
-            standing=standing,
+            status=status,
             member=member,
             percentile=percentile,
             receipt=Receipt(),
@@ -192,7 +192,7 @@ class LocalRun:
             for consumer in self._topology.consumers_of(stream):
                 read_injected(injector, consumer.subscription.key, rows.slice(0, 0))
 
-    def _put(self, entry: Arrival | Movement, timeout_ms: float | None) -> None:
+    def _put(self, entry: Arrival | WatermarkUpdate, timeout_ms: float | None) -> None:
         self._worker.raise_failure()
         self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
 
@@ -269,19 +269,19 @@ class LocalRun:
         Raises:
             InvalidError: the pipeline has no such computation.
         """
-        return self._worker.standing.watermarks[self._topology.computation(computation).name]
+        return self._worker.status.watermarks[self._topology.computation(computation).name]
 
     def summary(self) -> RunSummary:
         """
         Counts so far, of this run and of the pipeline's whole life.
         """
-        standing = self._worker.standing
+        status = self._worker.status
         return RunSummary(
-            supersteps=standing.superstep - self._first.superstep,
-            superstep=standing.superstep,
-            run=standing.totals.minus(self._first.totals),
-            totals=standing.totals,
-            watermark=standing.low_watermark,
+            supersteps=status.superstep - self._first.superstep,
+            superstep=status.superstep,
+            run=status.totals.minus(self._first.totals),
+            totals=status.totals,
+            watermark=status.low_watermark,
             elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
         )
 

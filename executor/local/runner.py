@@ -21,7 +21,7 @@ from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.extract_rows import row_count
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
@@ -112,7 +112,7 @@ class LocalRunner:
         self._clock = clock or SystemClock()
         self._rng = rng or SystemRng()
 
-    def run(self, pipeline: Pipeline, inputs: Mapping[str, RowsLike]) -> RunSummary:
+    def run(self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike]) -> RunSummary:
         """
         Consume the inputs to their end, then let every timer in event time fire.
 
@@ -141,7 +141,7 @@ class LocalRunner:
             raise
         return run.stop()
 
-    def start(self, pipeline: Pipeline, *, stepping: bool = False) -> LocalRun:
+    def start(self, pipeline: EnginePipeline, *, stepping: bool = False) -> LocalRun:
         """
         Run until stopped; records come by `LocalRun.inject`.
 

@@ -68,7 +68,7 @@ class RanBundle:
         if weak is None or not self.stragglers:
             return self.result
         draft = weak.keeping(self.stragglers)
-        productions = summarise_kept(draft.kept, draft.bundle.marks)
+        productions = summarise_kept(draft.kept, draft.bundle.percentile_watermarks)
         return replace(self.result, updates=draft.updates(), productions=productions)
 
 
@@ -131,7 +131,7 @@ class WeakRounds:
             The bundles, and letters for weak productions from which nobody got a key.
         """
         self._forget_outdated(plan.superstep)
-        round_ = _Round(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
+        round_ = _FusedRound(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
         planned: dict[str, list[IntervalPlan]] = {}
         for part in plan.intervals:
             planned.setdefault(part.interval.computation, []).append(part)
@@ -156,7 +156,7 @@ class WeakRounds:
 
     # -- what goes in ----------------------------------------------------------------------
 
-    def _incoming(self, round_: _Round, node: ComputationNode) -> tuple[Extracted, ...]:
+    def _incoming(self, round_: _FusedRound, node: ComputationNode) -> tuple[Extracted, ...]:
         tables = [weak.table for _, weak in round_.feeding(node)]
         found = deliveries_of(pa.concat_tables(tables), node) if tables else ()
         for extracted in found:
@@ -181,7 +181,7 @@ class WeakRounds:
 
     def _run_part(
         self,
-        round_: _Round,
+        round_: _FusedRound,
         node: ComputationNode,
         part: IntervalPlan,
         own: Sequence[Deliveries],
@@ -225,7 +225,7 @@ class WeakRounds:
 
     def _run_in_time(
         self,
-        round_: _Round,
+        round_: _FusedRound,
         node: ComputationNode,
         part: IntervalPlan,
         weak: Sequence[Deliveries],
@@ -277,7 +277,7 @@ class WeakRounds:
 
 
 @dataclass(slots=True)
-class _Round:
+class _FusedRound:
     """
     One superstep's bundles as they get done.
     """

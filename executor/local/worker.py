@@ -17,7 +17,7 @@ from typing import Final
 
 from millpond.executor.local.engine import LocalEngine, Prepared
 from millpond.executor.local.input import OutsideRows
-from millpond.executor.local.intake import Intake, Movement, Taken
+from millpond.executor.local.intake import Intake, Taken, WatermarkUpdate
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
@@ -26,7 +26,7 @@ from millpond.executor.superstep.totals import Totals
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, EventTimeMicros, Superstep
 
-__all__ = ["BUNDLE_RECORDS_MAX", "LocalWorker", "Standing"]
+__all__ = ["BUNDLE_RECORDS_MAX", "LocalWorker", "RunStatus"]
 
 BUNDLE_RECORDS_MAX: Final = 20_000
 """Outside records of one superstep at most."""
@@ -37,7 +37,7 @@ _RETRY_MS: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunStatus:
     """
     Where the pipeline stood after the last superstep; any thread may look at it.
 
@@ -89,7 +89,7 @@ class LocalWorker:
         self._taken = Taken()
         self._is_stranded = False
         engine.on_stuck = self._strand
-        self.standing = self._stand()
+        self.status = self._stand()
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -118,21 +118,23 @@ class LocalWorker:
             self._superstep([OutsideRows(stream=stream, rows=rows)], position=position, is_bounded=True)
 
     def _handle(self, taken: Taken) -> SuperstepReport | None:
-        if not taken and not self.coordinator.has_work():
-            self.engine.settle_sinks()
-            self.coordinator.maintain()
-            return None
+        if not taken:
+            self.coordinator.tick()
+            if not self.coordinator.has_work():
+                self.engine.settle_sinks()
+                self.coordinator.maintain()
+                return None
         for movement in taken.movements:
             self._move(movement)
         return self._superstep([OutsideRows(stream=a.stream, rows=a.rows) for a in taken.arrivals])
 
-    def _move(self, movement: Movement) -> None:
+    def _move(self, movement: WatermarkUpdate) -> None:
         if movement.at is not None:
-            self.coordinator.advance_injector(
+            self.coordinator.watermarks.advance(
                 movement.stream, movement.at, movement.member, movement.percentile
             )
-        if movement.standing is not None:
-            self.coordinator.time.declare(movement.stream, movement.standing, movement.member)
+        if movement.status is not None:
+            self.coordinator.watermarks.declare(movement.stream, movement.status, movement.member)
 
     def _superstep(
         self,
@@ -146,19 +148,22 @@ class LocalWorker:
             # Its code came back after everybody was told that it would not.
             self.raise_failure()
         report = self.engine.commit(prepared, position)
-        self.standing = self._stand()
-        self.intake.hold_back(self.coordinator.time.streams_ahead())
+        self.status = self._stand()
+        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
         self._progress.report(report)
         self.coordinator.maintain()
         return report
 
-    def _stand(self) -> Standing:
+    def _stand(self) -> RunStatus:
         coordinator = self.coordinator
-        return Standing(
+        return RunStatus(
             superstep=coordinator.superstep,
             totals=coordinator.totals,
-            watermarks={name: coordinator.watermark(name) for name in coordinator.topology.computations},
-            low_watermark=coordinator.low_watermark(),
+            watermarks={
+                name: coordinator.watermarks.input_watermark(name)
+                for name in coordinator.topology.computations
+            },
+            low_watermark=coordinator.watermarks.low_watermark(),
         )
 
     def _prepare(self, outside: list[OutsideRows], *, is_bounded: bool) -> Prepared:

@@ -24,13 +24,13 @@ from millpond.gc.collector import Collection
 from millpond.gc.compaction import CompactionRules, compact_files
 from millpond.gc.compaction_plan import Compaction, plan_compaction
 from millpond.gc.orphan import Owned
-from millpond.gc.round import Round, collect_garbage
+from millpond.gc.round import CollectionRound, collect_garbage
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease
-from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
@@ -52,7 +52,7 @@ _SUPERSTEP_PREFIX: Final = superstep_app_id("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Owned:
+class _HeldPipeline:
     """
     A pipeline whose intervals are held.
     """
@@ -64,7 +64,7 @@ class _Owned:
 
 def collect_by_hand(
     store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
-) -> Round:
+) -> CollectionRound:
     """
     One round of everything.
 
@@ -83,7 +83,7 @@ def collect_by_hand(
     """
     if dry_run:
         return _collect(store, clock, rng, policy, check=None, dry_run=True)
-    with alone_by_hand(store.leases) as hold:
+    with exclusive(store.leases) as hold:
         return _collect(store, clock, rng, policy, check=hold.check, dry_run=False)
 
 
@@ -95,7 +95,7 @@ def _collect(
     *,
     check: Callable[[], None] | None,
     dry_run: bool,
-) -> Round:
+) -> CollectionRound:
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
     prefix = _SUPERSTEP_PREFIX
     pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
@@ -139,11 +139,11 @@ def _catalog_to_look_at(store: Store) -> Catalog | None:
 @contextmanager
 def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
-) -> Iterator[tuple[list[_Owned], list[str]]]:
+) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
     """
     The pipelines that nobody runs, held; and the names of those that somebody does.
     """
-    held: list[_Owned] = []
+    held: list[_HeldPipeline] = []
     running: list[str] = []
     leases: list[Lease] = []
     if dry_run:
@@ -165,7 +165,7 @@ def _held(
             writes = tuple(IntervalWrite(interval=each, fence=fence) for each, fence in fences.items())
             store.committer.commit(CommitRequest(kind="fence", writes=writes))
             superstep = superstep_of(store.committer.snapshot.txns, pipeline)
-            held.append(_Owned(pipeline=pipeline, superstep=superstep, fences=fences))
+            held.append(_HeldPipeline(pipeline=pipeline, superstep=superstep, fences=fences))
         yield held, running
     finally:
         for lease in leases:
@@ -185,14 +185,14 @@ def _sequencer(snapshot: Snapshot, interval: Interval) -> Sequencer:
     return Sequencer(0) if fence is None else fence.sequencer
 
 
-def _as_stored(snapshot: Snapshot, pipeline: str) -> _Owned:
+def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
     none = Fence(Sequencer(1), CommitNumber(0))
     fences = {each: snapshot.fence_of(each) or none for each in _intervals_of(snapshot, pipeline)}
-    return _Owned(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
+    return _HeldPipeline(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
 
 
 def _compact_pipeline(
-    store: Store, rng: Rng, owned: _Owned, policy: UpkeepPolicy, *, dry_run: bool
+    store: Store, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, *, dry_run: bool
 ) -> Collection:
     snapshot = store.snapshot() if dry_run else store.committer.snapshot
     planned = [
@@ -219,7 +219,7 @@ def _compact_pipeline(
 
 
 def _compact(
-    store: Store, rng: Rng, owned: _Owned, compaction: Compaction, policy: UpkeepPolicy
+    store: Store, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
 ) -> Collection:
     """
     One compaction, one commit: by hand nobody waits, and little is lost when it is interrupted.

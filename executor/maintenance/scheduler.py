@@ -20,7 +20,7 @@ from millpond.executor.maintenance.collection_schedule import CollectionSchedule
 from millpond.executor.maintenance.compaction_schedule import CompactionSchedule
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers, workers_of
-from millpond.executor.ownership.catalog_recorder import Journal
+from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.ownership import Ownership
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError
@@ -52,7 +52,7 @@ class Upkeep:
         self,
         store: Store,
         ownership: Ownership,
-        journal: Journal,
+        journal: CatalogRecorder,
         pipeline: str,
         *,
         clock: Clock,

@@ -17,7 +17,7 @@ from millpond.executor.maintenance.helper_process import HelperProcess
 from millpond.executor.maintenance.inline import INLINE
 from millpond.gc.compaction import Compacted
 from millpond.gc.orphan import Owned
-from millpond.gc.round import Retention, Round, collect_garbage, collect_garbage_at
+from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.store import Store
@@ -63,7 +63,7 @@ class RoundWorker(Protocol):
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[Round]:
+    ) -> Future[CollectionRound]:
         """
         Have a round of garbage collection done; see `collect_garbage`.
         """
@@ -101,7 +101,7 @@ class ExecutorWorker:
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[Round]:
+    ) -> Future[CollectionRound]:
         """
         Have a round of garbage collection done.
         """
@@ -143,7 +143,7 @@ class ProcessWorker:
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[Round]:
+    ) -> Future[CollectionRound]:
         """
         Have a round of garbage collection done.
         """

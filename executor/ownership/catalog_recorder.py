@@ -32,14 +32,14 @@ from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 
-__all__ = ["Journal", "definition_of"]
+__all__ = ["CatalogRecorder", "definition_of"]
 
 _LOG = logging.getLogger("millpond")
 _OPENING_S = 0.5
 _EARLY_MAX = 1_024
 
 
-class Journal:
+class CatalogRecorder:
     """
     Writes to a store's catalog, beside the commits and never before them.
     """

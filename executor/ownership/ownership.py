@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
-from millpond.executor.ownership.service_retry import Patience
+from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
     bare_ids_app_id,
     claim_app_id,
+    conflicting_pipeline,
     pipeline_number,
-    rival_of,
     stream_number,
 )
 from millpond.executor.pipeline.topology import Topology
@@ -75,8 +75,8 @@ class OwnedInterval:
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,
             hold=result.hold,
-            next_marks=result.next_marks,
-            hold_marks=result.hold_marks,
+            next_percentile_timers=result.next_percentile_timers,
+            percentile_holds=result.percentile_holds,
         )
 
 
@@ -109,7 +109,7 @@ class Ownership:
         self._topology = topology
         self._intervals = intervals
         self._on_held = on_held
-        self.patience = Patience(clock, pause_timeout_ms)
+        self.patience = ServiceRetry(clock, pause_timeout_ms)
         self._on_taken = on_taken
         self._owned: dict[Interval, OwnedInterval] = {}
         self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
@@ -207,7 +207,7 @@ class Ownership:
             for owned in self._owned.values():
                 owned.lease.check()
 
-        self.patience.outlast(check, self._store.revive_zookeeper)
+        self.patience.run(check, self._store.revive_zookeeper)
 
     def _known(self) -> list[Interval]:
         """
@@ -264,7 +264,7 @@ class Ownership:
         pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
         names = {interval.computation for interval in intervals if interval != self._control}
         for name in sorted(names):
-            rival = rival_of(positions, pipeline, name)
+            rival = conflicting_pipeline(positions, pipeline, name)
             if rival is not None:
                 raise InvalidError(
                     "the computation's rows belong to another pipeline of this store: choose another name",
@@ -303,7 +303,7 @@ class Ownership:
             self.wait_until_held()
             return self._store.committer.commit(request)
 
-        return self.patience.outlast(commit)
+        return self.patience.run(commit)
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.timer import oldest_but
-from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.soft_state.row_summary import percentile_clocks
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
@@ -38,15 +38,15 @@ class IntervalSummary:
         next_event_timer: earliest pending timer in event time.
         next_wall_timer: earliest pending timer in wall time.
         hold: oldest output timestamp that a row still owes.
-        next_marks: earliest pending timer for each percentile watermark.
-        hold_marks: oldest output timestamps when a share of the rows is left out, by percentile.
+        next_percentile_timers: earliest pending timer for each percentile watermark.
+        percentile_holds: oldest output timestamps when a share of the rows is left out, by percentile.
     """
 
     next_event_timer: EventTimeMicros | None = None
     next_wall_timer: WallTimeMicros | None = None
     hold: EventTimeMicros | None = None
-    next_marks: Marks = field(default_factory=dict)
-    hold_marks: Marks = field(default_factory=dict)
+    next_percentile_timers: PercentileTimes = field(default_factory=dict)
+    percentile_holds: PercentileTimes = field(default_factory=dict)
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[float], EventTimeMicros]) -> bool:
         """
@@ -60,7 +60,7 @@ class IntervalSummary:
             return True
         if self.next_event_timer is not None and self.next_event_timer <= mark(EXACT):
             return True
-        return any(at <= mark(percentile) for percentile, at in self.next_marks.items())
+        return any(at <= mark(percentile) for percentile, at in self.next_percentile_timers.items())
 
 
 def scan_interval(
@@ -90,15 +90,19 @@ def scan_interval(
     timers = rows.column("timers").combine_chunks()
     flat = pc.list_flatten(timers)
     holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
-    marks = {each: _earliest(flat, clock) for each, clock in percentile_clocks(flat.field("domain"))}
+    timers_by_percentile = {
+        each: _earliest(flat, clock) for each, clock in percentile_clocks(flat.field("domain"))
+    }
     event = _earliest(flat, TimeDomain.EVENT.value)
     wall = _earliest(flat, TimeDomain.WALL.value)
     return IntervalSummary(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
         hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
-        next_marks={each: EventTimeMicros(at) for each, at in marks.items() if at is not None},
-        hold_marks=oldest_but(holds, percentiles) if len(holds) else {},
+        next_percentile_timers={
+            each: EventTimeMicros(at) for each, at in timers_by_percentile.items() if at is not None
+        },
+        percentile_holds=oldest_but(holds, percentiles) if len(holds) else {},
     )
 
 

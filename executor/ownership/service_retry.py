@@ -1,5 +1,5 @@
 """
-Patience: how long a run waits for services that are away, and that it stops waiting when it is told to.
+ServiceRetry: how long a run waits for services that are away, and that it stops waiting when it is told to.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.types import Clock
 
-__all__ = ["Patience"]
+__all__ = ["ServiceRetry"]
 
 _POLL_MS: Final = 50.0
 _Result = TypeVar("_Result")
 
 
-class Patience:
+class ServiceRetry:
     """
     Asks again while ZooKeeper or the object store is away; safe to `end` from any thread.
 
@@ -36,7 +36,7 @@ class Patience:
         """
         self._ended = True
 
-    def outlast(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
+    def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
         """
         What ``action`` returns, asked again while it says that a service is away.
 

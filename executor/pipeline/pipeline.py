@@ -37,13 +37,13 @@ from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["DEAD_LETTERS", "Pipeline"]
+__all__ = ["DEAD_LETTERS", "EnginePipeline"]
 
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
 
-class Pipeline:
+class EnginePipeline:
     """
     A graph of injectors, computations and sinks, joined by named streams.
 

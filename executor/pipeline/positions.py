@@ -26,10 +26,10 @@ __all__ = [
     "bare_ids_app_id",
     "claim_app_id",
     "claimed_by",
+    "conflicting_pipeline",
     "input_app_id",
     "input_positions",
     "pipeline_number",
-    "rival_of",
     "stream_number",
     "superstep_app_id",
     "superstep_of",
@@ -147,7 +147,7 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     )
 
 
-def rival_of(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
+def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
     """
     The other pipeline that a computation belongs to; ``None`` when it is free or one's own.
     """

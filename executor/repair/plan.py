@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from millpond.executor.pipeline.positions import superstep_app_id
 from millpond.statestore.catalog.facts import INPUT_PREFIX
 from millpond.statestore.errors import DataError, ObjectMissingError
-from millpond.statestore.integrity.bit_flip import turn_back_a_bit
+from millpond.statestore.integrity.bit_flip import repair_bit_flip
 from millpond.statestore.integrity.table_history import TableHistory, TableState, read_histories
 from millpond.statestore.log.action import Add, Txn
 from millpond.statestore.log.boundary import log_boundary
@@ -151,7 +151,7 @@ class _Files:
         except ObjectMissingError:
             return False
         name = path.rpartition("/")[2]
-        whole = turn_back_a_bit(damaged, lambda data: parquet_seal_holds(memoryview(data), name))
+        whole = repair_bit_flip(damaged, lambda data: parquet_seal_holds(memoryview(data), name))
         if whole is None:
             return False
         held = MemoryObjects()

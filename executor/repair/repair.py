@@ -35,7 +35,7 @@ from millpond.statestore.catalog.facts import INPUT_PREFIX, SAVEPOINT_RELEASED, 
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases
-from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.commit_file import digest_of, encode
@@ -123,7 +123,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         for app_id in plan.txns
         if (interval := Interval.from_app_id(app_id)) is not None
     }
-    with alone_by_hand(leases) as hold:
+    with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:
             yield hold, {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}

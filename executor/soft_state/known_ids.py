@@ -80,20 +80,20 @@ class KnownIds:
         self._full_at = built.count + max(built.count, self._capacity_max)
         self._filter = built
 
-    def may_be_known(self, prints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    def may_be_known(self, fingerprints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """
         False where an id was never consumed, by its fingerprint; call `prepare` first.
         """
         if self._filter is None:
-            return np.ones(len(prints), dtype=np.bool_)
-        return self._filter.might_contain(prints)
+            return np.ones(len(fingerprints), dtype=np.bool_)
+        return self._filter.might_contain(fingerprints)
 
-    def add(self, prints: npt.NDArray[np.uint64]) -> None:
+    def add(self, fingerprints: npt.NDArray[np.uint64]) -> None:
         """
         Note ids that a bundle consumes.
         """
         if self._filter is not None:
-            self._filter.add(prints)
+            self._filter.add(fingerprints)
 
     def follow(self, updates: pa.Table) -> None:
         """

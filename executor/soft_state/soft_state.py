@@ -260,7 +260,7 @@ class SoftState:
         keys: Sequence[str],
         states: Sequence[Encoded | None],
         timers: Mapping[str, Timers],
-        prints: npt.NDArray[np.uint64] | None,
+        fingerprints: npt.NDArray[np.uint64] | None,
         clocks: tuple[int, int],
     ) -> None:
         """
@@ -271,13 +271,13 @@ class SoftState:
             keys: all keys of the bundle.
             states: their states now.
             timers: the timers of those whose timers changed.
-            prints: fingerprints of the ids that were consumed.
+            fingerprints: fingerprints of the ids that were consumed.
             clocks: low watermark and wall time, for choosing what to evict.
         """
         undo = self._cache.put(keys, states, timers)
         self._timers.put(timers)
-        if prints is not None:
-            self._ids.add(prints)
+        if fingerprints is not None:
+            self._ids.add(fingerprints)
         self._tentative.append(_Tentative(undo, updates))
         self._evict(clocks)
 

@@ -110,7 +110,7 @@ class SparkEngine:
                 name: self._coordinator.id_scope(name, position.stream)
                 for name in (consumer.computation.name for consumer in topology.consumers_of(position.stream))
             },
-            watch=self._coordinator.time.watch(position.stream),
+            watch=self._coordinator.watermarks.watch(position.stream),
             injector=cloudpickle.dumps(injector) if needs_rows else None,
         )
         reports = self._run(routed.frame, self._task_plan(plan, slots, source))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.nodes import FieldExtractor
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
@@ -35,7 +35,7 @@ class ForeachBatch:
     and a failure: the next batch, of a query that was started again, takes them anew).
     """
 
-    def __init__(self, runner: SparkRunner, pipeline: Pipeline, *, tick_ms: float) -> None:
+    def __init__(self, runner: SparkRunner, pipeline: EnginePipeline, *, tick_ms: float) -> None:
         self._runner = runner
         self._pipeline = pipeline
         self._tick_ms = tick_ms
@@ -114,7 +114,7 @@ def foreach_batch(
         ).option("checkpointLocation", "…").start()
     """
     chosen = name or type(computation).__name__
-    pipeline = Pipeline(chosen)
+    pipeline = EnginePipeline(chosen)
     stream = pipeline.inject(INPUT, key=key, at=at, id=id, watermark=watermark)
     output = stream.apply(computation, name=chosen)
     if sink is not None:

@@ -22,7 +22,7 @@ from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.spark.engine import SparkEngine, plan_once
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.watermark.stream_time import Standing
+from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, EventTimeMicros
 
@@ -110,7 +110,7 @@ class SparkRun:
         """
         while self._ticker is not None:
             with self._guarded():
-                if stream not in self._coordinator.time.streams_ahead():
+                if stream not in self._coordinator.watermarks.streams_ahead():
                     return
             if self._stopping.wait(_SKEW_POLL_MS / 1_000):
                 raise UnavailableError(
@@ -132,7 +132,7 @@ class SparkRun:
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
             self._reported(self._engine.consume(frame, position))
             # Nothing comes after it: left where it is, its watermark would hold up the others for ever.
-            self._coordinator.finish_input(stream)
+            self._coordinator.watermarks.finish(stream)
 
     def advance(self) -> SuperstepReport | None:
         """
@@ -157,7 +157,7 @@ class SparkRun:
         known = self._coordinator.topology.percentile(percentile)
         self._coordinator.topology.injector(stream).check_member(member)
         with self._guarded():
-            self._coordinator.advance_injector(stream, moment, member, known)
+            self._coordinator.watermarks.advance(stream, moment, member, known)
 
     def finish(self, stream: str) -> None:
         """
@@ -170,20 +170,20 @@ class SparkRun:
         """
         self._coordinator.topology.injector(stream)
         with self._guarded():
-            self._coordinator.finish_input(stream)
+            self._coordinator.watermarks.finish(stream)
 
-    def declare(self, stream: str, standing: Standing, *, member: str | None = None) -> None:
+    def declare(self, stream: str, status: MemberStatus, *, member: str | None = None) -> None:
         """
         Say that a stream, or one of its members, is ``idle``, ``gone``, or ``expected``; see `LocalRun.declare`.
 
         Raises:
             InvalidError: nobody injects this stream, or it expects no such member.
         """
-        if standing not in get_args(Standing):
-            raise InvalidError("a stream is expected, idle or gone", stream=stream, standing=standing)
+        if status not in get_args(MemberStatus):
+            raise InvalidError("a stream is expected, idle or gone", stream=stream, status=status)
         self._coordinator.topology.injector(stream).check_member(member)
         with self._guarded():
-            self._coordinator.time.declare(stream, standing, member)
+            self._coordinator.watermarks.declare(stream, status, member)
 
     def watermark(self, computation: str) -> EventTimeMicros:
         """
@@ -195,14 +195,21 @@ class SparkRun:
         return self._watermarks[self._coordinator.topology.computation(computation).name]
 
     def _stand(self) -> dict[str, EventTimeMicros]:
-        return {name: self._coordinator.watermark(name) for name in self._coordinator.topology.computations}
+        return {
+            name: self._coordinator.watermarks.input_watermark(name)
+            for name in self._coordinator.topology.computations
+        }
 
     def has_work(self) -> bool:
         """
-        Whether a superstep without outside input would do anything.
+        Whether a superstep without outside input would do anything now.
         """
         with self._guarded():
-            return self._coordinator.has_work()
+            return self._is_work_due()
+
+    def _is_work_due(self) -> bool:
+        self._coordinator.tick()
+        return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:
         """
@@ -210,9 +217,9 @@ class SparkRun:
         """
         with self._guarded():
             for stream in self._coordinator.topology.injectors:
-                self._coordinator.finish_input(stream)
+                self._coordinator.watermarks.finish(stream)
             self._reported(self._engine.advance())
-            while self._coordinator.has_work():
+            while self._is_work_due():
                 self._reported(self._engine.advance())
 
     def add_query(self, query: StreamingQuery) -> None:
@@ -238,7 +245,7 @@ class SparkRun:
             if idle_us < tick_ms * 1_000 or not self._lock.acquire(blocking=False):
                 continue
             try:
-                if self._failure is None and self._coordinator.has_work():
+                if self._failure is None and self._is_work_due():
                     self._reported(self._engine.advance())
                 elif self._failure is None:
                     self._coordinator.maintain()
@@ -303,7 +310,7 @@ class SparkRun:
             superstep=coordinator.superstep,
             run=coordinator.totals.minus(self._first_totals),
             totals=coordinator.totals,
-            watermark=coordinator.low_watermark(),
+            watermark=coordinator.watermarks.low_watermark(),
             elapsed_ms=elapsed_ms,
         )
 

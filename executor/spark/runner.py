@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.summary import RunSummary
@@ -99,7 +99,7 @@ class SparkRunner:
         self._clock = clock or SystemClock()
         self._rng = rng or SystemRng()
 
-    def run(self, pipeline: Pipeline, inputs: Mapping[str, DataFrame]) -> RunSummary:
+    def run(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame]) -> RunSummary:
         """
         Consume the inputs to their end, then let every timer in event time fire.
 
@@ -131,7 +131,11 @@ class SparkRunner:
         return run.stop()
 
     def start(
-        self, pipeline: Pipeline, inputs: Mapping[str, DataFrame], *, trigger: Mapping[str, Any] | None = None
+        self,
+        pipeline: EnginePipeline,
+        inputs: Mapping[str, DataFrame],
+        *,
+        trigger: Mapping[str, Any] | None = None,
     ) -> SparkRun:
         """
         Run until stopped.
@@ -157,7 +161,7 @@ class SparkRunner:
             raise
         return run
 
-    def open(self, pipeline: Pipeline, inputs: Mapping[str, DataFrame] | None = None) -> SparkRun:
+    def open(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame] | None = None) -> SparkRun:
         """
         Check the pipeline, open the store and take the leases; the caller feeds the run itself.
         """

@@ -240,7 +240,7 @@ class _Worker:
             watermark=part.watermark,
             wall_time=plan.wall_time,
             deliveries=deliveries,
-            marks=part.marks,
+            percentile_watermarks=part.percentile_watermarks,
             weak=plan.weak.get(node.name, STRONG),
         )
         try:

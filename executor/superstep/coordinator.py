@@ -26,7 +26,7 @@ from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.scheduler import Upkeep
 from millpond.executor.maintenance.workers import CompactionWorkers
-from millpond.executor.ownership.catalog_recorder import Journal
+from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
 from millpond.executor.pipeline.names import DEAD_LETTERS
@@ -34,9 +34,7 @@ from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
     admit_batch,
     bare_ids_app_id,
-    input_app_id,
     input_positions,
-    superstep_app_id,
     superstep_of,
 )
 from millpond.executor.pipeline.topology import Topology
@@ -45,19 +43,16 @@ from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport, report_of
+from millpond.executor.superstep.request import superstep_request
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
-from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.log.action import JsonValue
-from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
-    TIME_MIN_US,
     Clock,
     EventTimeMicros,
     Rng,
@@ -87,6 +82,8 @@ class Coordinator:
 
     Attributes:
         names: draws file names that are this owner's alone; once it is open.
+        watermarks: the injectors and watermarks of the pipeline.
+        sinks: what committed supersteps are delivered to.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._accept_checkpoint = accept_checkpoint
-        self._journal = Journal(store, topology, clock)
+        self._journal = CatalogRecorder(store, topology, clock)
         self._ownership = Ownership(
             store,
             topology,
@@ -119,8 +116,8 @@ class Coordinator:
             on_taken=self._journal.record,
         )
         self.names = OwnedNames(rng, topology.name, lambda: self._ownership.control.fence.sequencer)
-        self._time = TimeKeeper(topology, clock)
-        self._sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
+        self.watermarks = PipelineWatermarks(topology, clock)
+        self.sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
             store,
             self._ownership,
@@ -150,13 +147,13 @@ class Coordinator:
         positions = self._store.committer.snapshot.txns
         pipeline = self.topology.name
         self._superstep = superstep_of(positions, pipeline)
-        self._time.restore(positions)
+        self.watermarks.restore(positions)
         self._totals = Totals.restored(positions, pipeline)
         self._set_pending(recover_pending(self._store, self.topology, self._superstep))
         reach("recovery.productions_found")
         for owned in self._ownership.all():
             self._observe(owned)
-        self._sinks.open(self._superstep, self._pending.sources)
+        self.sinks.open(self._superstep, self._pending.sources)
         self._journal.open()
         self._upkeep.open()
 
@@ -165,7 +162,7 @@ class Coordinator:
         Wait for the sinks, give the leases back. What was committed stays; nothing else was promised.
         """
         try:
-            self._sinks.close()
+            self.sinks.close()
         finally:
             self._upkeep.close()
             self._journal.close()
@@ -194,25 +191,6 @@ class Coordinator:
         """
         return self._pending.count
 
-    def watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The computation's input low watermark.
-        """
-        return self._time.input_watermark(computation)
-
-    def low_watermark(self) -> EventTimeMicros:
-        """
-        The lowest output watermark of all computations: all work before it is done.
-        """
-        return self._time.low_watermark()
-
-    @property
-    def time(self) -> TimeKeeper:
-        """
-        The injectors and watermarks of the pipeline.
-        """
-        return self._time
-
     def give_up(self) -> None:
         """
         Wait for no service any more; any thread may say so.
@@ -231,11 +209,21 @@ class Coordinator:
         accept = self._accept_checkpoint
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
+    def tick(self) -> None:
+        """
+        Let time pass: streams that have been silent for too long are left out of the watermarks.
+        """
+        self.watermarks.tick()
+
     def has_work(self) -> bool:
         """
         Whether a superstep without new input would do anything: productions to deliver, timers due.
+
+        Time passes only by `tick`, so ask after it.
         """
-        if self._time.tick() or any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
+        if self.watermarks.has_changed:
+            return True
+        if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
             return True
         now = self._clock.now_us()
         return any(self._is_due(owned, now) for owned in self._ownership.all())
@@ -246,31 +234,6 @@ class Coordinator:
         """
         times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
         return min((at for at in times if at is not None), default=None)
-
-    def advance_injector(
-        self, stream: str, watermark: EventTimeMicros, member: str | None = None, percentile: float = 100
-    ) -> None:
-        """
-        Move an injector's watermark by hand (a test stream); takes effect with the next superstep.
-
-        What it gives up: records before the low ``watermark`` are late from then on.
-        """
-        self._time.advance(stream, watermark, member, percentile)
-
-    def finish_input(self, stream: str) -> None:
-        """
-        The input has ended: its low watermark is after all time.
-        """
-        self._time.finish(stream)
-
-    def settle_sinks(self) -> None:
-        """
-        Wait until the sinks have what the last commit gave them.
-
-        Raises:
-            MillpondError: what a sink raised.
-        """
-        self._sinks.wait()
 
     # -- intervals -------------------------------------------------------------------------
 
@@ -316,7 +279,7 @@ class Coordinator:
             with_files: whether to list each interval's files; a runner that follows the log
                 itself need not pay for it.
         """
-        self._time.tick(inputs)
+        self.watermarks.tick(inputs)
         self._create_downstream_intervals()
         now = self._clock.now_us()
         concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
@@ -344,10 +307,10 @@ class Coordinator:
             IntervalPlan(
                 interval=owned.interval,
                 fence=owned.next_fence,
-                watermark=self._time.input_watermark(computation),
+                watermark=self.watermarks.input_watermark(computation),
                 files=snapshot.files_of(owned.interval) if with_files else (),
                 due=due,
-                marks=self._time.marks(computation),
+                percentile_watermarks=self.watermarks.percentile_watermarks(computation),
             )
             for owned, due in found
             if due or not only_due
@@ -378,25 +341,27 @@ class Coordinator:
             UnavailableError: ZooKeeper is away for longer than the runner waits.
         """
         letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
-        self._time.observe(inputs)
+        self.watermarks.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
-        written_letters = self._ownership.patience.outlast(
+        written_letters = self._ownership.patience.run(
             lambda: self._write_letters(plan, letters, control.next_fence)
         )
-        writes = [self._write_of(control, written_letters.file)]
-        writes += [
-            self._write_of(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None
-        ]
+        touched = [(control, written_letters.file)]
+        touched += [(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None]
         counts = count(ordered, letters, inputs)
         totals = self._totals.plus(counts)
-        request = CommitRequest(
-            kind="superstep",
-            writes=tuple(writes),
-            positions=self._positions(plan, position, totals),
-            metadata=self._metadata(counts, position),
+        request = superstep_request(
+            plan,
+            touched,
+            self.watermarks,
+            pipeline=self.topology.name,
+            counts=counts,
+            totals=totals,
+            position=position,
+            stored=self._store.committer.snapshot.txns,
         )
-        self._sinks.wait()
+        self.sinks.wait()
         reach("superstep.before_commit")
         committing_us = self._clock.monotonic_us()
         committed = self._ownership.commit(request)
@@ -408,14 +373,14 @@ class Coordinator:
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)
         reach("superstep.applied")
-        self._sinks.deliver(plan.superstep, self._pending.sources)
+        self.sinks.deliver(plan.superstep, self._pending.sources)
         return report_of(
             plan,
             committed.version,
             counts,
             now_us=self._clock.now_us(),
             elapsed_us=self._clock.monotonic_us() - plan.started_us,
-            watermark=self.low_watermark(),
+            watermark=self.watermarks.low_watermark(),
             commit_ms=commit_ms,
             pending=self._pending.count,
         )
@@ -427,7 +392,7 @@ class Coordinator:
         Raises:
             FencedError: another process has taken an interval.
         """
-        self._upkeep.run(self._superstep, self._time.input_watermark)
+        self._upkeep.run(self._superstep, self.watermarks.input_watermark)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
         written = [(letters.file, letters.productions)]
@@ -437,24 +402,25 @@ class Coordinator:
             self._observe(owned)
             written.append((manifest.file, manifest.result.productions))
         self._set_pending(pending_of(written, self.topology, self._superstep))
-        self._time.take_effect()
+        self.watermarks.take_effect()
+        self.watermarks.note_commit()
 
     def _set_pending(self, pending: PendingProductions) -> None:
         self._pending = pending
-        self._time.set_undelivered(pending.summaries)
+        self.watermarks.set_undelivered(pending.summaries)
 
     def _observe(self, owned: OwnedInterval) -> None:
         if owned.interval.computation != DEAD_LETTERS:
             summary = owned.summary
-            self._time.update_interval(
-                owned.interval, owned.fence.sequencer, summary.hold, summary.hold_marks
+            self.watermarks.update_interval(
+                owned.interval, owned.fence.sequencer, summary.hold, summary.percentile_holds
             )
 
     def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
         name = owned.interval.computation
         if name == DEAD_LETTERS:
             return False
-        return owned.summary.is_due(now, lambda percentile: self._time.mark(name, percentile))
+        return owned.summary.is_due(now, lambda percentile: self.watermarks.mark(name, percentile))
 
     def _create_downstream_intervals(self) -> None:
         missing = self.computations_without_intervals(self._pending.summaries)
@@ -478,35 +444,3 @@ class Coordinator:
             token=self.names.token(),
             row_format=self._store.row_format,
         )
-
-    def _write_of(self, owned: OwnedInterval, file: RowFile | None) -> IntervalWrite:
-        name = owned.interval.computation
-        watermark = None if name == DEAD_LETTERS else self._time.input_watermark(name)
-        return IntervalWrite(
-            interval=owned.interval,
-            fence=owned.next_fence,
-            added=() if file is None else (file,),
-            watermark=watermark,
-        )
-
-    def _positions(
-        self, plan: SuperstepPlan, position: InputPosition | None, totals: Totals
-    ) -> dict[str, int]:
-        pipeline = self.topology.name
-        wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
-        if position is not None:
-            wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
-        wanted |= self._time.positions()
-        wanted |= totals.positions(pipeline)
-        stored = self._store.committer.snapshot.txns
-        return {
-            app_id: version
-            for app_id, version in wanted.items()
-            if stored.get(app_id) != version and version != TIME_MIN_US
-        }
-
-    def _metadata(self, counts: Totals, position: InputPosition | None) -> dict[str, JsonValue]:
-        consumed: dict[str, JsonValue] = (
-            {} if position is None else {"input": position.stream, "batch": position.batch}
-        )
-        return {"pipeline": self.topology.name, "counts": dict(counts.items()), **consumed}

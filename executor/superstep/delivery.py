@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries, ProductionSummary
 from millpond.executor.computation.timer import oldest_but
 from millpond.executor.computation.values import JsonValues
-from millpond.executor.event_time.clocks import Marks
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.pipeline.key_extractor import extract_keys
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import addressed
@@ -116,11 +116,14 @@ def summarise_productions(
     """
     How many productions a stream has and how old the oldest is: what holds the watermark.
     """
-    marks = _marks_of(productions, percentiles) if percentiles else {}
+    by_percentile = _oldest_but_of(productions, percentiles) if percentiles else {}
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
     return tuple(
         ProductionSummary(
-            stream=stream, count=count, oldest_at=EventTimeMicros(oldest), marks=marks.get(stream, {})
+            stream=stream,
+            count=count,
+            oldest_at=EventTimeMicros(oldest),
+            percentile_oldest_at=by_percentile.get(stream, {}),
         )
         for stream, oldest, count in zip(
             grouped.column("stream").to_pylist(),
@@ -131,7 +134,7 @@ def summarise_productions(
     )
 
 
-def _marks_of(productions: pa.Table, percentiles: Collection[float]) -> dict[str, Marks]:
+def _oldest_but_of(productions: pa.Table, percentiles: Collection[float]) -> dict[str, PercentileTimes]:
     streams = productions.column("stream")
     at = productions.column("at").cast(pa.int64())
     return {

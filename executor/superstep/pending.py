@@ -110,7 +110,10 @@ def _sum(one: ProductionSummary, other: ProductionSummary) -> ProductionSummary:
         count=one.count + other.count,
         oldest_at=min(one.oldest_at, other.oldest_at),
         # The same share is left out of each part, so no more than that of the whole.
-        marks={each: min(at, other.marks.get(each, other.oldest_at)) for each, at in one.marks.items()},
+        percentile_oldest_at={
+            each: min(at, other.percentile_oldest_at.get(each, other.oldest_at))
+            for each, at in one.percentile_oldest_at.items()
+        },
     )
 
 

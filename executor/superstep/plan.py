@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond.executor.event_time.clocks import Marks
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
@@ -46,7 +46,7 @@ class IntervalPlan:
         watermark: input low watermark of the computation for the whole superstep.
         files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
         due: whether a pending timer is due.
-        marks: percentile watermarks of the computation, all that the pipeline keeps.
+        percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
     """
 
     interval: Interval
@@ -54,7 +54,7 @@ class IntervalPlan:
     watermark: EventTimeMicros
     files: tuple[LiveFile, ...]
     due: bool
-    marks: Marks = field(default_factory=dict)
+    percentile_watermarks: PercentileTimes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from millpond.executor.bundle.bundle import ProductionSummary
-from millpond.executor.event_time.clocks import EXACT, Marks
-from millpond.executor.injectors.observation import WHOLE, InputObservation, Watch
+from millpond.executor.event_time.clocks import EXACT, PercentileTimes
+from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, Watch
 from millpond.executor.pipeline.positions import standing_app_id, watermark_app_id
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
-from millpond.executor.watermark.stream_time import InjectorTime, Standing
+from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
-__all__ = ["TimeKeeper"]
+__all__ = ["PipelineWatermarks"]
 
 
-class TimeKeeper:
+class PipelineWatermarks:
     """
     Injectors and the watermark authority of one pipeline, restorable from its positions.
     """
@@ -33,7 +33,7 @@ class TimeKeeper:
         self._authority = WatermarkAuthority(topology)
         self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
-        self._has_news = False
+        self._has_changed = False
 
     def restore(self, positions: Mapping[str, int]) -> None:
         """
@@ -42,16 +42,18 @@ class TimeKeeper:
         pipeline = self._topology.name
         for name, injector in self._topology.injectors.items():
             saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
-            marks = {
+            percentile_watermarks = {
                 each: EventTimeMicros(
                     positions.get(watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
                 )
                 for each in self._percentiles
             }
-            app_ids = {each: standing_app_id(pipeline, name, each) for each in injector.members or (WHOLE,)}
+            app_ids = {
+                each: standing_app_id(pipeline, name, each) for each in injector.members or (DEFAULT_MEMBER,)
+            }
             standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
             now = self._clock.monotonic_us()
-            self._injectors[name] = InjectorTime(injector, saved, now, marks, standings)
+            self._injectors[name] = InjectorTime(injector, saved, now, percentile_watermarks, standings)
         for percentile, authority in self._layers():
             app_ids = {
                 name: watermark_app_id(pipeline, "computation", name, percentile)
@@ -77,7 +79,6 @@ class TimeKeeper:
         What `restore` needs, by application id.
         """
         pipeline = self._topology.name
-        self._has_news = False
         found: dict[str, int] = {
             standing_app_id(pipeline, name, member): version
             for name, injector in self._injectors.items()
@@ -100,7 +101,7 @@ class TimeKeeper:
         wanted = layers if percentile in self._percentiles else []
         return max(each.input_watermark(computation) for each in (self._authority, *wanted))
 
-    def marks(self, computation: str) -> Marks:
+    def percentile_watermarks(self, computation: str) -> PercentileTimes:
         """
         All percentile watermarks of the computation's input that the pipeline keeps.
         """
@@ -135,8 +136,10 @@ class TimeKeeper:
         slowest = min(
             (self.input_watermark(name) for name in self._topology.computations), default=TIME_MAX_US
         )
-        marks = {name: self.injector_watermark(name) for name in limits}
-        return frozenset(name for name, limit in limits.items() if marks[name] - slowest > limit)
+        percentile_watermarks = {name: self.injector_watermark(name) for name in limits}
+        return frozenset(
+            name for name, limit in limits.items() if percentile_watermarks[name] - slowest > limit
+        )
 
     def watch(self, stream: str) -> Watch:
         """
@@ -161,24 +164,34 @@ class TimeKeeper:
             for percentile, authority in self._layers():
                 authority.update_injector(stream, injector.mark(percentile))
 
-    def tick(self, heard: Iterable[str] = ()) -> bool:
+    @property
+    def has_changed(self) -> bool:
         """
-        Leave out who has been silent for too long.
+        Whether time alone has moved a watermark, or a member was declared, and no commit tells of it yet.
+        """
+        return self._has_changed
+
+    def note_commit(self) -> None:
+        """
+        A commit has journaled `positions`.
+        """
+        self._has_changed = False
+
+    def tick(self, heard: Iterable[str] = ()) -> None:
+        """
+        Leave out streams and members that have been silent for too long.
 
         Args:
             heard: streams that bring records in the superstep at hand: they are not silent.
-
-        Returns:
-            Whether that moved anybody's watermark, or something was declared that no commit tells of.
         """
         self._follow_the_clock(frozenset(heard))
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
-            return self._has_news
+            return
         for stream in heard:
             self._injectors[stream].hear(self._clock.monotonic_us())
         before = self._authority.input_watermarks()
         self._settle()
-        return self._has_news or self._authority.input_watermarks() != before
+        self._has_changed |= self._authority.input_watermarks() != before
 
     def _follow_the_clock(self, heard: frozenset[str]) -> None:
         """
@@ -205,12 +218,12 @@ class TimeKeeper:
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()
 
-    def declare(self, stream: str, standing: Standing, member: str | None = None) -> None:
+    def declare(self, stream: str, status: MemberStatus, member: str | None = None) -> None:
         """
         Say of a stream or of one of its members that it is idle, gone, or expected again.
         """
-        self._injectors[stream].declare(standing, self._clock.monotonic_us(), member)
-        self._has_news = True
+        self._injectors[stream].declare(status, self._clock.monotonic_us(), member)
+        self._has_changed = True
         self._settle()
 
     def finish(self, stream: str) -> None:
@@ -230,13 +243,17 @@ class TimeKeeper:
         self.take_effect()
 
     def update_interval(
-        self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None, marks: Marks
+        self,
+        interval: Interval,
+        sequencer: Sequencer,
+        hold: EventTimeMicros | None,
+        percentile_watermarks: PercentileTimes,
     ) -> None:
         """
         Note what an interval still owes: the oldest of all, and the oldest but a share, by percentile.
         """
         for percentile, authority in self._layers():
-            authority.update_interval(interval, sequencer, marks.get(percentile, hold))
+            authority.update_interval(interval, sequencer, percentile_watermarks.get(percentile, hold))
 
     def set_undelivered(self, summaries: Mapping[str, ProductionSummary]) -> None:
         """
@@ -248,7 +265,7 @@ class TimeKeeper:
         for percentile, authority in self._layers():
             authority.set_undelivered(
                 {
-                    stream: summary.marks.get(percentile, summary.oldest_at)
+                    stream: summary.percentile_oldest_at.get(percentile, summary.oldest_at)
                     for stream, summary in wanted.items()
                 }
             )

@@ -13,22 +13,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from millpond.executor.event_time.clocks import EXACT, Marks
+from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.event_time.delay_sketch import RecentDelays
 from millpond.executor.injectors.ingress_time import IngressTime, stamp_of
-from millpond.executor.injectors.observation import WHOLE, InputObservation, TimesSeen, Watch
+from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, TimesSeen, Watch
 from millpond.executor.injectors.policies import wants_delays
 from millpond.executor.injectors.policy import InjectorLogic
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
-__all__ = ["InjectorTime", "Standing"]
+__all__ = ["InjectorTime", "MemberStatus"]
 
-Standing: TypeAlias = Literal["expected", "idle", "gone"]
+MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]
 """What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
 
 
-_STANDINGS: Final[tuple[Standing, ...]] = ("expected", "idle", "gone")
+_MEMBER_STATUSES: Final[tuple[MemberStatus, ...]] = ("expected", "idle", "gone")
 
 _DELAYS_MIN: Final = 100
 """So many delays must have been measured before a percentile watermark leaves the low watermark."""
@@ -42,18 +42,18 @@ class _Member:
 
     logic: InjectorLogic
     heard_us: int
-    standing: Standing = "expected"
+    status: MemberStatus = "expected"
     changes: int = 0
     newest_at: EventTimeMicros | None = None
     delays: RecentDelays = field(default_factory=RecentDelays)
     promised: dict[float, EventTimeMicros] = field(default_factory=dict)
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, status: MemberStatus) -> None:
         """
         Change what is declared of it.
         """
-        self.changes += standing != self.standing
-        self.standing = standing
+        self.changes += status != self.status
+        self.status = status
 
     def mark(self, percentile: float) -> EventTimeMicros:
         """
@@ -74,7 +74,7 @@ class InjectorTime:
         node: the injector.
         saved: the journaled watermark.
         now_us: the monotonic clock.
-        marks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
+        percentile_watermarks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
         standings: what `standings` gave last time.
     """
 
@@ -83,18 +83,18 @@ class InjectorTime:
         node: InjectorNode,
         saved: EventTimeMicros,
         now_us: int,
-        marks: Marks | None = None,
+        percentile_watermarks: PercentileTimes | None = None,
         standings: Mapping[str, int] | None = None,
     ) -> None:
         self._node = node
         self._watermark = saved
-        self._marks = dict(marks or {})
-        names = node.members or (WHOLE,)
+        self._percentile_watermarks = dict(percentile_watermarks or {})
+        names = node.members or (DEFAULT_MEMBER,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
         for name, version in (standings or {}).items():
             if name in self._members:
-                changes, code = divmod(version, len(_STANDINGS))
-                self._members[name].standing, self._members[name].changes = _STANDINGS[code], changes
+                changes, code = divmod(version, len(_MEMBER_STATUSES))
+                self._members[name].status, self._members[name].changes = _MEMBER_STATUSES[code], changes
 
     @property
     def watermark(self) -> EventTimeMicros:
@@ -107,7 +107,11 @@ class InjectorTime:
         """
         The watermark at a percentile: about so many percent of the records are in up to there.
         """
-        return self._watermark if percentile == EXACT else max(self._marks[percentile], self._watermark)
+        return (
+            self._watermark
+            if percentile == EXACT
+            else max(self._percentile_watermarks[percentile], self._watermark)
+        )
 
     @property
     def is_ingress(self) -> bool:
@@ -121,7 +125,7 @@ class InjectorTime:
         What was declared of each member of whom anything was, as a number that rises with each change.
         """
         return {
-            name: one.changes * len(_STANDINGS) + _STANDINGS.index(one.standing)
+            name: one.changes * len(_MEMBER_STATUSES) + _MEMBER_STATUSES.index(one.status)
             for name, one in self._members.items()
             if one.changes
         }
@@ -151,10 +155,10 @@ class InjectorTime:
             if member is None:
                 continue
             member.heard_us = now_us
-            if member.standing == "idle":
+            if member.status == "idle":
                 member.stand("expected")
             member.logic.observe(times)
-            if self._marks and times.delays is not None:
+            if self._percentile_watermarks and times.delays is not None:
                 member.delays.merge(times.delays)
             member.newest_at = max(times.newest_at, member.newest_at or times.newest_at)
         self.settle(now_us)
@@ -166,7 +170,7 @@ class InjectorTime:
             return {}
         oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
         return {
-            WHOLE: TimesSeen(
+            DEFAULT_MEMBER: TimesSeen(
                 newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays, mark_at=seen.mark_at
             )
         }
@@ -176,7 +180,7 @@ class InjectorTime:
         Note that records are on their way; whose, is known only when they have been read.
         """
         if not self._node.members:
-            self._members[WHOLE].heard_us = now_us
+            self._members[DEFAULT_MEMBER].heard_us = now_us
 
     def advance(
         self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
@@ -194,7 +198,7 @@ class InjectorTime:
             else:
                 one.promised[percentile] = max(at, one.promised.get(percentile, at))
             one.heard_us = now_us
-            if one.standing == "idle":
+            if one.status == "idle":
                 one.stand("expected")
         self.settle(now_us)
 
@@ -207,7 +211,7 @@ class InjectorTime:
         self._watermark = TIME_MAX_US
         self.settle(now_us)
 
-    def declare(self, standing: Standing, now_us: int, member: str | None = None) -> None:
+    def declare(self, status: MemberStatus, now_us: int, member: str | None = None) -> None:
         """
         Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
 
@@ -216,7 +220,7 @@ class InjectorTime:
         """
         chosen = self._chosen(member)
         for one in chosen:
-            one.stand(standing)
+            one.stand(status)
             one.heard_us = now_us
         self.settle(now_us)
 
@@ -231,8 +235,10 @@ class InjectorTime:
         heard = [one for one in self._members.values() if not self._is_silent(one, now_us)]
         if heard:
             self._watermark = max(self._watermark, min(one.logic.watermark for one in heard))
-            for percentile, known in self._marks.items():
-                self._marks[percentile] = max(known, min(one.mark(percentile) for one in heard))
+            for percentile, known in self._percentile_watermarks.items():
+                self._percentile_watermarks[percentile] = max(
+                    known, min(one.mark(percentile) for one in heard)
+                )
 
     def is_idle(self, now_us: int) -> bool:
         """
@@ -243,7 +249,7 @@ class InjectorTime:
         )
 
     def _is_silent(self, member: _Member, now_us: int) -> bool:
-        if member.standing != "expected":
+        if member.status != "expected":
             return True
         after_us = self._node.idle_after_us
         return after_us is not None and now_us - member.heard_us >= after_us

@@ -30,9 +30,9 @@ from millpond.statestore.catalog.entries import (
     CatalogLimits,
     CodeVersion,
     ComputationEntry,
-    Horizon,
+    HorizonEntry,
     HorizonKind,
-    InputPosition,
+    InputPositionEntry,
     IntervalEntry,
     LeaseEntry,
     PipelineDefinition,
@@ -229,7 +229,7 @@ class Catalog:
         with reading(self._engine) as connection:
             return catalog_reads.read_leases(connection, interval)
 
-    def input_positions(self) -> tuple[InputPosition, ...]:
+    def input_positions(self) -> tuple[InputPositionEntry, ...]:
         """
         How far each outside source has been consumed.
         """
@@ -284,7 +284,7 @@ class Catalog:
         with writing(self._engine) as connection:
             catalog_pins.write_release(connection, name, self._clock.now_us())
 
-    def horizons(self) -> tuple[Horizon, ...]:
+    def horizons(self) -> tuple[HorizonEntry, ...]:
         """
         The horizons that have not expired, by holder.
         """
@@ -298,7 +298,7 @@ class Catalog:
         kind: HorizonKind = HorizonKind.READER,
         *,
         lifetime_ms: int | None = None,
-    ) -> Horizon:
+    ) -> HorizonEntry:
         """
         Say on which table version one stands, before reading it or before deleting below it.
 
@@ -315,7 +315,7 @@ class Catalog:
         """
         now_us = self._clock.now_us()
         expires_us = None if lifetime_ms is None else WallTimeMicros(now_us + lifetime_ms * 1_000)
-        horizon = Horizon(
+        horizon = HorizonEntry(
             holder=holder, kind=kind, version=version, published_us=now_us, expires_us=expires_us
         )
         with writing(self._engine) as connection:

@@ -16,7 +16,12 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from millpond.statestore.catalog.engine import replace_rows
-from millpond.statestore.catalog.entries import CatalogLimits, InputPosition, SuperstepEntry, WatermarkEntry
+from millpond.statestore.catalog.entries import (
+    CatalogLimits,
+    InputPositionEntry,
+    SuperstepEntry,
+    WatermarkEntry,
+)
 from millpond.statestore.catalog.facts import (
     KNOWN_BEFORE_LOG,
     SAVEPOINT_RELEASED,
@@ -268,7 +273,7 @@ def prune_journals(connection: Connection, limits: CatalogLimits) -> None:
         connection.execute(WATERMARKS.delete().where(WATERMARKS.c.version < oldest_kept))
 
 
-def _row_of(entry: InputPosition | SuperstepEntry | WatermarkEntry) -> dict[str, object]:
+def _row_of(entry: InputPositionEntry | SuperstepEntry | WatermarkEntry) -> dict[str, object]:
     # Not `asdict`, which copies deeply and takes five times as long.
     return {each.name: getattr(entry, each.name) for each in fields(entry)}
 

@@ -26,9 +26,9 @@ __all__ = [
     "CodeVersion",
     "ComputationDefinition",
     "ComputationEntry",
-    "Horizon",
+    "HorizonEntry",
     "HorizonKind",
-    "InputPosition",
+    "InputPositionEntry",
     "IntervalEntry",
     "LeaseEntry",
     "PipelineDefinition",
@@ -195,7 +195,7 @@ class WatermarkEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputPosition:
+class InputPositionEntry:
     """
     The last batch of an outside source whose effects are in the table.
     """
@@ -247,7 +247,7 @@ class HorizonKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Horizon:
+class HorizonEntry:
     """
     A table version that its holder stands on.
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
-    InputPosition,
+    InputPositionEntry,
     PipelineDefinition,
     StreamDefinition,
     SubscriptionDefinition,
@@ -129,7 +129,7 @@ def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
             yield interval, unpack_fence(version)
 
 
-def input_positions_of(facts: CommitFacts) -> Iterator[InputPosition]:
+def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
     """
     The outside positions that the commit moved.
     """
@@ -139,7 +139,7 @@ def input_positions_of(facts: CommitFacts) -> Iterator[InputPosition]:
             if len(parts) != 3:
                 raise DataError("the log names a malformed input", app_id=app_id)
             pipeline, name, source_id = map(unquote, parts)
-            yield InputPosition(
+            yield InputPositionEntry(
                 pipeline=pipeline,
                 input=name,
                 source_id=source_id,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, select
 
 from millpond.statestore.catalog.engine import replace_rows
-from millpond.statestore.catalog.entries import Horizon, HorizonKind, Savepoint
+from millpond.statestore.catalog.entries import HorizonEntry, HorizonKind, Savepoint
 from millpond.statestore.catalog.tables import HORIZONS, SAVEPOINTS
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion, WallTimeMicros
@@ -77,16 +77,16 @@ def write_release(connection: Connection, name: str, at_us: WallTimeMicros) -> N
         raise InvalidError("there is no open savepoint of that name", savepoint=name)
 
 
-def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[Horizon, ...]:
+def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[HorizonEntry, ...]:
     """
     The horizons that have not expired, by holder.
     """
     rows = connection.execute(select(HORIZONS).order_by(HORIZONS.c.holder)).mappings()
-    found = (Horizon(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
+    found = (HorizonEntry(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
     return tuple(each for each in found if each.expires_us is None or each.expires_us > now_us)
 
 
-def write_horizon(connection: Connection, horizon: Horizon) -> None:
+def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
     """
     Publish a horizon, or renew or move the holder's last one.
 
@@ -117,7 +117,7 @@ def withdraw_horizon(connection: Connection, holder: str) -> None:
     connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, reader))
 
 
-def oldest_needed(horizons: Iterable[Horizon], savepoints: Iterable[Savepoint]) -> TableVersion | None:
+def oldest_needed(horizons: Iterable[HorizonEntry], savepoints: Iterable[Savepoint]) -> TableVersion | None:
     """
     The oldest version that a reader or an open savepoint needs; ``None`` if nobody needs any.
     """
@@ -126,7 +126,7 @@ def oldest_needed(horizons: Iterable[Horizon], savepoints: Iterable[Savepoint]) 
     return min(needed, default=None)
 
 
-def collected_below(horizons: Iterable[Horizon]) -> TableVersion:
+def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
     """
     The oldest version that every collector leaves readable.
     """
@@ -134,13 +134,15 @@ def collected_below(horizons: Iterable[Horizon]) -> TableVersion:
     return max(promised, default=TableVersion(0))
 
 
-def _refuse_collected(version: TableVersion, live: Iterable[Horizon]) -> None:
+def _refuse_collected(version: TableVersion, live: Iterable[HorizonEntry]) -> None:
     oldest = collected_below(live)
     if version < oldest:
         raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
 
 
-def _refuse_needed(horizon: Horizon, live: tuple[Horizon, ...], savepoints: Iterable[Savepoint]) -> None:
+def _refuse_needed(
+    horizon: HorizonEntry, live: tuple[HorizonEntry, ...], savepoints: Iterable[Savepoint]
+) -> None:
     needed = oldest_needed(live, savepoints)
     if needed is not None and horizon.version > needed:
         raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)

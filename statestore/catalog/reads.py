@@ -7,7 +7,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, RowMapping, select
 
 from millpond.statestore.catalog.entries import (
-    InputPosition,
+    InputPositionEntry,
     IntervalEntry,
     LeaseEntry,
     SuperstepEntry,
@@ -82,13 +82,13 @@ def read_leases(connection: Connection, interval: Interval) -> tuple[LeaseEntry,
     )
 
 
-def read_input_positions(connection: Connection) -> tuple[InputPosition, ...]:
+def read_input_positions(connection: Connection) -> tuple[InputPositionEntry, ...]:
     """
     The position of every outside source.
     """
     columns = [column for column in INPUT_POSITIONS.columns if column.name != "app_id"]
     query = select(*columns).order_by(INPUT_POSITIONS.c.app_id)
-    return tuple(InputPosition(**row) for row in connection.execute(query).mappings())
+    return tuple(InputPositionEntry(**row) for row in connection.execute(query).mappings())
 
 
 def read_supersteps(connection: Connection, pipeline: str | None, limit: int) -> tuple[SuperstepEntry, ...]:

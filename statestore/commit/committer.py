@@ -20,7 +20,7 @@ from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.live_file import row_file_to_add
-from millpond.statestore.log.plan import Committed, Draft
+from millpond.statestore.log.plan import CommitDraft, Committed
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.rows.row import pack_fence
@@ -141,11 +141,11 @@ class Committer:
 class _RequestPlan:
     request: CommitRequest
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> Draft:
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
         check_commit(request, snapshot)
         actions = [*self._transactions(now_ms), *self._files(snapshot, now_ms)]
-        return Draft(
+        return CommitDraft(
             operation=f"MILLPOND {request.kind.upper()}",
             actions=tuple(actions),
             fields=_fields(request),

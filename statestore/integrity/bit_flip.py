@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["FLIP_BYTES_MAX", "turn_back_a_bit"]
+__all__ = ["FLIP_BYTES_MAX", "repair_bit_flip"]
 
 FLIP_BYTES_MAX: Final = 1 << 15
 """Larger files are not tried: each bit costs a look at all of them."""
 
 
-def turn_back_a_bit(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
+def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
     """
     The only bytes that differ from ``data`` in one bit and are whole; ``None`` if there are none.
 
@@ -26,8 +26,8 @@ def turn_back_a_bit(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
         is_whole: whether bytes are what was written.
 
     Example:
-        >>> turn_back_a_bit(b"something else", lambda data: data == b"word")
-        >>> turn_back_a_bit(b"wnrd", lambda data: data == b"word")
+        >>> repair_bit_flip(b"something else", lambda data: data == b"word")
+        >>> repair_bit_flip(b"wnrd", lambda data: data == b"word")
         b'word'
     """
     if len(data) > FLIP_BYTES_MAX:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.integrity.bit_flip import turn_back_a_bit
+from millpond.statestore.integrity.bit_flip import repair_bit_flip
 from millpond.statestore.log.action import (
     Action,
     Add,
@@ -227,12 +227,12 @@ def _whole(data: bytes, digest: str) -> bytes | None:
     """
     if digest:
         return (
-            data if digest_of(data) == digest else turn_back_a_bit(data, lambda it: digest_of(it) == digest)
+            data if digest_of(data) == digest else repair_bit_flip(data, lambda it: digest_of(it) == digest)
         )
     try:
         decode(data)
     except DataError:
-        return turn_back_a_bit(data, _is_sealed_commit)
+        return repair_bit_flip(data, _is_sealed_commit)
     return data
 
 

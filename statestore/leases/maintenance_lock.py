@@ -18,14 +18,14 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases
 from millpond.statestore.types import Sequencer
 
-__all__ = ["alone_by_hand"]
+__all__ = ["exclusive"]
 
 _BY_HAND: Final = Interval("millpond/by_hand")
 """Names of computations have no slash."""
 
 
 @contextmanager
-def alone_by_hand(leases: Leases) -> Iterator[Lease]:
+def exclusive(leases: Leases) -> Iterator[Lease]:
     """
     Hold the store against everybody else who works on all of it by hand.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Txn
-from millpond.statestore.log.plan import Committed, Draft
+from millpond.statestore.log.plan import CommitDraft, Committed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ class _AppendPlan:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     rows: int = 0
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> Draft | None:
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         reached = [app_id for app_id, at in self.txns.items() if snapshot.txns.get(app_id, -1) >= at]
         if self.txns and len(reached) == len(self.txns):
             return None
@@ -69,7 +69,7 @@ class _AppendPlan:
             raise ConflictError("the table holds a part of this append already", app_ids=reached)
         _check_partitions(self.adds, snapshot)
         txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
-        return Draft(
+        return CommitDraft(
             operation="WRITE",
             actions=(*txns, *self.adds),
             fields={**self.metadata, "kind": "append"},

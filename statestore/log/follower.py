@@ -88,14 +88,14 @@ class LogFollower:
         self.snapshot.apply_actions(version, actions, digest)
         self._moved(seen_us)
 
-    def lost_sight(self) -> bool:
+    def may_be_stale(self) -> bool:
         """
         Whether the log may have been cleaned up since its newest version was seen.
         """
         slept_us = self._clock.monotonic_us() - self._seen_us
         return slept_us > _TRUSTED_US and self.snapshot.version != NO_TABLE
 
-    def was_passed(self, version: TableVersion) -> bool:
+    def is_before_log_start(self, version: TableVersion) -> bool:
         """
         Whether a checkpoint stands for ``version`` and the log before it was cleaned up.
 
@@ -109,7 +109,7 @@ class LogFollower:
             self._log.require(self.snapshot.version)
         return newest >= version
 
-    def look_again(self) -> bool:
+    def reload_if_missing(self) -> bool:
         """
         Open the table anew if the snapshot's version is no longer in the log; whether it was opened.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millpond.statestore.log.snapshot import Snapshot
     from millpond.statestore.types import TableVersion
 
-__all__ = ["Committed", "Draft", "Plan"]
+__all__ = ["CommitDraft", "Committed", "Plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class CommitDraft:
     """
     What a plan wants to commit on a given snapshot.
 
@@ -54,7 +54,7 @@ class Plan(Protocol):
     Two plans that are equal ask for the same commit.
     """
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> Draft | None:
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         """
         The commit on this very snapshot; ``None`` when the table holds it already.
 

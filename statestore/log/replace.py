@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.log.action import Action, Add, JsonValue, Remove, Txn
-from millpond.statestore.log.plan import Committed, Draft
+from millpond.statestore.log.plan import CommitDraft, Committed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ class _ReplacePlan:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     rows: int = 0
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> Draft | None:
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         if all(snapshot.txns.get(app_id, -1) >= at for app_id, at in self.txns.items()):
             return None
         if snapshot.version != self.read_at:
@@ -88,7 +88,7 @@ class _ReplacePlan:
             Remove(path=file.path, deletion_time_ms=now_ms, partition_values={}, size_bytes=file.size_bytes)
             for file in self.removed
         ]
-        return Draft(
+        return CommitDraft(
             operation="MERGE",
             actions=(*txns, *removes, *self.added),
             fields={**self.metadata, "kind": "replace"},

@@ -16,7 +16,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, ObjectExistsError
 from millpond.statestore.log.action import Action, Metadata, Protocol
 from millpond.statestore.log.delta_schema import delta_schema
-from millpond.statestore.log.plan import Draft
+from millpond.statestore.log.plan import CommitDraft
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
@@ -157,11 +157,11 @@ def store_id_of(snapshot: Snapshot) -> str:
 class _CreatePlan:
     metadata: Metadata
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> Draft:
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         del now_ms
         if snapshot.version != NO_TABLE:
             raise ObjectExistsError("there is a table already", version=snapshot.version)
-        return Draft(
+        return CommitDraft(
             operation="CREATE TABLE",
             actions=(Protocol(), self.metadata),
             fields={"kind": "create"},

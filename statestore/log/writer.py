@@ -36,7 +36,7 @@ from millpond.statestore.log.boundary import log_boundary
 from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.follower import LogFollower
 from millpond.statestore.log.log import Log, commit_path
-from millpond.statestore.log.plan import Committed, Draft, Plan
+from millpond.statestore.log.plan import CommitDraft, Committed, Plan
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.types import Clock, Rng, TableVersion
@@ -54,7 +54,7 @@ FAILPOINTS: Final = tuple(name for name in ALL_FAILPOINTS if name.startswith("co
 """The named places of a commit at which the ``failpoints`` seam is called."""
 
 
-class _Outcome(Enum):
+class _AttemptOutcome(Enum):
     UNKNOWN = auto()
     DONE = auto()
     NOT_DONE = auto()
@@ -67,11 +67,11 @@ class _Attempt:
     data: bytes
     digest: str
     actions: tuple[Action, ...]
-    outcome: _Outcome = _Outcome.UNKNOWN
+    outcome: _AttemptOutcome = _AttemptOutcome.UNKNOWN
 
     @property
     def committed(self) -> Committed | None:
-        done = self.outcome is _Outcome.DONE
+        done = self.outcome is _AttemptOutcome.DONE
         return Committed(version=self.version, digest=self.digest) if done else None
 
 
@@ -141,7 +141,7 @@ class LogWriter:
         with self._lock:
             for version, data, _actions in self._follower.follow():
                 self._recognise(version, data)
-            if self._follower.lost_sight() and self._follower.look_again():
+            if self._follower.may_be_stale() and self._follower.reload_if_missing():
                 self._recognise_after_reload()
             return self.snapshot
 
@@ -184,7 +184,7 @@ class LogWriter:
                 # In a part of the log that was cleaned up it is no commit, which is an answer.
                 with contextlib.suppress(ConflictError):
                     self._land(self._in_flight)
-            if self._unknown is not None and self._unknown.outcome is _Outcome.UNKNOWN:
+            if self._unknown is not None and self._unknown.outcome is _AttemptOutcome.UNKNOWN:
                 raise _lost_in_cleanup(self._unknown)
             return None if self._unknown is None else self._unknown.committed
 
@@ -193,7 +193,7 @@ class LogWriter:
         A commit whose outcome nobody can tell any more is repeated only where its transactions guard it.
         """
         is_guarded = any(isinstance(action, Txn) for action in attempt.actions)
-        if attempt.outcome is _Outcome.UNKNOWN and not is_guarded:
+        if attempt.outcome is _AttemptOutcome.UNKNOWN and not is_guarded:
             raise _lost_in_cleanup(attempt)
 
     def _settle_earlier(self, plan: Plan) -> None:
@@ -211,13 +211,13 @@ class LogWriter:
                 return None
             attempt = self._prepare(plan, draft)
             self._land(attempt)
-            if attempt.outcome is _Outcome.DONE:
+            if attempt.outcome is _AttemptOutcome.DONE:
                 return attempt.committed
             for _version, _data, winner in self._follower.follow():
                 plan.admit(winner)
         raise ConflictError("other writers came first too often", versions=self._retry.versions_max)
 
-    def _prepare(self, plan: Plan, draft: Draft) -> _Attempt:
+    def _prepare(self, plan: Plan, draft: CommitDraft) -> _Attempt:
         _check_writable(self.snapshot)
         now_ms = self._clock.now_us() // 1_000
         info = _commit_info(draft, self.snapshot, self._writer_id, now_ms)
@@ -269,33 +269,33 @@ class LogWriter:
         if data == attempt.data:
             self._take(attempt, started_us)
         else:
-            attempt.outcome = _Outcome.NOT_DONE
+            attempt.outcome = _AttemptOutcome.NOT_DONE
 
     def _take(self, attempt: _Attempt, started_us: int) -> None:
         if self._was_passed(attempt.version):
             # The log was cleaned up past this writer while it slept. Either it slept before its put, which
             # went where nobody reads any more, or after it, and its commit was cleaned up with the others.
             self._follower.reload()
-            attempt.outcome, self._in_flight = self._told_by_transactions(attempt), None
-            if attempt.outcome is _Outcome.NOT_DONE:
+            attempt.outcome, self._in_flight = self._outcome_from_txns(attempt), None
+            if attempt.outcome is _AttemptOutcome.NOT_DONE:
                 raise ConflictError("the log was cleaned up past this writer; nothing was committed")
             self._unknown = attempt
-            if attempt.outcome is _Outcome.UNKNOWN:
+            if attempt.outcome is _AttemptOutcome.UNKNOWN:
                 raise _lost_in_cleanup(attempt)
             self._failpoint("commit.done")
             return
         self._failpoint("commit.before_apply")
         if self.snapshot.version < attempt.version:
             self._follower.take(attempt.version, attempt.actions, attempt.digest, started_us)
-        attempt.outcome = _Outcome.DONE
+        attempt.outcome = _AttemptOutcome.DONE
         self._failpoint("commit.done")
 
     def _was_passed(self, version: TableVersion) -> bool:
         if version < log_boundary(self._log.objects):
             return True
-        return self._follower.lost_sight() and self._follower.was_passed(version)
+        return self._follower.may_be_stale() and self._follower.is_before_log_start(version)
 
-    def _told_by_transactions(self, attempt: _Attempt) -> _Outcome:
+    def _outcome_from_txns(self, attempt: _Attempt) -> _AttemptOutcome:
         """
         What a table that was opened anew tells of a commit whose file is gone, or counts no more.
 
@@ -304,13 +304,13 @@ class LogWriter:
         txns = self.snapshot.txns
         own = [(each, txns.get(each.app_id)) for each in attempt.actions if isinstance(each, Txn)]
         if any(now is None or now < txn.version for txn, now in own):
-            return _Outcome.NOT_DONE
+            return _AttemptOutcome.NOT_DONE
         fences = [pair for pair in own if Interval.from_app_id(pair[0].app_id) is not None]
         if any(now == txn.version for txn, now in fences) or (
             own and not fences and all(now == txn.version for txn, now in own)
         ):
-            return _Outcome.DONE
-        return _Outcome.UNKNOWN
+            return _AttemptOutcome.DONE
+        return _AttemptOutcome.UNKNOWN
 
     def _recognise(self, version: TableVersion, data: bytes | None) -> None:
         # A commit of unknown outcome may show up, or be beaten, while the log is followed.
@@ -318,15 +318,15 @@ class LogWriter:
         if attempt is None or attempt.version != version:
             return
         if data is None:
-            attempt.outcome = self._told_by_transactions(attempt)
+            attempt.outcome = self._outcome_from_txns(attempt)
         elif data != attempt.data:
-            attempt.outcome = _Outcome.NOT_DONE
+            attempt.outcome = _AttemptOutcome.NOT_DONE
         elif version < self._follower.retrying(partial(log_boundary, self._log.objects)):
             # It is where the log was cleaned up, and the follower went there after it.
             self._follower.reload()
-            attempt.outcome = self._told_by_transactions(attempt)
+            attempt.outcome = self._outcome_from_txns(attempt)
         else:
-            attempt.outcome = _Outcome.DONE
+            attempt.outcome = _AttemptOutcome.DONE
         self._unknown, self._in_flight = attempt, None
 
     def _recognise_after_reload(self) -> None:
@@ -351,7 +351,7 @@ def _check_writable(snapshot: Snapshot) -> None:
         )
 
 
-def _commit_info(draft: Draft, snapshot: Snapshot, writer_id: str, now_ms: int) -> CommitInfo:
+def _commit_info(draft: CommitDraft, snapshot: Snapshot, writer_id: str, now_ms: int) -> CommitInfo:
     added = [action for action in draft.actions if isinstance(action, Add)]
     removed = sum(isinstance(action, Remove) for action in draft.actions)
     return CommitInfo(

@@ -24,12 +24,12 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import Rng
 
-__all__ = ["CUTS", "Damage", "Outcome", "cut", "file_kinds", "flip", "outcome_of"]
+__all__ = ["CUTS", "Damage", "DamageOutcome", "cut", "file_kinds", "flip", "outcome_of"]
 
 Read = TypeVar("Read")
 
 
-class Outcome(Enum):
+class DamageOutcome(Enum):
     """
     What became of a read of a damaged store.
     """
@@ -46,7 +46,7 @@ class Outcome(Enum):
         """
         Whether the promise was kept.
         """
-        return self in {Outcome.NAMED, Outcome.UNHARMED}
+        return self in {DamageOutcome.NAMED, DamageOutcome.UNHARMED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def cut(root: Path, path: str, others: Sequence[str], how: str, rng: Rng) -> Dam
 
 def outcome_of(
     root: Path, damage: Damage, read: Callable[[], Read], right: Read, older: Sequence[Read] = ()
-) -> tuple[Outcome, str]:
+) -> tuple[DamageOutcome, str]:
     """
     Damage the files, read, and put the files back.
 
@@ -204,17 +204,17 @@ def outcome_of(
 
 def _judge(
     damage: Damage, read: Callable[[], Read], right: Read, older: Sequence[Read]
-) -> tuple[Outcome, str]:
+) -> tuple[DamageOutcome, str]:
     try:
         found = read()
     except DataError as error:
         is_named = any(path.rpartition("/")[2] in str(error) for path in damage.files)
-        return Outcome.NAMED if is_named else Outcome.UNNAMED, f": {error}"
+        return DamageOutcome.NAMED if is_named else DamageOutcome.UNNAMED, f": {error}"
     except Exception as error:  # noqa: BLE001 - that it is no DataError is the finding
-        return Outcome.CRASHED, f": {type(error).__name__} {error}"
+        return DamageOutcome.CRASHED, f": {type(error).__name__} {error}"
     if found == right:
-        return Outcome.UNHARMED, ""
-    return (Outcome.OLDER if found in older else Outcome.WRONG), ""
+        return DamageOutcome.UNHARMED, ""
+    return (DamageOutcome.OLDER if found in older else DamageOutcome.WRONG), ""
 
 
 def _set(file: Path, data: bytes | None) -> None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import spark_session
@@ -82,11 +82,11 @@ def _key(number: int, value: dict[str, int]) -> str:
     return f"k{value['n'] % _KEYS[number]:04d}"
 
 
-def copy_pipeline(folder: Path) -> Pipeline:
+def copy_pipeline(folder: Path) -> EnginePipeline:
     """
     ``numbers`` through three stages into the table ``copy``.
     """
-    pipeline = Pipeline("copy")
+    pipeline = EnginePipeline("copy")
     stream = pipeline.inject("numbers", key="k", at="at", id="id")
     for number in range(len(_KEYS)):
         key = partial(_key, number) if number else None

@@ -14,7 +14,7 @@ from typing import Any
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import Sink
 from millpond.statestore.store import Store
 
@@ -44,11 +44,11 @@ class Ledger(Computation):
         context.produce(LEDGER, {"n": number})
 
 
-def ledger_pipeline(sink: Sink | None = None, *, computation: Computation | None = None) -> Pipeline:
+def ledger_pipeline(sink: Sink | None = None, *, computation: Computation | None = None) -> EnginePipeline:
     """
     ``rows`` (fields ``k``, ``t``, ``id``, ``n``) into one `Ledger`, and what it produces into ``sink``.
     """
-    pipeline = Pipeline(LEDGER)
+    pipeline = EnginePipeline(LEDGER)
     rows = pipeline.inject(ROWS, key="k", at="t", id="id")
     stream = rows.apply(computation or Ledger(), name=LEDGER)
     if sink is not None:

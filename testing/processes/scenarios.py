@@ -18,7 +18,7 @@ from millpond.statestore.failpoint import FAILPOINTS
 from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
-from millpond.testing.faults.damage import Outcome, file_kinds, flip, outcome_of
+from millpond.testing.faults.damage import DamageOutcome, file_kinds, flip, outcome_of
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.processes.history import (
     Checked,
@@ -359,8 +359,8 @@ def flipped_bits(ground: Ground, flips: int) -> None:
             ground.report.fault(
                 "R15",
                 flips=1,
-                silent_wrong_reads=outcome is Outcome.WRONG,
-                silent_older_reads=outcome is Outcome.OLDER,
+                silent_wrong_reads=outcome is DamageOutcome.WRONG,
+                silent_older_reads=outcome is DamageOutcome.OLDER,
             )
             if not outcome.is_kept:
                 ground.report.violation(text)

@@ -23,7 +23,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 class _Network(Enum):
-    WHOLE = "whole"
+    DEFAULT_MEMBER = "whole"
     CUT = "cut"
     DEAF = "deaf"
 
@@ -35,7 +35,7 @@ class TcpProxy:
 
     def __init__(self, port: int) -> None:
         self._server = (_LOOPBACK, port)
-        self._network = _Network.WHOLE
+        self._network = _Network.DEFAULT_MEMBER
         self._lose_replies_to: bytes | None = None
         self._replies_lost = 0
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class TcpProxy:
         """
         was_deaf = self._network is _Network.DEAF
         self._lose_replies_to = None
-        self._network = _Network.WHOLE
+        self._network = _Network.DEFAULT_MEMBER
         if was_deaf:
             self._close_connections()
 

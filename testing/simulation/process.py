@@ -14,7 +14,7 @@ from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, sink_app_id
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
@@ -95,7 +95,7 @@ class SimulatedProcess:
         self,
         world: World,
         name: str,
-        make_pipeline: Callable[[], Pipeline],
+        make_pipeline: Callable[[], EnginePipeline],
         settings: Settings,
         on_held: OnHeld = "take",
     ) -> None:
@@ -323,7 +323,7 @@ class SimulatedProcess:
             row_format=self._settings.row_format,
         )
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> EnginePipeline:
         pipeline = self._make_pipeline()
         sinks = pipeline._sinks  # noqa: SLF001 - sinks into tables are sent to disks of the world
         for name, node in sinks.items():

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from millpond.testing.simulation.simulation import STEPS, Outcome, simulate
+from millpond.testing.simulation.simulation import STEPS, SimulationOutcome, simulate
 from millpond.testing.simulation.workload import Workload
 
 __all__ = ["Scenario", "deaths_at", "pairs_of_deaths", "play", "saved_scenarios"]
@@ -57,7 +57,7 @@ class Scenario:
             words += ["--workload", workload]
         return shlex.join(words)
 
-    def save(self, folder: Path, outcome: Outcome) -> Path:
+    def save(self, folder: Path, outcome: SimulationOutcome) -> Path:
         """
         Write it to a file that `saved_scenarios` reads, with what was found.
         """
@@ -107,7 +107,7 @@ def _death(deaths: tuple[str, ...], seed: str) -> Scenario:
     return Scenario(seed=seed, steps=_DEATH_STEPS, kinds=_DEATH_FAULTS, deaths=deaths)
 
 
-def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> Outcome:
+def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> SimulationOutcome:
     """
     Simulate a scenario; where nobody comes to die, again with other chances, a bounded number of times.
     """
@@ -119,7 +119,7 @@ def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> Outcome:
     return outcome
 
 
-def _once(scenario: Scenario, make_workload: Callable[[], Workload]) -> Outcome:
+def _once(scenario: Scenario, make_workload: Callable[[], Workload]) -> SimulationOutcome:
     return simulate(
         scenario.seed,
         make_workload,

@@ -35,7 +35,7 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
 from millpond.testing.simulation.world import World
 
-__all__ = ["STEPS", "Outcome", "Simulation", "simulate"]
+__all__ = ["STEPS", "Simulation", "SimulationOutcome", "simulate"]
 
 STEPS: Final = 300
 """Steps of the safety phase, unless said otherwise."""
@@ -49,7 +49,7 @@ _TURN_OF_THE_DOOMED: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationOutcome:
     """
     How a seed ended.
 
@@ -117,7 +117,7 @@ class Simulation:
         self.world.landed = self.auditor.landed
         self.world.others_act = self._others_act
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         """
         Live through all phases.
         """
@@ -132,7 +132,7 @@ class Simulation:
         # The first one: what came after may be its consequence.
         first = world.violations[0] if world.violations else None
         violation, promise = (str(first), first.promise) if first else ("", "")
-        return Outcome(
+        return SimulationOutcome(
             seed=world.seed,
             violation=violation,
             promise=promise,
@@ -385,7 +385,7 @@ def simulate(
     steps: int = STEPS,
     kinds: Sequence[str] | None = None,
     deaths: Sequence[str] = (),
-) -> Outcome:
+) -> SimulationOutcome:
     """
     Run one seed.
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.testing.simulation.chance import Draw
 
 __all__ = ["End", "RowVersion", "Sent", "Workload"]
@@ -116,7 +116,7 @@ class Workload:
         Decide by chance what this seed's pipeline looks like, before it is declared the first time.
         """
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> EnginePipeline:
         """
         Declare the pipeline, anew for each process.
 

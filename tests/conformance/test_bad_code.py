@@ -16,7 +16,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.pipeline.nodes import OnError
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
@@ -65,13 +65,13 @@ class Pairs(Computation):
         context.state.set([*context.state.get([]), [record.value["n"], record.value["call"]]])
 
 
-def bad(on_error: OnError = "dead_letter") -> Callable[[], Pipeline]:
+def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
     """
     ``in`` → ``bad`` → ``pairs``.
     """
 
-    def make() -> Pipeline:
-        pipeline = Pipeline("bad")
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("bad")
         stream = pipeline.inject("in", key="k", at="n", id="n").apply(
             Bad(), name="bad", produces="out", retries=RETRIES, on_error=on_error, user_code_timeout_ms=200
         )

@@ -17,7 +17,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policies import Monotone
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
@@ -54,11 +54,11 @@ class Join(Computation):
         context.state.set([at for at in context.state.get([]) if at != timer.at])
 
 
-def joined(limit: str | None, **options: Any) -> Pipeline:
+def joined(limit: str | None, **options: Any) -> EnginePipeline:
     """
     A fast stream with a limit and a slow one without.
     """
-    pipeline = Pipeline("skew")
+    pipeline = EnginePipeline("skew")
     pipeline.inject("fast", key="k", at="t", watermark=Monotone(), skew_limit=limit)
     pipeline.inject("slow", key="k", at="t", watermark=Monotone(), **options)
     pipeline.add(Join(), name="join", subscribes={"fast": None, "slow": None})
@@ -72,7 +72,7 @@ def row(at: int) -> dict[str, Any]:
     return {"k": "k", "t": START_US + at}
 
 
-def stepping(pipeline: Pipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
+def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
     """
     A run that does nothing by itself.
     """

@@ -19,7 +19,7 @@ from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.executor.injectors.policies import MarkColumn, Monotone, ObservedPercentile, UserWatermark
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START_US = 1_800_000_000_000_000
-Open = Callable[[Callable[[], Pipeline]], Any]
+Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
 class Times(Computation):
@@ -50,25 +50,25 @@ def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
     return [{"k": key, "t": START_US + each, "host": host, "id": f"{host}{each}"} for each in at]
 
 
-def one_stream(**options: Any) -> Callable[[], Pipeline]:
+def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
     """
     A stream s and a computation c that keeps the times.
     """
     late = options.pop("on_late", "process")
 
-    def make() -> Pipeline:
-        pipeline = Pipeline("time")
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("time")
         pipeline.inject("s", key="k", at="t", id="id", **options).apply(Times(), name="c", on_late=late)
         return pipeline
 
     return make
 
 
-def two_streams() -> Pipeline:
+def two_streams() -> EnginePipeline:
     """
     Two streams, each idle after a second, into one computation.
     """
-    pipeline = Pipeline("time")
+    pipeline = EnginePipeline("time")
     for name in ("s", "other"):
         pipeline.inject(name, key="k", at="t", watermark=Monotone(), idle_after="1s")
     pipeline.add(Times(), name="c", subscribes={"s": None, "other": None})
@@ -115,20 +115,20 @@ class Tiers(Computation):
         context.state.set([*context.state.get([]), seen])
 
 
-def tiers() -> Pipeline:
+def tiers() -> EnginePipeline:
     """
     A stream with an hour of possible disorder and a computation that does not want to wait so long.
     """
-    pipeline = Pipeline("time")
+    pipeline = EnginePipeline("time")
     pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("1h")).apply(Tiers(), name="c")
     return pipeline
 
 
-def keepers() -> Pipeline:
+def keepers() -> EnginePipeline:
     """
     A keeper, and a computation that keeps the times of what it passes on.
     """
-    pipeline = Pipeline("time")
+    pipeline = EnginePipeline("time")
     stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
     stream.apply(Keeper(), name="keeper", produces="kept").apply(Times(), name="c")
     return pipeline
@@ -212,8 +212,8 @@ class Facts:
         A computation chooses by the stream that it consumes; what it counts is counted by computation.
         """
 
-        def make() -> Pipeline:
-            pipeline = Pipeline("time")
+        def make() -> EnginePipeline:
+            pipeline = EnginePipeline("time")
             for name in ("s", "other"):
                 pipeline.inject(name, key="k", at="t", watermark=Monotone())
             on_late: dict[str, Any] = {"s": "drop"}

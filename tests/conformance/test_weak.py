@@ -14,13 +14,13 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
 
-Open = Callable[[Callable[[], Pipeline]], Play]
+Open = Callable[[Callable[[], EnginePipeline]], Play]
 
 
 class Pass(Computation):
@@ -74,13 +74,13 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 def mixed(
     folder: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
-) -> Callable[[], Pipeline]:
+) -> Callable[[], EnginePipeline]:
     """
     ``in`` → ``a`` → ``b`` → ``sum`` → ``last``, and ``a`` into ``total`` as well; ``b`` flows into a sink too.
     """
 
-    def make() -> Pipeline:
-        pipeline = Pipeline("mixed")
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("mixed")
         first = pipeline.inject("in", key="k", at="t", id="n")
         first.apply(Pass("a"), name="a", productions=modes[0], exactly_once=False)
         pipeline.stream("a").apply(Pass("b"), name="b", productions=modes[1]).sink(

@@ -18,7 +18,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
@@ -63,8 +63,8 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 """Rows that never become records, and what their dead letters say."""
 
 
-def fragile_pipeline(sink: Path | None = None, **options: Any) -> Pipeline:
-    pipeline = Pipeline(LEDGER)
+def fragile_pipeline(sink: Path | None = None, **options: Any) -> EnginePipeline:
+    pipeline = EnginePipeline(LEDGER)
     pipeline.inject(ROWS, key="k", at="t", id="id")
     produced = pipeline.add(
         options.pop("computation", Fragile()),

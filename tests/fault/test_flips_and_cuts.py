@@ -30,7 +30,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.testing.faults.damage import CUTS, Damage, Outcome, cut, file_kinds, flip, outcome_of
+from millpond.testing.faults.damage import CUTS, Damage, DamageOutcome, cut, file_kinds, flip, outcome_of
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
@@ -187,7 +187,7 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
     """
     kinds, rng = pond.kinds(), SeededRng(FLIPS)
     right, older = pond.read(), pond.older()
-    found: Counter[Outcome] = Counter()
+    found: Counter[DamageOutcome] = Counter()
     broken = []
     for number in range(FLIPS // 2):
         files = list(kinds.values())[number % len(kinds)]
@@ -196,7 +196,7 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
         found[outcome] += 1
         broken += [] if outcome.is_kept else [text]
     count(fault_report, "R15", found, broken, flips=FLIPS // 2)
-    assert found[Outcome.NAMED] > FLIPS // 4
+    assert found[DamageOutcome.NAMED] > FLIPS // 4
     assert pond.read() == right
 
 
@@ -205,14 +205,14 @@ def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
     Whatever becomes of a file as a whole, a reader gets the right answer or an error with the file's name.
     """
     rng, right, older = SeededRng(2), pond.read(), pond.older()
-    found: Counter[Outcome] = Counter()
+    found: Counter[DamageOutcome] = Counter()
     broken = []
     for damage in cuts(pond, rng):
         outcome, text = outcome_of(pond.rows, damage, pond.read, right, older)
         found[outcome] += 1
         broken += [] if outcome.is_kept else [text]
     count(fault_report, "R16", found, broken, cuts=found.total())
-    assert found[Outcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
+    assert found[DamageOutcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
     assert pond.read() == right
 
 
@@ -296,8 +296,8 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
     found = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
     lost = Damage(what="the last commit deleted", files={last: None})
 
-    assert found[Outcome.WRONG] > 0
-    assert outcome_of(pond.rows, lost, read, right)[0] is Outcome.WRONG
+    assert found[DamageOutcome.WRONG] > 0
+    assert outcome_of(pond.rows, lost, read, right)[0] is DamageOutcome.WRONG
 
 
 def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
@@ -341,8 +341,10 @@ def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
                     yield damage
 
 
-def count(report: FaultReport, row: str, found: Counter[Outcome], broken: list[str], **counts: int) -> None:
-    wrong, older = found[Outcome.WRONG], found[Outcome.OLDER]
+def count(
+    report: FaultReport, row: str, found: Counter[DamageOutcome], broken: list[str], **counts: int
+) -> None:
+    wrong, older = found[DamageOutcome.WRONG], found[DamageOutcome.OLDER]
     report.fault(row, found.total(), silent_wrong_reads=wrong, silent_older_reads=older, **counts)
     for text in broken:
         report.violation(text)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.row_reader import RowReader
@@ -111,11 +111,11 @@ def scripts(draw: st.DrawFn) -> Script:
     )
 
 
-def pipeline(sinks: dict[str, Collected]) -> Pipeline:
+def pipeline(sinks: dict[str, Collected]) -> EnginePipeline:
     """
     A ledger whose code fails now and then, a counter of what it produces, and a window with timers.
     """
-    made = Pipeline("p")
+    made = EnginePipeline("p")
     # So much disorder that nothing is late before the end: only duplicates are left out.
     rows = made.inject(ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1h"))
     ledger = made.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), retries=0)

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
@@ -139,7 +139,7 @@ class Garbage(RuleBasedStateMachine):
         self.store = Store.in_memory(
             objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
         )
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         pipeline.inject("in", key="k", at="at", id="id").apply(First(), name="first", produces="seen").apply(
             Second(), name="second", key="key"
         )

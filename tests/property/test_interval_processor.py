@@ -240,8 +240,8 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
         result.next_wall_timer,
         result.hold,
     )
-    assert model.next_mark(50) == result.next_marks.get(50)
-    assert model.hold_mark(50) == result.hold_marks.get(50)
+    assert model.next_mark(50) == result.next_percentile_timers.get(50)
+    assert model.hold_mark(50) == result.percentile_holds.get(50)
 
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
@@ -289,7 +289,9 @@ def check_against_model(
     for arrived, event_step, wall_step, fate, ahead in script:
         watermark, wall_time = watermark + event_step, wall_time + wall_step
         mark = max(mark, watermark + ahead)
-        bundle = replace(run.bundle(deliveries_of(arrived), watermark, wall_time), marks={50: mark})
+        bundle = replace(
+            run.bundle(deliveries_of(arrived), watermark, wall_time), percentile_watermarks={50: mark}
+        )
         attempt, worker = run_with_fate(run, bundle, worker, fate)
         expected = model.process(arrived, watermark, wall_time, {50: mark})
         assert_same_bundle(attempt.result, expected, model)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import input_positions
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
@@ -97,7 +97,7 @@ def _micros(moment: Any) -> int:
     return seconds * 1_000_000 + int(moment.microsecond)
 
 
-def _with_sinks(case: Case, sinks: Path) -> Pipeline:
+def _with_sinks(case: Case, sinks: Path) -> EnginePipeline:
     pipeline = case.pipeline()
     for stream in case.sunk:
         pipeline.stream(stream).sink(f"sink-{stream}", DeltaSink(str(sinks / stream)))

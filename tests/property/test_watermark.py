@@ -14,10 +14,10 @@ from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import observe_times
 from millpond.executor.pipeline.checks import check_topology
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
-from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
@@ -34,7 +34,7 @@ def topologies(draw) -> Topology:
 
     Those outside of cycles may have horizons: they produce below their input, and lag behind it.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     injected = [f"s{i}" for i in range(draw(st.integers(1, 2)))]
     for stream in injected:
         pipeline.inject(stream, key="k", at="t")
@@ -259,7 +259,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
     """
     topology = asking(topology)
     clock = ManualClock(0)
-    time, exact = TimeKeeper(topology, clock), WatermarkAuthority(topology)
+    time, exact = PipelineWatermarks(topology, clock), WatermarkAuthority(topology)
     time.restore({})
     names, streams = list(topology.computations), list(topology.injectors)
     for _ in range(data.draw(st.integers(1, 12))):
@@ -283,7 +283,9 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
         elif kind == "undelivered":
             oldest = data.draw(st.dictionaries(st.sampled_from(names), TIMES, max_size=2))
             summaries = {
-                stream: ProductionSummary(stream=stream, count=1, oldest_at=at, marks=some_marks(data, at))
+                stream: ProductionSummary(
+                    stream=stream, count=1, oldest_at=at, percentile_oldest_at=some_marks(data, at)
+                )
                 for stream, at in oldest.items()
             }
             time.set_undelivered(summaries)
@@ -293,7 +295,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
         else:
             # What is pending is found again in the rows; here there is none left of it.
             positions = time.positions()
-            time, restored = TimeKeeper(topology, clock), exact.input_watermarks()
+            time, restored = PipelineWatermarks(topology, clock), exact.input_watermarks()
             time.restore(positions)
             exact = WatermarkAuthority(topology)
             exact.restore(restored)

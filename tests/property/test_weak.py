@@ -15,7 +15,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
@@ -77,11 +77,11 @@ class Keep(Computation):
         context.state.set([*context.state.get([]), f"{record.value['n']}{record.value['path']}"])
 
 
-def pipeline(modes: tuple[str, str, str]) -> Pipeline:
+def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
     """
     ``in`` → ``a`` → ``b`` → ``c``, and ``d`` that takes from both ``a`` and ``b``.
     """
-    made = Pipeline("p")
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="t", id="n")
     for name, source, mode in zip("abc", ("in", "a", "b"), modes, strict=True):
         made.add(Spread(name), name=name, subscribes={source: None}, produces=(name,), productions=mode)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ class Pond:
     A store in memory, and one run after the other on it.
     """
 
-    def __init__(self, made: Pipeline, jumps_ms: list[int], intervals: int) -> None:
+    def __init__(self, made: EnginePipeline, jumps_ms: list[int], intervals: int) -> None:
         self.made = made
         self.clock = JumpingClock(jumps_ms)
         self.disk = FaultyObjects(MemoryObjects())

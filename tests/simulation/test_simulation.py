@@ -26,7 +26,7 @@ from millpond.testing.simulation.scenario import (
     play,
     saved_scenarios,
 )
-from millpond.testing.simulation.simulation import Outcome, simulate
+from millpond.testing.simulation.simulation import SimulationOutcome, simulate
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End
 from millpond.testing.simulation.world import World
@@ -178,7 +178,7 @@ class TestCommand:
 
     def test_what_nobody_came_to_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
         """A scenario whose deaths nobody died is told by name, and is neither passed nor failed."""
-        outcome = Outcome(seed="deaths-a-b", deaths_left=("b",))
+        outcome = SimulationOutcome(seed="deaths-a-b", deaths_left=("b",))
         tally = Tally()
         tally.add(outcome)
         _report(tally, 1.0, None)

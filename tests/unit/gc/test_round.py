@@ -16,11 +16,11 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.orphan import Owned
-from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.gc.round import CollectionRound, Retention, collect_garbage
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.interval import Interval
@@ -61,7 +61,7 @@ class Pond:
         self.store = Store.in_memory(
             objects=self.objects, registry=self.registry, clock=self.clock, rng=SeededRng(1)
         )
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         pipeline.inject("in", key="k", at="at").apply(Count(), name=NAME)
         runner = LocalRunner(
             self.store, clock=self.clock, rng=SeededRng(2), progress=False, upkeep=COMPACTIONS
@@ -74,7 +74,7 @@ class Pond:
             self.run.inject("in", [{"k": "a", "at": 1}, {"k": "b", "at": 1}])
             self.run.step()
 
-    def collect(self, retention: Retention = NOW, **options: Any) -> Round:
+    def collect(self, retention: Retention = NOW, **options: Any) -> CollectionRound:
         return collect_garbage(
             self.objects,
             self.catalog,
@@ -111,7 +111,7 @@ def pond(request, tmp_path: Path) -> Pond:
     return made
 
 
-def by_kind(found: Round) -> dict[str, tuple[str, ...]]:
+def by_kind(found: CollectionRound) -> dict[str, tuple[str, ...]]:
     return {each.kind: each.paths for each in found.collections}
 
 
@@ -427,7 +427,7 @@ def test_upkeep_collects_by_itself():
     """
     clock, objects = ManualClock(), MemoryObjects()
     store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
     policy = UpkeepPolicy(
         compaction=CompactionPolicy(fan_in=4, files_max=8), retention="10m", collect_every=16

@@ -12,7 +12,7 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.compaction import Compacted, CompactionRules, compact_files
 from millpond.gc.compaction_plan import CompactionPolicy, plan_compaction
 from millpond.gc.orphan import Owned
-from millpond.gc.round import Retention, Round, collect_garbage
+from millpond.gc.round import CollectionRound, Retention, collect_garbage
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
@@ -25,7 +25,7 @@ from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, 
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_pipeline, numbered
 
-WHOLE = Interval(LEDGER)
+DEFAULT_MEMBER = Interval(LEDGER)
 HOUR_MS = 3_600_000
 
 
@@ -45,7 +45,7 @@ class Pond:
         runner = LocalRunner(store, clock=self.clock, rng=self.rng, progress=False, upkeep=upkeep)
         return store, runner.start(ledger_pipeline(), stepping=True)
 
-    def collect(self, owned: dict[Interval, Owned]) -> Round:
+    def collect(self, owned: dict[Interval, Owned]) -> CollectionRound:
         retention = Retention(keep_ms=0, checkpoint_every=1)
         return collect_garbage(self.objects, None, self.clock, retention=retention, owned=owned)
 
@@ -54,8 +54,8 @@ def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
     """
     What the owner of a run believes, as far as the run has come.
     """
-    fence = store.committer.snapshot.fence_of(WHOLE)
-    return {WHOLE: Owned(fence.sequencer, Superstep(run.summary().superstep))}
+    fence = store.committer.snapshot.fence_of(DEFAULT_MEMBER)
+    return {DEFAULT_MEMBER: Owned(fence.sequencer, Superstep(run.summary().superstep))}
 
 
 def a_compaction(store: Store) -> Compacted:
@@ -63,15 +63,19 @@ def a_compaction(store: Store) -> Compacted:
     A compaction of everything that may be compacted, written and not yet committed.
     """
     snapshot = store.committer.snapshot
-    newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(WHOLE)))
+    newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(DEFAULT_MEMBER)))
     compaction = plan_compaction(
-        snapshot.files_of(WHOLE), WHOLE, before=newest, policy=CompactionPolicy(), everything=True
+        snapshot.files_of(DEFAULT_MEMBER),
+        DEFAULT_MEMBER,
+        before=newest,
+        policy=CompactionPolicy(),
+        everything=True,
     )
     return compact_files(
         store.objects,
         compaction,
         CompactionRules(pending_from=newest, ids_from=EventTimeMicros(0)),
-        fence=snapshot.fence_of(WHOLE),
+        fence=snapshot.fence_of(DEFAULT_MEMBER),
         token="f" * 32,
     )
 

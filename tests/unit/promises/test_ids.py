@@ -11,7 +11,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -37,7 +37,7 @@ class Pond:
         """
         Run a pipeline with these streams, and inject a record with this id on each of those.
         """
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         for stream in streams:
             pipeline.inject(stream, key="k", at="at", id="id")
         pipeline.add(Ids(), name="ids", subscribes=dict.fromkeys(streams))

@@ -12,12 +12,12 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.ownership import boundaries_of
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import (
     claim_app_id,
     claimed_by,
+    conflicting_pipeline,
     pipeline_number,
-    rival_of,
     superstep_app_id,
 )
 from millpond.statestore.errors import FencedError, InvalidError
@@ -69,13 +69,13 @@ class Pond:
     def store(self) -> Store:
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
-    def start(self, pipeline: Pipeline, store: Store | None = None) -> LocalRun:
+    def start(self, pipeline: EnginePipeline, store: Store | None = None) -> LocalRun:
         runner = LocalRunner(
             store or self.store(), clock=self.clock, rng=self.rng, progress=False, intervals=2
         )
         return runner.start(pipeline, stepping=True)
 
-    def start_unhearing(self, pipeline: Pipeline) -> LocalRun:
+    def start_unhearing(self, pipeline: EnginePipeline) -> LocalRun:
         """
         A run that goes on believing in its leases, whatever becomes of them.
         """
@@ -97,14 +97,14 @@ def rows(keys: str) -> list[dict[str, object]]:
     return [{"k": key, "at": 5, "n": number} for number, key in enumerate(keys)]
 
 
-def alarms(name: str = "p") -> Pipeline:
-    pipeline = Pipeline(name)
+def alarms(name: str = "p") -> EnginePipeline:
+    pipeline = EnginePipeline(name)
     pipeline.inject("in", key="k", at="at").apply(Alarm(), name="alarm")
     return pipeline
 
 
-def a_chain(name: str, first: str = "first") -> Pipeline:
-    pipeline = Pipeline(name)
+def a_chain(name: str, first: str = "first") -> EnginePipeline:
+    pipeline = EnginePipeline(name)
     pipeline.inject("in", key="k", at="at")
     pipeline.add(Collect("mid"), name=first, subscribes={"in": None}, produces=("mid",))
     pipeline.stream("mid").apply(Collect(), name="second")
@@ -222,8 +222,12 @@ class TestPipelines:
         }
 
         assert claimed_by(positions, "p") == {"mine"}
-        assert [rival_of(positions, "p", name) for name in ("mine", "theirs", "free")] == [None, "q", None]
-        assert rival_of({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"
+        assert [conflicting_pipeline(positions, "p", name) for name in ("mine", "theirs", "free")] == [
+            None,
+            "q",
+            None,
+        ]
+        assert conflicting_pipeline({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"
 
 
 class TestChangedPipelines:
@@ -248,7 +252,7 @@ class TestChangedPipelines:
         """
         pond = Pond()
         pond.rng = SeededRng(seed)
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         first = pipeline.inject("in", key="k", at="at").apply(Collect("mid"), name="first", produces="mid")
         first.apply(Collect(), name="second", key=lambda value: "all")
         run = pond.start(pipeline)

@@ -11,7 +11,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import Watch
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routed_columns import TARGET, RoutedColumns
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.task import RoutedInput, TaskPlan, run_slot
@@ -41,11 +41,11 @@ class Forward(Computation):
             context.produce(output, record.value)
 
 
-def two_inputs() -> Pipeline:
+def two_inputs() -> EnginePipeline:
     """
     The stream a goes through first to second; b only to third.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("a", key="k", at="at").apply(Forward("mid"), name="first", produces="mid").apply(
         Forward(), name="second"
     )

@@ -11,7 +11,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.spark.foreach_batch import ForeachBatch
 from millpond.executor.spark.run import SparkRun
@@ -46,7 +46,7 @@ def a_run(store: Store, clock: ManualClock) -> SparkRun:
     """
     A run of a pipeline with the inputs facts and events, both read by one computation.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     for stream in ("facts", "events"):
         pipeline.inject(stream, key="k", at="at", watermark=BoundedDisorder("0s"))
     pipeline.add(Computation(), name="join", subscribes={"facts": None, "events": None})
@@ -117,7 +117,7 @@ class Runner:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def open(self, _pipeline: Pipeline) -> Runner:
+    def open(self, _pipeline: EnginePipeline) -> Runner:
         self.events.append("open")
         return self
 
@@ -144,7 +144,7 @@ def test_an_embedded_computation_outlives_a_failure() -> None:
     The query fails with its batch, and once it is started again the batch is taken by a new run.
     """
     runner = Runner()
-    function = ForeachBatch(runner, Pipeline("p"), tick_ms=1)
+    function = ForeachBatch(runner, EnginePipeline("p"), tick_ms=1)
 
     function(None, 1)
     with pytest.raises(UnavailableError):

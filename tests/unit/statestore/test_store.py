@@ -17,7 +17,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore import store as store_module
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
@@ -81,8 +81,8 @@ class Count(Computation):
         context.state.set(context.state.get(0) + 1)
 
 
-def counting() -> Pipeline:
-    pipeline = Pipeline("p")
+def counting() -> EnginePipeline:
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(Count(), name="count")
     return pipeline
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import admit_batch, input_positions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError
@@ -32,7 +32,7 @@ def consume(path: Path, hosts: str, *batches: int) -> None:
     """
     Batches of a Spark query whose id is ``q``, a record each.
     """
-    made = Pipeline("p")
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="at").apply(Count(), name="count")
     runner = LocalRunner(path, zookeeper=hosts, progress=False, upkeep=None)
     with runner.start(made, stepping=True) as run:

@@ -74,7 +74,7 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
     A trigger that starts over has no memory, and no timer but that of the window's end.
     """
     state = _state()
-    context = TriggerContext(state, 0, 0, marks=_MARKS)
+    context = TriggerContext(state, 0, 0, percentile_watermarks=_MARKS)
     trigger.on_element(context, _one())
     trigger.reset(context)
 
@@ -89,9 +89,9 @@ def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
     """
     at_once, one_by_one = _state(), _state()
     elements = [_one(), _one(), _one()]
-    trigger.on_elements(TriggerContext(at_once, 0, 0, marks=_MARKS), elements)
+    trigger.on_elements(TriggerContext(at_once, 0, 0, percentile_watermarks=_MARKS), elements)
     for element in elements:
-        trigger.on_element(TriggerContext(one_by_one, 0, 0, marks=_MARKS), element)
+        trigger.on_element(TriggerContext(one_by_one, 0, 0, percentile_watermarks=_MARKS), element)
 
     assert (at_once.trigger, at_once.timers) == (one_by_one.trigger, one_by_one.timers)
 
@@ -257,7 +257,9 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     """
     A trigger sees the watermark that it names; its timers on different clocks do not meet.
     """
-    context = TriggerContext(_state(), 3, 0, marks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)})
+    context = TriggerContext(
+        _state(), 3, 0, percentile_watermarks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)}
+    )
     context.set_timer(30)
     context.set_timer(40, percentile=90)
 

@@ -70,7 +70,7 @@ def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark:
     if hook is not None:
         keys = pa.array(["k"])
         deliveries = [Deliveries(stream="s", keys=keys, at=np.array([at]), values=PythonValues([hook]))]
-    bundle = replace(run.bundle(deliveries, watermark), marks={50.0: max(mark, watermark)})
+    bundle = replace(run.bundle(deliveries, watermark), percentile_watermarks={50.0: max(mark, watermark)})
     attempt = run.attempt(bundle)
     run.commit(attempt)
     return attempt.result
@@ -243,10 +243,10 @@ def test_a_percentile_timer_fires_at_its_own_watermark():
     run = start()
     result = call(run, 10, lambda context: context.set_timer(20, "early", percentile=50), mark=19)
 
-    assert (result.next_event_timer, result.next_marks, result.hold) == (None, {50.0: 20}, 20)
+    assert (result.next_event_timer, result.next_percentile_timers, result.hold) == (None, {50.0: 20}, 20)
     fired = call(run, 0, None, watermark=5, mark=20)
 
-    assert (fired.statistics.timers, fired.next_marks, fired.hold) == (1, {}, None)
+    assert (fired.statistics.timers, fired.next_percentile_timers, fired.hold) == (1, {}, None)
 
 
 def test_setting_a_timer_again_may_change_its_percentile():
@@ -258,7 +258,7 @@ def test_setting_a_timer_again_may_change_its_percentile():
 
     result = call(run, 10, lambda context: context.set_timer(20))
 
-    assert (result.next_event_timer, result.next_marks) == (20, {})
+    assert (result.next_event_timer, result.next_percentile_timers) == (20, {})
 
 
 def test_a_new_owner_finds_all_of_it():
@@ -275,7 +275,11 @@ def test_a_new_owner_finds_all_of_it():
     summary = scan_interval(run.objects, INTERVAL, run.files, (50.0,))
     run.soft_state().reset()
 
-    assert (summary.hold, summary.next_marks, summary.hold_marks) == (10, {50.0: 20}, {50.0: 10})
+    assert (summary.hold, summary.next_percentile_timers, summary.percentile_holds) == (
+        10,
+        {50.0: 20},
+        {50.0: 10},
+    )
     assert (summary.next_event_timer, summary.next_wall_timer) == (None, None)
     result = call(run, 0, None, watermark=5, mark=20)
     assert (result.statistics.timers, result.hold, times(result)) == (1, 10, [10])

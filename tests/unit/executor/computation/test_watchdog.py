@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.computation.watchdog import CodeLimit, CodeTimeoutError
+from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
@@ -56,11 +56,11 @@ def in_thread(code: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def limited(code: Callable[[], Any], limit: CodeLimit | None = None) -> Any:
+def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> Any:
     """
     Run code as a key's turn.
     """
-    limit = limit or CodeLimit("c", LIMIT_MS)
+    limit = limit or UserCodeWatchdog("c", LIMIT_MS)
     with limit.watching():
         try:
             limit.begin("k")
@@ -94,7 +94,7 @@ def test_code_that_takes_turns_is_left_alone():
     clock = SystemClock()
 
     def turns() -> int:
-        limit = CodeLimit("c", LIMIT_MS)
+        limit = UserCodeWatchdog("c", LIMIT_MS)
         count = 0
         until_us = clock.monotonic_us() + 5 * LIMIT_MS * 1_000
         with limit.watching():
@@ -114,7 +114,7 @@ def test_time_between_turns_does_not_count():
     """
 
     def idle() -> str:
-        limit = CodeLimit("c", 20)
+        limit = UserCodeWatchdog("c", 20)
         with limit.watching():
             limit.begin("k")
             limit.end()
@@ -130,7 +130,7 @@ def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
     """
 
     def two_bundles() -> str:
-        limit = CodeLimit("c", 20)
+        limit = UserCodeWatchdog("c", 20)
         with limit.watching():
             limit.begin("k")
         with limit.watching():
@@ -166,7 +166,7 @@ def start(way: str, **options: Any) -> tuple[Store, Any]:
     store = Store.in_memory(
         objects=MemoryObjects(), registry=MemoryRegistry(), clock=SystemClock(), rng=SeededRng(1)
     )
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(
         Slow(way), name="c", produces="out", user_code_timeout_ms=LIMIT_MS, **options
     )
@@ -234,6 +234,6 @@ def test_no_limit_of_nothing():
     """
     The limit is longer than nothing.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     with pytest.raises(InvalidError, match="user_code_timeout_ms"):
         pipeline.inject("in", key="k", at="t").apply(Computation(), name="c", user_code_timeout_ms=0)

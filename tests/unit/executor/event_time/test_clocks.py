@@ -44,7 +44,7 @@ def test_a_percentile_that_nobody_keeps_is_the_low_watermark():
     """
     A timer that waits for it fires, if later than it was meant to.
     """
-    clocks = Clocks(watermark=5, wall_time=7, marks={90.0: 9})
+    clocks = Clocks(watermark=5, wall_time=7, percentile_watermarks={90.0: 9})
 
     assert [clocks.of(TimeDomain.EVENT, each) for each in (EXACT, 90.0, 80.0)] == [5, 9, 5]
     assert (clocks.of(TimeDomain.WALL, EXACT), clocks.of(TimeDomain.HOLD, EXACT)) == (7, TIME_MIN_US)

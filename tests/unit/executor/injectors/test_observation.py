@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.executor.injectors.observation import WHOLE, Watch, observe_times
+from millpond.executor.injectors.observation import DEFAULT_MEMBER, Watch, observe_times
 
 
 def test_no_records_say_nothing():
@@ -31,7 +31,7 @@ def test_delays_are_measured_against_what_was_committed():
     """
     A record in front of everything committed has no delay.
     """
-    watch = Watch(stream="s", newest={WHOLE: 10}, with_delays=True)
+    watch = Watch(stream="s", newest={DEFAULT_MEMBER: 10}, with_delays=True)
 
     seen = observe_times(watch, np.array([4, 12]))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.executor.injectors.observation import WHOLE, TimesSeen, Watch, times_seen
+from millpond.executor.injectors.observation import DEFAULT_MEMBER, TimesSeen, Watch, times_seen
 from millpond.executor.injectors.policies import (
     MarkColumn,
     Monotone,
@@ -150,11 +150,11 @@ def test_the_percentile_waits_until_it_knows_enough():
     Before that many records have been measured, the watermark stands.
     """
     logic = ObservedPercentile(50, records_min=3).start()
-    watch = Watch(stream="s", newest={WHOLE: 1_000}, with_delays=True)
+    watch = Watch(stream="s", newest={DEFAULT_MEMBER: 1_000}, with_delays=True)
 
-    logic.observe(times_seen(watch, np.array([900, 1_000]), WHOLE))
+    logic.observe(times_seen(watch, np.array([900, 1_000]), DEFAULT_MEMBER))
     assert logic.watermark == TIME_MIN_US
-    logic.observe(times_seen(watch, np.array([900, 900, 1_100]), WHOLE))
+    logic.observe(times_seen(watch, np.array([900, 900, 1_100]), DEFAULT_MEMBER))
 
     assert logic.watermark == 1_000
 
@@ -173,8 +173,8 @@ def test_about_that_many_records_are_late(percentile):
     for start in range(0, count, size):
         batch = at[start : start + size]
         late.append(batch < logic.watermark)
-        logic.observe(times_seen(Watch(stream="s", newest=newest, with_delays=True), batch, WHOLE))
-        newest = {WHOLE: max(newest.get(WHOLE, 0), int(batch.max()))}
+        logic.observe(times_seen(Watch(stream="s", newest=newest, with_delays=True), batch, DEFAULT_MEMBER))
+        newest = {DEFAULT_MEMBER: max(newest.get(DEFAULT_MEMBER, 0), int(batch.max()))}
 
     share = 100 * float(np.concatenate(late[40:]).mean())
 

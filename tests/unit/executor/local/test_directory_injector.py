@@ -16,7 +16,7 @@ from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.directory_injector import FILE_ROW, DirectoryInjector
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
@@ -51,7 +51,7 @@ class Disk:
         """
         A run of a pipeline that counts the rows of each key.
         """
-        pipeline = Pipeline("files")
+        pipeline = EnginePipeline("files")
         stream = pipeline.inject("rows", key="k", at="t", id=row_id, watermark=ManualWatermark())
         stream.apply(Count(), name="count")
         store = Store.in_memory(

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millpond.executor.local.intake import Arrival, Intake, Movement, Receipt
+from millpond.executor.local.intake import Arrival, Intake, Receipt, WatermarkUpdate
 from millpond.statestore.errors import FencedError, UnavailableError
 
 
@@ -16,8 +16,8 @@ def arrival(count: int = 1, receipt: Receipt | None = None) -> Arrival:
     return Arrival(stream="s", rows=[{}] * count, count=count, receipt=receipt or Receipt())
 
 
-def movement(at: int = 5) -> Movement:
-    return Movement(stream="s", at=at, receipt=Receipt())
+def movement(at: int = 5) -> WatermarkUpdate:
+    return WatermarkUpdate(stream="s", at=at, receipt=Receipt())
 
 
 def of(stream: str, count: int = 1) -> Arrival:
@@ -34,7 +34,7 @@ class TestHoldingBack:
         intake.put(fast, timeout_ms=0)
         intake.hold_back({"fast"})
         intake.put(slow, timeout_ms=0)
-        held = Movement(stream="fast", at=5, receipt=Receipt())
+        held = WatermarkUpdate(stream="fast", at=5, receipt=Receipt())
         intake.put(held, timeout_ms=0)
         intake.put(movement_of_fast, timeout_ms=0)
 

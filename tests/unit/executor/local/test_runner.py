@@ -16,7 +16,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder, ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, Pipeline
+from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
@@ -120,7 +120,7 @@ class Pond:
     def runner(self) -> LocalRunner:
         return LocalRunner(self.store(), clock=self.clock, rng=self.rng, progress=False, **self.options)
 
-    def start(self, pipeline: Pipeline) -> LocalRun:
+    def start(self, pipeline: EnginePipeline) -> LocalRun:
         return self.runner().start(pipeline, stepping=True)
 
     def states(self, computation: str) -> dict[str, object]:
@@ -135,12 +135,12 @@ def rows(*numbers: int, **fields: object) -> list[dict[str, object]]:
     return [{"k": "a", "at": number, "n": number, **fields} for number in numbers]
 
 
-def injected(**options: object) -> tuple[Pipeline, object]:
-    pipeline = Pipeline("p")
+def injected(**options: object) -> tuple[EnginePipeline, object]:
+    pipeline = EnginePipeline("p")
     return pipeline, pipeline.inject("in", key="k", at="at", **options)
 
 
-def a_chain(**options: object) -> Pipeline:
+def a_chain(**options: object) -> EnginePipeline:
     """
     The stream in, then first, then second.
     """
@@ -592,7 +592,7 @@ class TestSinks:
         """
         pond = Pond()
 
-        def pipeline() -> Pipeline:
+        def pipeline() -> EnginePipeline:
             made = a_chain(id="n")
             made.stream("mid").sink("out", DeltaSink(str(tmp_path / "out")))
             return made
@@ -835,7 +835,7 @@ class TestFailures:
         run = pond.start(a_chain())
         run.inject("in", rows(1))
         run.run_until_quiet()
-        other = Pipeline("other")
+        other = EnginePipeline("other")
         other.inject("x", key="k", at="at").apply(Collect(), name="third")
         neighbour = pond.start(other)
         neighbour.inject("x", rows(7))

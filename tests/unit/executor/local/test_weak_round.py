@@ -16,7 +16,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.interval import LocalInterval
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
 from millpond.statestore.errors import InvalidError, OutcomeUnknownError
@@ -68,7 +68,7 @@ class Pond:
     A store in memory, and one run after the other on it.
     """
 
-    def __init__(self, pipeline: Callable[[], Pipeline], **options: Any) -> None:
+    def __init__(self, pipeline: Callable[[], EnginePipeline], **options: Any) -> None:
         self.pipeline = pipeline
         self.options = options
         self.clock = ManualClock()
@@ -104,13 +104,13 @@ def chain(
     c_timeout_ms: float | None = None,
     sink: str | None = None,
     modes: tuple[str, str] = ("weak", "weak"),
-) -> Callable[[], Pipeline]:
+) -> Callable[[], EnginePipeline]:
     """
     ``in`` → ``a`` → ``b`` → ``c``; ``c`` counts.
     """
 
-    def make() -> Pipeline:
-        pipeline = Pipeline("p")
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("p")
         stream = pipeline.inject("in", key="k", at="t").apply(
             Pass("s"), name="a", produces="s", productions=modes[0]
         )
@@ -202,8 +202,8 @@ def test_who_is_fast_is_not_asked_again():
     Of two consumers only the one that was too slow gets the checkpointed production.
     """
 
-    def make() -> Pipeline:
-        pipeline = Pipeline("p")
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("p")
         stream = pipeline.inject("in", key="k", at="t").apply(
             Pass("s"), name="a", produces="s", productions="weak"
         )
@@ -280,7 +280,7 @@ def test_an_interval_that_was_overtaken_while_it_looked_looks_again():
     """
     A bundle that was left behind looks at its files in its own time; a compaction meanwhile is not forgotten.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(Pass(), name="c")
     of = Interval("c")
     fence = Fence(Sequencer(1), CommitNumber(1))

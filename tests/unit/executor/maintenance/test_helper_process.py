@@ -20,7 +20,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.helper_process import HelperProcess
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import ProcessWorker
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import DataError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
@@ -169,7 +169,7 @@ def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
     """
     registry, clock = MemoryRegistry(), SystemClock()
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=30)
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
     with Store.open(
         tmp_path / "pond", leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)

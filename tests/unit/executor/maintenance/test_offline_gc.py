@@ -15,13 +15,13 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.repair.plan import plan_repair
 from millpond.executor.repair.repair import repair_store
 from millpond.gc import round as gc_round
-from millpond.gc.round import Round
+from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import ConflictError, FencedError
-from millpond.statestore.leases.maintenance_lock import alone_by_hand
+from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
 from millpond.statestore.store import Store
@@ -36,8 +36,8 @@ class Count(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def pipeline() -> Pipeline:
-    made = Pipeline("p")
+def pipeline() -> EnginePipeline:
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="at", id="id").apply(Count(), name="count")
     return made
 
@@ -67,7 +67,7 @@ class Pond:
         )
         return runner.start(pipeline(), stepping=True)
 
-    def collect(self, *, dry_run: bool = False) -> Round:
+    def collect(self, *, dry_run: bool = False) -> CollectionRound:
         with self.open() as store:
             return collect_by_hand(store, self.clock, SeededRng(self.opened), NOW, dry_run=dry_run)
 
@@ -133,7 +133,7 @@ def test_a_repair_and_a_collection_by_hand_keep_each_other_away():
     pond = Pond()
     pond.run.stop()
     working = MemoryLeases(pond.registry, pond.clock, writer_id="worker")
-    with alone_by_hand(working) as hold:
+    with exclusive(working) as hold:
         with pytest.raises(ConflictError, match="is repairing the store or collecting its garbage"):
             pond.collect()
         leases = MemoryLeases(pond.registry, pond.clock, writer_id="repair")

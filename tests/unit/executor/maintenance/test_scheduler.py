@@ -17,7 +17,7 @@ from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction import Compacted
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import FencedError
@@ -58,8 +58,8 @@ class Total(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def pipeline() -> Pipeline:
-    made = Pipeline("p")
+def pipeline() -> EnginePipeline:
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="at", id="id", watermark=BoundedDisorder("1s"))
     made.add(Window(), name="window", subscribes={"in": None}, produces=["seen"])
     made.add(Total(), name="total", subscribes={"seen": None}, produces=[])

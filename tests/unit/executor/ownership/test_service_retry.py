@@ -10,8 +10,8 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.service_retry import Patience
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.ownership.service_retry import ServiceRetry
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.obstore import MemoryObjects
@@ -47,7 +47,7 @@ def test_it_asks_again_until_the_service_is_back(error):
     """
     clock, service = ManualClock(), Service(3, error)
 
-    assert Patience(clock, 1_000).outlast(service.call, service.revive) == "here"
+    assert ServiceRetry(clock, 1_000).run(service.call, service.revive) == "here"
     assert service.revivals == len(clock.slept_ms) == 3
 
 
@@ -57,7 +57,7 @@ def test_its_time_is_bounded():
     """
     clock = ManualClock()
     with pytest.raises(UnavailableError):
-        Patience(clock, 1_000).outlast(Service(10_000).call)
+        ServiceRetry(clock, 1_000).run(Service(10_000).call)
 
     assert 1_000 <= sum(clock.slept_ms) <= 1_100
 
@@ -67,12 +67,12 @@ def test_it_can_be_ended():
     Once it is ended the next failure is the last, and what works still works.
     """
     clock = ManualClock()
-    patience = Patience(clock, 1_000_000)
+    patience = ServiceRetry(clock, 1_000_000)
     patience.end()
 
-    assert patience.outlast(Service(0).call) == "here"
+    assert patience.run(Service(0).call) == "here"
     with pytest.raises(UnavailableError):
-        patience.outlast(Service(1).call)
+        patience.run(Service(1).call)
     assert clock.slept_ms == []
 
 
@@ -96,7 +96,7 @@ def test_a_run_that_waits_can_be_stopped():
     """
     clock = TellingClock()
     store = Store.in_memory(objects=MemoryObjects(), registry=MemoryRegistry(), clock=clock, rng=SeededRng(1))
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(Computation(), name="c")
     run = LocalRunner(store, clock=clock, progress=False, pause_timeout_ms=3_600_000).start(pipeline)
     store.leases.suspend()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.pipeline.extract_rows import read_injected, row_count, row_values
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 
 ROWS = [
@@ -21,7 +21,7 @@ ROWS = [
 
 def node(**changes: object):
     arguments = {"key": "city", "at": "time", "id": "id", **changes}
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("s", **arguments)
     return pipeline.check().injector("s")
 

@@ -13,7 +13,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, Pipeline
+from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.statestore.errors import InvalidError
 
@@ -35,13 +35,13 @@ class Place:
         raise NotImplementedError
 
 
-def a_pipeline() -> Pipeline:
-    pipeline = Pipeline("p")
+def a_pipeline() -> EnginePipeline:
+    pipeline = EnginePipeline("p")
     pipeline.inject("queries", key="query", at="time")
     return pipeline
 
 
-def refused(pipeline: Pipeline, *texts: str, inputs=None) -> None:
+def refused(pipeline: EnginePipeline, *texts: str, inputs=None) -> None:
     with pytest.raises(InvalidError) as caught:
         pipeline.check(inputs)
     for text in texts:
@@ -53,7 +53,7 @@ class TestTopology:
         """
         Injector, computations with their extractors, and sinks are found by name.
         """
-        pipeline = Pipeline("zeitgeist")
+        pipeline = EnginePipeline("zeitgeist")
         queries = pipeline.inject(
             "queries", key="query", at="time", id="id", watermark=BoundedDisorder("30s")
         )
@@ -169,7 +169,7 @@ class TestDeclarations:
         """
         pipeline = a_pipeline()
         with pytest.raises(InvalidError, match="name"):
-            Pipeline(name)
+            EnginePipeline(name)
         with pytest.raises(InvalidError, match="name"):
             pipeline.inject(name, key="k", at="t")
         with pytest.raises(InvalidError, match="name"):
@@ -240,7 +240,7 @@ class TestDeclarations:
         Key, time, id and watermark are checked where they are written.
         """
         with pytest.raises(InvalidError, match="stream=`s`"):
-            Pipeline("p").inject("s", **arguments)
+            EnginePipeline("p").inject("s", **arguments)
 
     @pytest.mark.parametrize(
         "arguments",
@@ -252,7 +252,7 @@ class TestDeclarations:
         Whatever would hold it or move it otherwise is refused.
         """
         with pytest.raises(InvalidError, match="has its own watermark"):
-            Pipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
+            EnginePipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
 
     @pytest.mark.parametrize(
         "options",
@@ -329,7 +329,7 @@ class TestCheck:
         """
         Nothing could ever happen in it.
         """
-        refused(Pipeline("empty"), "no injector", "pipeline=`empty`")
+        refused(EnginePipeline("empty"), "no injector", "pipeline=`empty`")
 
     def test_a_cycle_that_nothing_feeds_is_refused(self):
         """
@@ -454,6 +454,6 @@ class TestPickling:
         pipeline.stream("queries").apply(Pass(), name="counter", key=lambda value: str(lock))
         refused(pipeline, "computation=`counter`", "stream=`queries`")
 
-        other = Pipeline("other")
+        other = EnginePipeline("other")
         other.inject("s", key="k", at=lambda row: lock)
         refused(other, "stream=`s`", "argument=`at`")

@@ -7,17 +7,17 @@ from __future__ import annotations
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import addressed, is_addressed
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import InvalidError
 
 
-def chain(*modes: str) -> Pipeline:
+def chain(*modes: str) -> EnginePipeline:
     """
     ``in`` → ``c0`` → ``c1`` → …, each with its mode; ``c0`` produces ``s0``, and so on.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     stream = pipeline.inject("in", key="k", at="t")
     for number, mode in enumerate(modes):
         stream = stream.apply(Computation(), name=f"c{number}", produces=f"s{number}", productions=mode)

@@ -16,7 +16,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, counts_by_computation
 from millpond.executor.repair.plan import RepairPlan, plan_repair
 from millpond.executor.repair.repair import SET_ASIDE_FOLDER, repair_store
@@ -55,8 +55,8 @@ class Second(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def pipeline(sink: DeltaSink | None = None) -> Pipeline:
-    made = Pipeline("p")
+def pipeline(sink: DeltaSink | None = None) -> EnginePipeline:
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="at").apply(First(), name="first", produces="seen").apply(
         Second(), name="second", key="key"
     )

@@ -19,7 +19,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
@@ -60,8 +60,8 @@ class Count(Computation):
         context.state.set(context.state.get(0) + 1)
 
 
-def sleepers() -> Pipeline:
-    pipeline = Pipeline("sleepers")
+def sleepers() -> EnginePipeline:
+    pipeline = EnginePipeline("sleepers")
     pipeline.inject(ROWS, key="k", at="t")
     pipeline.add(Sleeper(), name="sleeper", subscribes={ROWS: None}, produces=("wakings",))
     pipeline.stream("wakings").apply(Count(), name="wakings_seen")
@@ -138,7 +138,7 @@ def test_user_code_that_stops_the_run_is_named(
     """
     An error in a task comes to whoever waits for the run as it was raised, and the run is over.
     """
-    pipeline = Pipeline(LEDGER)
+    pipeline = EnginePipeline(LEDGER)
     pipeline.inject(ROWS, key="k", at="t", id="id")
     pipeline.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), on_error="stop")
     bring(tmp_path, 5, do="raise")

@@ -17,7 +17,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import superstep_app_id
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
@@ -42,11 +42,11 @@ NOTHING = BundleResult(updates=None, statistics=BundleStatistics())
 Update = dict[str, Any]
 
 
-def pipeline(*, letters: bool = False) -> Pipeline:
+def pipeline(*, letters: bool = False) -> EnginePipeline:
     """
     ``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``; and who reads letters.
     """
-    made = Pipeline("p")
+    made = EnginePipeline("p")
     made.inject("in", key="k", at="t", watermark=BoundedDisorder(10))
     made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
     made.add(Computation(), name="second", subscribes={"mid": None}, produces=(), intervals=1)
@@ -69,7 +69,7 @@ class Pond:
     def store(self) -> Store:
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
-    def open(self, made: Pipeline | None = None) -> Coordinator:
+    def open(self, made: EnginePipeline | None = None) -> Coordinator:
         topology = (made or pipeline()).check()
         coordinator = Coordinator(self.store(), topology, clock=self.clock, rng=self.rng)
         coordinator.open()
@@ -136,7 +136,11 @@ class TestPlans:
         assert (coordinator.superstep, plan.superstep, plan.intervals) == (0, 1, ())
         assert not coordinator.has_work()
         assert coordinator.next_wall_timer() is None
-        assert coordinator.watermark("second") == coordinator.low_watermark() == TIME_MIN_US
+        assert (
+            coordinator.watermarks.input_watermark("second")
+            == coordinator.watermarks.low_watermark()
+            == TIME_MIN_US
+        )
         assert [node.name for node in coordinator.computations_without_intervals(["in"])] == ["first"]
 
     def test_an_input_wakes_its_consumers_only(self, pond: Pond) -> None:
@@ -190,7 +194,7 @@ class TestPlans:
             assert coordinator.next_wall_timer() == at
             pond.clock.advance_ms(1)
         else:
-            coordinator.advance_injector("in", EventTimeMicros(50))
+            coordinator.watermarks.advance("in", EventTimeMicros(50))
 
         assert coordinator.has_work()
         due = coordinator.begin()
@@ -257,8 +261,14 @@ class TestCommits:
         assert plan.intervals[0].watermark == TIME_MIN_US
         coordinator.commit(plan, [], inputs=[seen(1, 100)])
 
-        assert coordinator.time.injector_watermark("in") == coordinator.watermark("first") == 90
-        assert coordinator.watermark("second") == coordinator.low_watermark() == 90
+        assert (
+            coordinator.watermarks.injector_watermark("in")
+            == coordinator.watermarks.input_watermark("first")
+            == 90
+        )
+        assert (
+            coordinator.watermarks.input_watermark("second") == coordinator.watermarks.low_watermark() == 90
+        )
         assert coordinator.begin(inputs={"in"}).intervals[0].watermark == 90
 
     def test_productions_and_holds_keep_the_watermark_back(self, pond: Pond) -> None:
@@ -274,11 +284,20 @@ class TestCommits:
         )
         coordinator.commit(plan, [manifest], inputs=[seen(1, 100)])
 
-        assert (coordinator.watermark("first"), coordinator.watermark("second")) == (90, 40)
+        assert (
+            coordinator.watermarks.input_watermark("first"),
+            coordinator.watermarks.input_watermark("second"),
+        ) == (90, 40)
         coordinator.commit(coordinator.begin(), [])
-        assert (coordinator.watermark("second"), coordinator.low_watermark()) == (60, 60)
-        coordinator.finish_input("in")
-        assert (coordinator.watermark("first"), coordinator.watermark("second")) == (TIME_MAX_US, 60)
+        assert (coordinator.watermarks.input_watermark("second"), coordinator.watermarks.low_watermark()) == (
+            60,
+            60,
+        )
+        coordinator.watermarks.finish("in")
+        assert (
+            coordinator.watermarks.input_watermark("first"),
+            coordinator.watermarks.input_watermark("second"),
+        ) == (TIME_MAX_US, 60)
 
     def test_dead_letters_are_rows_and_productions(self, pond: Pond) -> None:
         """
@@ -309,7 +328,11 @@ class TestCommits:
 
         with pytest.raises(FencedError):
             former.commit(plan, [manifest], inputs=[seen(1, 100)])
-        assert (former.superstep, former.totals, former.watermark("first")) == (0, Totals(), TIME_MIN_US)
+        assert (former.superstep, former.totals, former.watermarks.input_watermark("first")) == (
+            0,
+            Totals(),
+            TIME_MIN_US,
+        )
         assert pond.store().snapshot().version == version
         assert pond.store().rows_view("first").to_arrow().num_rows == 0
         owner.commit(owner.begin(), [])
@@ -350,10 +373,10 @@ class TestRestarts:
         return (
             coordinator.superstep,
             coordinator.totals,
-            [coordinator.watermark(name) for name in names],
+            [coordinator.watermarks.input_watermark(name) for name in names],
             [coordinator.intervals_of(name) for name in names],
-            coordinator.low_watermark(),
-            coordinator.time.injector_watermark("in"),
+            coordinator.watermarks.low_watermark(),
+            coordinator.watermarks.injector_watermark("in"),
             coordinator.undelivered,
             coordinator.next_wall_timer(),
             coordinator.has_work(),
@@ -391,4 +414,4 @@ class TestRestarts:
         owner = pond.open(pipeline(letters=True))
         owner.commit(owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])
 
-        assert owner.time.injector_watermark("in") == owner.watermark("first") == 90
+        assert owner.watermarks.injector_watermark("in") == owner.watermarks.input_watermark("first") == 90

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, Pipeline
+from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
 from millpond.executor.watermark.authority import WatermarkAuthority, solve_inputs
 from millpond.executor.watermark.hold_map import IntervalMap
 from millpond.statestore.errors import FencedError, InvalidError
@@ -19,7 +19,7 @@ def a_chain() -> WatermarkAuthority:
     """
     The stream s is injected, a consumes it, b consumes a.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a").apply(Computation(), name="b")
     return WatermarkAuthority(pipeline.check())
 
@@ -91,7 +91,7 @@ class TestEquations:
         """
         A computation with two inputs waits for both.
         """
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         for name in ("s", "t"):
             pipeline.inject(name, key="k", at="t")
         pipeline.add(Computation(), name="join", subscribes={"s": None, "t": None})
@@ -106,7 +106,7 @@ class TestEquations:
         """
         A computation that feeds itself waits for its productions and holds only.
         """
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t")
         pipeline.add(Computation(), name="loop", subscribes={"s": None, "again": None}, produces=["again"])
         authority = WatermarkAuthority(pipeline.check())
@@ -124,7 +124,7 @@ class TestEquations:
         """
         Whoever consumes dead letters waits for all computations and all injectors.
         """
-        pipeline = Pipeline("p")
+        pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
         pipeline.inject("idle", key="k", at="t")
         pipeline.stream(DEAD_LETTERS).apply(Computation(), name="mourner")

@@ -11,8 +11,8 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import observe_times
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.pipeline import Pipeline
-from millpond.executor.watermark.pipeline_watermarks import TimeKeeper
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.fixtures.determinism import ManualClock
@@ -26,21 +26,21 @@ class Halves(Computation):
     percentiles = (50, 90)
 
 
-def keeper(positions: dict[str, int] | None = None) -> TimeKeeper:
+def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
     """
     The stream s, a that consumes it, b that consumes a and asks for percentiles.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(1_000)).apply(
         Computation(), name="a"
     )
     first.apply(Halves(), name="b")
-    made = TimeKeeper(pipeline.check(), ManualClock(0))
+    made = PipelineWatermarks(pipeline.check(), ManualClock(0))
     made.restore(positions or {})
     return made
 
 
-def see(time: TimeKeeper, *at: int) -> None:
+def see(time: PipelineWatermarks, *at: int) -> None:
     """
     Records of s, committed.
     """
@@ -48,7 +48,7 @@ def see(time: TimeKeeper, *at: int) -> None:
     time.take_effect()
 
 
-def disordered(time: TimeKeeper) -> None:
+def disordered(time: PipelineWatermarks) -> None:
     """
     100 records of which 30 come 40 late and 5 come 400 late; the newest is at 10,000.
     """
@@ -66,7 +66,7 @@ def test_percentiles_run_ahead_of_the_low_watermark():
 
     assert time.input_watermark("a") == time.mark("a", 100) == 9_000
     assert (time.mark("a", 90), time.mark("a", 50)) == (9_960, 10_000)
-    assert time.marks("b") == {90.0: 9_960, 50.0: 10_000}
+    assert time.percentile_watermarks("b") == {90.0: 9_960, 50.0: 10_000}
 
 
 def test_with_little_seen_they_are_the_low_watermark():
@@ -78,7 +78,7 @@ def test_with_little_seen_they_are_the_low_watermark():
 
     see(time, *[10_000] * 99)
 
-    assert time.marks("b") == {90.0: 9_000, 50.0: 9_000}
+    assert time.percentile_watermarks("b") == {90.0: 9_000, 50.0: 9_000}
 
 
 def test_a_percentile_that_nobody_asked_for_is_the_low_watermark():
@@ -97,12 +97,14 @@ def test_undelivered_productions_hold_by_their_own_percentiles():
     """
     time = keeper()
     disordered(time)
-    waiting = ProductionSummary(stream="a", count=9, oldest_at=100, marks={90.0: 100, 50.0: 9_970})
+    waiting = ProductionSummary(
+        stream="a", count=9, oldest_at=100, percentile_oldest_at={90.0: 100, 50.0: 9_970}
+    )
 
     time.set_undelivered({"a": waiting})
 
     assert time.mark("b", 100) == 100
-    assert time.marks("b") == {90.0: 100, 50.0: 9_970}
+    assert time.percentile_watermarks("b") == {90.0: 100, 50.0: 9_970}
 
 
 def test_holds_hold_by_their_own_percentiles():
@@ -115,7 +117,7 @@ def test_holds_hold_by_their_own_percentiles():
     disordered(time)
 
     assert time.input_watermark("a") == 9_000
-    assert (time.mark("b", 100), time.marks("b")) == (100, {90.0: 200, 50.0: 300})
+    assert (time.mark("b", 100), time.percentile_watermarks("b")) == (100, {90.0: 200, 50.0: 300})
 
 
 def test_a_greater_percentile_never_runs_ahead():
@@ -136,11 +138,11 @@ def test_they_never_fall():
     """
     time = keeper()
     disordered(time)
-    before = time.marks("b")
+    before = time.percentile_watermarks("b")
 
     see(time, *[9_100] * 500)
 
-    assert all(time.marks("b")[each] >= at for each, at in before.items())
+    assert all(time.percentile_watermarks("b")[each] >= at for each, at in before.items())
 
 
 def test_a_restart_keeps_them():
@@ -153,7 +155,7 @@ def test_a_restart_keeps_them():
 
     after = keeper(positions)
 
-    assert after.marks("b") == time.marks("b") == {90.0: 9_960, 50.0: 10_000}
+    assert after.percentile_watermarks("b") == time.percentile_watermarks("b") == {90.0: 9_960, 50.0: 10_000}
     assert after.input_watermark("b") == 9_000
     assert after.positions() == positions
 
@@ -162,9 +164,9 @@ def test_without_percentiles_nothing_more_is_journaled():
     """
     Who asks for none pays for none.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
-    time = TimeKeeper(pipeline.check(), ManualClock(0))
+    time = PipelineWatermarks(pipeline.check(), ManualClock(0))
     time.restore({})
 
     assert len(time.positions()) == 2
@@ -179,31 +181,33 @@ def test_a_finished_input_is_finished_at_every_percentile():
 
     time.finish("s")
 
-    assert set(time.marks("b").values()) == {time.input_watermark("b")}
+    assert set(time.percentile_watermarks("b").values()) == {time.input_watermark("b")}
 
 
 def test_time_of_arrival_passes_except_for_what_is_on_its_way():
     """
     What is stamped and not yet committed holds the watermark; a later stamp is never before it.
     """
-    pipeline, clock = Pipeline("p"), ManualClock(1_000)
+    pipeline, clock = EnginePipeline("p"), ManualClock(1_000)
     pipeline.inject("s", key="k", at=IngressTime()).apply(Computation(), name="a")
-    time = TimeKeeper(pipeline.check(), clock)
+    time = PipelineWatermarks(pipeline.check(), clock)
     time.restore({})
     stamp = time.watch("s").stamp_at
     clock.advance_ms(1)
 
-    assert not time.tick(["s"])
+    time.tick(["s"])
+    assert not time.has_changed
     assert (stamp, time.input_watermark("a")) == (1_000, TIME_MIN_US)
     time.observe([observe_times(time.watch("s"), np.array([stamp]))])
     time.take_effect()
     assert time.input_watermark("a") == 1_000
-    assert not time.tick()
+    time.tick()
+    assert not time.has_changed
     assert time.input_watermark("a") == 2_000
     clock.jump_ms(-2)
     time.tick()
 
     assert (time.watch("s").stamp_at, time.input_watermark("a")) == (2_000, 2_000)
-    restored = TimeKeeper(pipeline.check(), clock)
+    restored = PipelineWatermarks(pipeline.check(), clock)
     restored.restore(time.positions())
     assert restored.watch("s").stamp_at == 2_000

@@ -10,7 +10,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import observe_times
 from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.watermark.stream_time import InjectorTime
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
@@ -20,7 +20,7 @@ def injector(saved: int = TIME_MIN_US, **options: object) -> InjectorTime:
     """
     A stream in order, at time 0 of the machine.
     """
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t", **options).apply(Computation(), name="c")
     return InjectorTime(pipeline.check().injectors["s"], saved, 0)
 

@@ -230,7 +230,7 @@ class TestCommits:
         assert catalog.supersteps("other") == ()
 
     def test_watermarks_of_computations_and_injectors(self, catalog: Catalog) -> None:
-        """Marks that ride as positions are journaled: a computation's as input, an injector's as output."""
+        """PercentileTimes that ride as positions are journaled: a computation's as input, an injector's as output."""
         computation, injector = "millpond/watermark/p/computation/c", "millpond/watermark/p/injector/i"
         txns = {superstep_app_id("p"): 1, computation: 5, injector: 9}
         catalog.record_superstep(CommitHistory().commit(txns))

@@ -94,7 +94,7 @@ def test_an_empty_log_tail_is_enough(catalog: Catalog) -> None:
 
 
 def test_what_the_log_never_had_goes(catalog: Catalog) -> None:
-    """Journal entries above the log's newest version are dropped (the store was rolled back)."""
+    """CatalogRecorder entries above the log's newest version are dropped (the store was rolled back)."""
     log = busy_history()
     catalog.record_commits(log.commits)
     shorter = CommitHistory(log.commits[:4], {ALL.app_id: packed_fence(1, 2)})

@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.integrity.bit_flip import FLIP_BYTES_MAX, turn_back_a_bit
+from millpond.statestore.integrity.bit_flip import FLIP_BYTES_MAX, repair_bit_flip
 from millpond.statestore.log.commit_file import digest_of
 
 
@@ -18,7 +18,7 @@ def test_any_bit_is_turned_back(data, bit, draw):
     """
     damaged = bytearray(data)
     damaged[draw.draw(st.integers(0, len(data) - 1))] ^= 1 << bit
-    assert turn_back_a_bit(bytes(damaged), lambda it: digest_of(it) == digest_of(data)) == data
+    assert repair_bit_flip(bytes(damaged), lambda it: digest_of(it) == digest_of(data)) == data
 
 
 def test_two_bits_are_not():
@@ -26,5 +26,5 @@ def test_two_bits_are_not():
     What cannot be proven whole is given up, and so is what is too large to try.
     """
     data = b"a commit"
-    assert turn_back_a_bit(b"b commiu", lambda it: it == data) is None
-    assert turn_back_a_bit(bytes(FLIP_BYTES_MAX + 1), lambda it: True) is None
+    assert repair_bit_flip(b"b commiu", lambda it: it == data) is None
+    assert repair_bit_flip(bytes(FLIP_BYTES_MAX + 1), lambda it: True) is None

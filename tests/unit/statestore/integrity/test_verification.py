@@ -11,7 +11,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import Pipeline
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.log.commit_file import decode, encode
@@ -36,7 +36,7 @@ def objects() -> MemoryObjects:
     """
     disk, clock = MemoryObjects(), ManualClock()
     store = Store.in_memory(objects=disk, clock=clock, rng=SeededRng(1))
-    pipeline = Pipeline("p")
+    pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=15)
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, upkeep=policy, intervals=2).start(

@@ -19,10 +19,10 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["LogSum", "sum_log"]
+__all__ = ["ReplayedLog", "sum_log"]
 
 
-class LogSum:
+class ReplayedLog:
     """
     What a log says up to a version.
 
@@ -105,7 +105,7 @@ class LogSum:
                     pass
 
 
-def sum_log(log: Log, until: TableVersion) -> LogSum:
+def sum_log(log: Log, until: TableVersion) -> ReplayedLog:
     """
     The sum of a log up to a version, from the newest checkpoint that is no newer.
 
@@ -114,7 +114,7 @@ def sum_log(log: Log, until: TableVersion) -> LogSum:
     """
     for checkpoint in reversed(log.inventory().checkpoints):
         if checkpoint.version <= until:
-            found = LogSum()
+            found = ReplayedLog()
             try:
                 found.start(log, checkpoint)
             except DataError:
@@ -122,7 +122,7 @@ def sum_log(log: Log, until: TableVersion) -> LogSum:
                 continue
             found.follow(log, until)
             return found
-    found = LogSum()
+    found = ReplayedLog()
     check(found.version == NO_TABLE, "a sum begins before the first commit")
     found.follow(log, until)
     return found

@@ -1,0 +1,133 @@
+"""
+When garbage is collected: every so many versions, and sooner when compactions have replaced much.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from concurrent.futures import Future
+from typing import Final
+
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.workers import RoundWorker
+from millpond.executor.ownership.ownership import Ownership
+from millpond.gc.log import KEPT_MS
+from millpond.gc.orphan import Owned
+from millpond.gc.round import CollectionRound
+from millpond.statestore.errors import MillpondError
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Superstep, TableVersion
+
+__all__ = ["CollectionSchedule"]
+
+_LOG = logging.getLogger("millpond")
+_FIRST_ROUND_AFTER: Final = 64
+_REPLACED_BYTES_MIN: Final = 1 << 18
+_SIGHTINGS_MAX: Final = 16
+"""So many versions are remembered, over twice the time for which the log is kept."""
+
+
+class CollectionSchedule:
+    """
+    The rounds of garbage collection of one pipeline, one at a time.
+
+    Args:
+        store: the open store.
+        ownership: the intervals.
+        clock: tells how long ago a version was seen.
+        policy: when, and what stays.
+        worker: where rounds are done.
+    """
+
+    def __init__(
+        self, store: Store, ownership: Ownership, *, clock: Clock, policy: UpkeepPolicy, worker: RoundWorker
+    ) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._clock = clock
+        self._policy = policy
+        self._worker = worker
+        self._round: Future[CollectionRound] | None = None
+        self._due_at = TableVersion(0)
+        self._early_at = TableVersion(0)
+        self._replaced_bytes = 0
+        self._sightings: deque[tuple[int, TableVersion]] = deque(maxlen=_SIGHTINGS_MAX)
+
+    @property
+    def is_running(self) -> bool:
+        """
+        Whether a round is under way, or its result has not been looked at.
+        """
+        return self._round is not None
+
+    @property
+    def is_due(self) -> bool:
+        """
+        Whether a round is to start.
+        """
+        snapshot = self._store.committer.snapshot
+        is_much = 2 * self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_BYTES_MIN)
+        return not self.is_running and snapshot.version >= (self._early_at if is_much else self._due_at)
+
+    def open(self) -> None:
+        """
+        Plan the first round: soon, for many short runs make garbage too, but not while a run starts.
+        """
+        version = self._store.committer.snapshot.version
+        self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
+
+    def note_version(self) -> None:
+        """
+        Remember which version the table has now, by a clock that never jumps.
+        """
+        now_us = self._clock.monotonic_us()
+        if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS_MAX:
+            self._sightings.append((now_us, self._store.committer.snapshot.version))
+
+    def note_replaced(self, size_bytes: int) -> None:
+        """
+        A compaction has replaced so many bytes, which are garbage now.
+        """
+        self._replaced_bytes += size_bytes
+
+    def settle(self) -> None:
+        """
+        Report a round that has ended; what it could not collect is left for the next one.
+        """
+        if self._round is None or not self._round.done():
+            return
+        done, self._round = self._round, None
+        try:
+            found = done.result()
+        except MillpondError as error:
+            _LOG.warning("garbage is left for the next round: %s", error)
+        else:
+            _LOG.debug("collected up to version %d (%s)", found.horizon, found.held_by)
+
+    def start(self, superstep: Superstep, busy: Collection[str]) -> None:
+        """
+        Start a round.
+
+        Args:
+            superstep: the last one committed.
+            busy: computations whose orphans are left alone: a file of theirs may wait for its commit.
+        """
+        version = self._store.committer.snapshot.version
+        self._due_at = TableVersion(version + self._policy.collect_every)
+        self._early_at = TableVersion(version + self._policy.collect_early)
+        self._replaced_bytes = 0
+        owned = {
+            each.interval: Owned(each.fence.sequencer, superstep)
+            for each in self._ownership.all()
+            if each.interval.computation not in busy
+        }
+        self._round = self._worker.collect(
+            self._store, retention=self._policy.kept, owned=owned, seen=self._seen_long_ago()
+        )
+
+    def _seen_long_ago(self) -> TableVersion:
+        before_us = self._clock.monotonic_us() - 1_000 * KEPT_MS
+        old = [version for at_us, version in self._sightings if at_us <= before_us]
+        return old[-1] if old else TableVersion(0)

@@ -1,0 +1,239 @@
+"""
+Which intervals are compacted next, and the compactions that are being prepared.
+
+An interval is compacted when it has got `CompactionPolicy.fan_in` files since it was last looked at. A compaction
+that fits into memory keeps its interval busy; a large one may take minutes, and meanwhile younger files of
+its interval are compacted as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.workers import CompactionWorker, UpkeepWorkers
+from millpond.executor.ownership.ownership import Ownership
+from millpond.gc.compaction import Compacted, CompactionRules, compact_files
+from millpond.gc.compaction_plan import Compaction, plan_compaction, younger_than
+from millpond.statestore.commit.request import CommitRequest
+from millpond.statestore.errors import DataError, MillpondError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Rng, Superstep
+
+__all__ = ["CompactionSchedule"]
+
+_LOG = logging.getLogger("millpond")
+_PER_COMMIT_MAX: Final = 32
+_IN_FLIGHT_MAX: Final = 64
+_THROTTLE_S_MAX: Final = 1.0
+
+
+class CompactionSchedule:
+    """
+    The compactions of one pipeline's intervals; it prepares them, and somebody else commits them.
+
+    Args:
+        store: the open store.
+        ownership: the intervals.
+        rng: the source of file names.
+        policy: when and how.
+        workers: where they are prepared.
+    """
+
+    def __init__(
+        self, store: Store, ownership: Ownership, *, rng: Rng, policy: UpkeepPolicy, workers: UpkeepWorkers
+    ) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._rng = rng
+        self._policy = policy
+        self._workers = workers
+        self._files: defaultdict[Interval, int] = defaultdict(int)
+        self._in_flight: dict[Interval, Future[Compacted]] = {}
+        self._large: dict[Interval, tuple[Compaction, Future[Compacted]]] = {}
+        self._damaged: set[Interval] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """
+        Whether no small compaction is being prepared or waits for its commit.
+        """
+        return not self._in_flight
+
+    @property
+    def large_computations(self) -> Collection[str]:
+        """
+        The computations of which a large compaction is being prepared or waits for its commit.
+        """
+        return {interval.computation for interval in self._large}
+
+    def open(self) -> None:
+        """
+        Count the files that earlier runs have left.
+        """
+        snapshot = self._store.committer.snapshot
+        for owned in self._ownership.all():
+            self._files[owned.interval] = len(snapshot.files_of(owned.interval))
+
+    def note(self, request: CommitRequest) -> None:
+        """
+        Intervals have got files.
+        """
+        for write in request.writes:
+            self._files[write.interval] += len(write.added)
+
+    def throttle(self) -> None:
+        """
+        Let compactions catch up, for a bounded time, when files come faster than they are compacted.
+        """
+        limit = 2 * self._policy.compaction.files_max
+        behind = [future for interval, future in self._in_flight.items() if self._files[interval] >= limit]
+        if behind:
+            wait(behind, timeout=_THROTTLE_S_MAX)
+
+    def due(self) -> list[Interval]:
+        """
+        The intervals that are to be compacted, as many as there is room for.
+        """
+        room = _IN_FLIGHT_MAX - len(self._in_flight)
+        due = (
+            interval
+            for interval, files in self._files.items()
+            if files >= self._policy.compaction.fan_in
+            and interval not in self._in_flight
+            and interval not in self._damaged
+        )
+        return [interval for interval, _ in zip(due, range(room), strict=False)]
+
+    def start(
+        self,
+        interval: Interval,
+        superstep: Superstep,
+        watermark: Callable[[str], EventTimeMicros],
+        *,
+        during_round: bool,
+    ) -> None:
+        """
+        Have an interval's compaction prepared.
+
+        Args:
+            interval: one that is due.
+            superstep: the last one committed.
+            watermark: input low watermark by computation.
+            during_round: whether garbage is being collected. A file that is written meanwhile would be taken for
+                an orphan, unless the round's own worker writes it, which does one thing after the other.
+        """
+        large = self._large.get(interval)
+        files: Sequence[LiveFile] = self._store.committer.snapshot.files_of(interval)
+        if large is not None:
+            files = younger_than(large[0], files)
+        self._files[interval] = 0
+        policy = self._policy.compaction
+        compaction = plan_compaction(files, interval, before=superstep, policy=policy)
+        if compaction is None:
+            return
+        is_large = compaction.size_bytes > policy.memory_bytes_max
+        worker = self._workers.large if is_large else self._workers.small
+        if (is_large and large is not None) or (during_round and not self._workers.does_rounds(worker)):
+            self._files[interval] = policy.fan_in
+            return
+        if large is not None:
+            compaction = replace(compaction, is_complete=False)
+        future = self._prepare(worker, compaction, superstep, watermark)
+        if is_large:
+            self._large[interval] = compaction, future
+        else:
+            self._in_flight[interval] = future
+
+    def _prepare(
+        self,
+        worker: CompactionWorker,
+        compaction: Compaction,
+        superstep: Superstep,
+        watermark: Callable[[str], EventTimeMicros],
+    ) -> Future[Compacted]:
+        interval = compaction.interval
+        is_control = interval == self._ownership.control.interval
+        now_at = TIME_MIN_US if is_control else watermark(interval.computation)
+        rules = CompactionRules(pending_from=superstep, ids_from=self._ids_from(now_at))
+        work = partial(
+            compact_files,
+            self._store.objects,
+            compaction,
+            rules,
+            fence=self._ownership.get(interval).fence,
+            token=self._rng.token(),
+            row_format=self._store.row_format,
+            memory_bytes_max=self._policy.compaction.memory_bytes_max,
+        )
+        return worker.compact(work)
+
+    def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:
+        # Where the input has ended, no watermark tells how old a repetition may be.
+        if watermark in {TIME_MIN_US, TIME_MAX_US}:
+            return TIME_MIN_US
+        return EventTimeMicros(max(watermark - self._policy.id_slack_us, TIME_MIN_US))
+
+    def take_ready(self) -> list[Compacted]:
+        """
+        The compactions that are prepared and still fit the table, at most one an interval.
+
+        They are the caller's from now on: to be committed, or discarded.
+        """
+        ready = [interval for interval, future in self._in_flight.items() if future.done()]
+        prepared = [
+            self._result(interval, self._in_flight.pop(interval)) for interval in ready[:_PER_COMMIT_MAX]
+        ]
+        done = [interval for interval, (_, future) in self._large.items() if future.done()]
+        prepared += [
+            self._result(interval, self._large.pop(interval)[1]) for interval in done if interval not in ready
+        ]
+        return [compacted for compacted in prepared if compacted is not None and self._is_current(compacted)]
+
+    def _result(self, interval: Interval, future: Future[Compacted]) -> Compacted | None:
+        try:
+            return future.result()
+        except DataError as error:
+            # A run that needs these rows is refused them; a compaction is not the way to notice.
+            _LOG.error("an interval is not compacted any more: %s", error)
+            self._damaged.add(interval)
+        except UnavailableError as error:
+            _LOG.info("a compaction could not be prepared: %s", error)
+            self._files[interval] += self._policy.compaction.fan_in
+        return None
+
+    def _is_current(self, compacted: Compacted) -> bool:
+        snapshot = self._store.committer.snapshot
+        if all(snapshot.file(file.path) is not None for file in compacted.compaction.files):
+            return True
+        self.discard(compacted)
+        return False
+
+    def discard(self, compacted: Compacted) -> None:
+        """
+        Remove a file that no commit names; if that fails too, the orphan collector finds it.
+        """
+        if compacted.file is None:
+            return
+        try:
+            self._store.objects.delete([compacted.file.path])
+        except MillpondError as error:
+            _LOG.debug("an unused file is left: %s", error)
+
+    def close(self) -> None:
+        """
+        Discard what was prepared and not committed; the workers have been shut down.
+        """
+        for future in (*self._in_flight.values(), *(large for _, large in self._large.values())):
+            if not future.cancelled() and future.exception() is None:
+                self.discard(future.result())
+        self._in_flight.clear()
+        self._large.clear()

@@ -1,0 +1,72 @@
+"""
+The commit request of a superstep: the files of every touched interval, positions and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from millpond.executor.ownership.ownership import OwnedInterval
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.positions import input_app_id, superstep_app_id
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.totals import Totals
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.statestore.log.action import JsonValue
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.types import TIME_MIN_US
+
+__all__ = ["superstep_request"]
+
+
+def superstep_request(
+    plan: SuperstepPlan,
+    touched: Iterable[tuple[OwnedInterval, RowFile | None]],
+    watermarks: PipelineWatermarks,
+    *,
+    pipeline: str,
+    counts: Totals,
+    totals: Totals,
+    position: InputPosition | None,
+    stored: Mapping[str, int],
+) -> CommitRequest:
+    """
+    What makes a superstep durable, in one commit.
+
+    Args:
+        plan: the superstep.
+        touched: the intervals, each with the file that it has written, if any.
+        watermarks: the pipeline's, journaled with the commit.
+        pipeline: its name.
+        counts: what the superstep adds to the totals.
+        totals: the totals with it.
+        position: how far the outside input has been consumed.
+        stored: the positions that the table has; those that stay the same are not written again.
+    """
+    wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
+    metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}
+    if position is not None:
+        wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
+        metadata |= {"input": position.stream, "batch": position.batch}
+    wanted |= watermarks.positions() | totals.positions(pipeline)
+    return CommitRequest(
+        kind="superstep",
+        writes=tuple(_write_of(owned, file, watermarks) for owned, file in touched),
+        positions={
+            app_id: version
+            for app_id, version in wanted.items()
+            if stored.get(app_id) != version and version != TIME_MIN_US
+        },
+        metadata=metadata,
+    )
+
+
+def _write_of(owned: OwnedInterval, file: RowFile | None, watermarks: PipelineWatermarks) -> IntervalWrite:
+    name = owned.interval.computation
+    return IntervalWrite(
+        interval=owned.interval,
+        fence=owned.next_fence,
+        added=() if file is None else (file,),
+        watermark=None if name == DEAD_LETTERS else watermarks.input_watermark(name),
+    )
