@@ -29,7 +29,7 @@ from millpond.executor.soft_state.row_reader import StoreRowReader
 from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.system import SystemRng

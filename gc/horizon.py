@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from millpond.statestore.app_ids import SAVEPOINT_PREFIX
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import HorizonKind
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.catalog.pins import collected_below
 from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.errors import ConflictError
@@ -34,7 +35,6 @@ __all__ = ["Horizon", "Horizons", "version_at"]
 
 _COLLECTOR: Final = "gc"
 _TRIES: Final = 3
-_SAVEPOINT_PREFIX: Final = savepoint_app_id("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Horizons:
 
     def _pins(self, snapshot: Snapshot) -> Iterator[tuple[TableVersion, str]]:
         for app_id, version in snapshot.txns.items():
-            if app_id.startswith(_SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
+            if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
                 yield TableVersion(version), "a savepoint"
         if self._catalog is None:
             return

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import quote, unquote
 
+from millpond.statestore.app_ids import INTERVAL_PREFIX
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["Interval", "intervals_from_boundaries", "locate"]
-
-_PREFIX = "millpond/interval/"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,16 +48,16 @@ class Interval:
         The Delta application id under which the interval's commits are fenced.
         """
         high = "" if self.high is None else "=" + quote(self.high, safe="")
-        return f"{_PREFIX}{quote(self.computation, safe='')}/{quote(self.low, safe='')}/{high}"
+        return f"{INTERVAL_PREFIX}{quote(self.computation, safe='')}/{quote(self.low, safe='')}/{high}"
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
         """
         The interval that an application id names; ``None`` for other ids.
         """
-        if not app_id.startswith(_PREFIX):
+        if not app_id.startswith(INTERVAL_PREFIX):
             return None
-        computation, low, high = app_id.removeprefix(_PREFIX).split("/")
+        computation, low, high = app_id.removeprefix(INTERVAL_PREFIX).split("/")
         return Interval(unquote(computation), unquote(low), unquote(high[1:]) if high else None)
 
 

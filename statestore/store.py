@@ -35,7 +35,8 @@ from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
-from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng

@@ -13,18 +13,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 from urllib.parse import unquote
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import claimed_by, superstep_app_id, superstep_of, watermark_app_id
+from millpond.executor.pipeline.positions import claimed_by, percentile_watermark_app_id, superstep_of
 from millpond.gc.collector import Collection
 from millpond.gc.compaction import CompactionRules, compact_files
 from millpond.gc.compaction_plan import Compaction, plan_compaction
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, collect_garbage
+from millpond.statestore.app_ids import SUPERSTEP_PREFIX
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
@@ -48,7 +48,6 @@ from millpond.statestore.types import (
 __all__ = ["collect_by_hand"]
 
 _LOG = logging.getLogger("millpond")
-_SUPERSTEP_PREFIX: Final = superstep_app_id("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def _collect(
     dry_run: bool,
 ) -> CollectionRound:
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
-    prefix = _SUPERSTEP_PREFIX
+    prefix = SUPERSTEP_PREFIX
     pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
     compacted: list[Collection] = []
     owned: dict[Interval, Owned] = {}
@@ -254,7 +253,7 @@ def _compact(
 
 
 def _ids_from(store: Store, pipeline: str, interval: Interval, policy: UpkeepPolicy) -> EventTimeMicros:
-    name = watermark_app_id(pipeline, "computation", interval.computation)
+    name = percentile_watermark_app_id(pipeline, "computation", interval.computation)
     watermark = store.committer.snapshot.txns.get(name, TIME_MIN_US)
     if watermark in {TIME_MIN_US, TIME_MAX_US}:
         return TIME_MIN_US

@@ -22,14 +22,9 @@ from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import (
-    bare_ids_app_id,
-    claim_app_id,
-    conflicting_pipeline,
-    pipeline_number,
-    stream_number,
-)
+from millpond.executor.pipeline.positions import conflicting_pipeline, pipeline_number, stream_number
 from millpond.executor.pipeline.topology import Topology
+from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError

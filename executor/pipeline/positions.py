@@ -1,20 +1,24 @@
 """
-Names of the positions that a pipeline keeps in the table as Delta ``txn`` actions.
-
-A ``txn`` outlives log cleanup and checkpoints, moves in the same commit as the rows,
-and every Delta reader sees it; so whatever a restart must know is one. All of them
-only ever rise.
+The positions that a pipeline keeps in the table as Delta ``txn`` actions, and what they say.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-from millpond.executor.event_time.clocks import clock_name
-from millpond.statestore.catalog.facts import input_app_id, superstep_app_id
+from millpond.executor.event_time.clocks import EXACT, clock_name
+from millpond.statestore.app_ids import (
+    CLAIM_PREFIX,
+    COUNT_PREFIX,
+    SUPERSTEP_PREFIX,
+    app_id_parts,
+    claim_app_id,
+    input_app_id,
+    superstep_app_id,
+    watermark_app_id,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
@@ -23,18 +27,14 @@ __all__ = [
     "BOUNDED_SOURCE",
     "LOCAL_SOURCE",
     "admit_batch",
-    "bare_ids_app_id",
-    "claim_app_id",
     "claimed_by",
     "conflicting_pipeline",
-    "input_app_id",
+    "counts_by_computation",
     "input_positions",
+    "percentile_watermark_app_id",
     "pipeline_number",
     "stream_number",
-    "superstep_app_id",
     "superstep_of",
-    "total_app_id",
-    "watermark_app_id",
 ]
 
 BOUNDED_SOURCE = "bounded"
@@ -44,41 +44,13 @@ LOCAL_SOURCE = "local"
 """Source id of rows handed to a runner in process."""
 
 
-def _app_id(*parts: str) -> str:
-    return "/".join(["millpond", *(quote(part, safe="") for part in parts)])
-
-
-def watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = 100.0) -> str:
+def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = EXACT) -> str:
     """
-    Names a journaled watermark; ``kind`` is ``injector`` or ``computation``.
+    Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``.
     """
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
-    return _app_id("watermark", pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
-
-
-def total_app_id(pipeline: str, counter: str) -> str:
-    """
-    Names a running total over the pipeline's whole life, such as ``records``.
-    """
-    return _app_id("total", pipeline, counter)
-
-
-def standing_app_id(pipeline: str, stream: str, member: str) -> str:
-    """
-    Names what was declared of a stream's member, or of a stream without members (``""``).
-    """
-    return _app_id("standing", pipeline, stream, member)
-
-
-_COUNT_PREFIX: Final = "millpond/count/"
-
-
-def count_app_id(pipeline: str, computation: str, counter: str) -> str:
-    """
-    Names a counter of one computation; see `millpond.executor.superstep.totals`.
-    """
-    return _app_id("count", pipeline, computation, counter)
+    return watermark_app_id(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
@@ -87,24 +59,11 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
     """
     found: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
-        if app_id.startswith(_COUNT_PREFIX):
-            of, computation, counter = (unquote(part) for part in app_id.split("/")[2:])
+        if app_id.startswith(COUNT_PREFIX):
+            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
             if of == pipeline:
                 found.setdefault(computation, {})[counter] = value
     return found
-
-
-_CLAIM_PREFIX: Final = "millpond/claim/"
-_SUPERSTEP_PREFIX: Final = superstep_app_id("")
-
-
-def claim_app_id(computation: str) -> str:
-    """
-    Names the claim of a pipeline on a computation, whose version is the `pipeline_number`.
-
-    There is one a computation, so that of two pipelines that want the same one a single commit wins.
-    """
-    return _CLAIM_PREFIX + quote(computation, safe="")
 
 
 def pipeline_number(pipeline: str) -> int:
@@ -112,16 +71,6 @@ def pipeline_number(pipeline: str) -> int:
     A pipeline's name as a number that a Delta ``txn`` can hold.
     """
     return _number_of(pipeline)
-
-
-def bare_ids_app_id(computation: str) -> str:
-    """
-    Names the choice of the stream whose record ids a computation keeps as they came.
-
-    The version is its `stream_number`. The choice is made once, when the first stream with ids
-    is consumed, and outlives changes of the pipeline: ids that are kept must be found again.
-    """
-    return "millpond/bare_ids/" + quote(computation, safe="")
 
 
 def stream_number(stream: str) -> int:
@@ -141,9 +90,9 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     """
     number = pipeline_number(pipeline)
     return frozenset(
-        unquote(app_id.removeprefix(_CLAIM_PREFIX))
+        unquote(app_id.removeprefix(CLAIM_PREFIX))
         for app_id, version in positions.items()
-        if version == number and app_id.startswith(_CLAIM_PREFIX)
+        if version == number and app_id.startswith(CLAIM_PREFIX)
     )
 
 
@@ -155,9 +104,9 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
     if number in (None, pipeline_number(pipeline)):
         return None
     names = (
-        unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))
+        unquote(app_id.removeprefix(SUPERSTEP_PREFIX))
         for app_id in positions
-        if app_id.startswith(_SUPERSTEP_PREFIX)
+        if app_id.startswith(SUPERSTEP_PREFIX)
     )
     return next((name for name in names if pipeline_number(name) == number), "another one")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.executor.pipeline.positions import superstep_app_id
-from millpond.statestore.catalog.facts import INPUT_PREFIX
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.integrity.bit_flip import repair_bit_flip
 from millpond.statestore.integrity.table_history import TableHistory, TableState, read_histories
@@ -23,14 +22,13 @@ from millpond.statestore.log.boundary import log_boundary
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row_format import parquet_seal_holds
 from millpond.statestore.types import Objects, TableVersion
 
 __all__ = ["RepairPlan", "Restored", "plan_repair"]
 
-_SUPERSTEP_PREFIX = superstep_app_id("")
 
 _COMPACTION_KINDS: Final = frozenset({"compaction", "fold"})
 """What commits of compactions are called; stores of 0.1 may have them as folds."""
@@ -91,7 +89,7 @@ class RepairPlan:
         """
         By application id of a pipeline's superstep, the last that stays and the last that there was.
         """
-        return self._moved(_SUPERSTEP_PREFIX)
+        return self._moved(SUPERSTEP_PREFIX)
 
     def inputs(self) -> dict[str, tuple[int, int]]:
         """

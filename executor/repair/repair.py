@@ -29,9 +29,18 @@ import pyarrow.compute as pc
 
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import claimed_by, superstep_app_id
+from millpond.executor.pipeline.positions import claimed_by
 from millpond.executor.repair.plan import RepairPlan
-from millpond.statestore.catalog.facts import INPUT_PREFIX, SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.app_ids import (
+    COUNT_PREFIX,
+    INPUT_PREFIX,
+    SAVEPOINT_PREFIX,
+    SUPERSTEP_PREFIX,
+    TOTAL_PREFIX,
+    WATERMARK_PREFIX,
+    superstep_app_id,
+)
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases
@@ -61,10 +70,8 @@ __all__ = ["SET_ASIDE_FOLDER", "hold_store", "repair_store"]
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 """Where copies of what was taken out of the log lie, a folder a repair."""
 
-_SUPERSTEP_PREFIX: Final = superstep_app_id("")
-_SAVEPOINT_PREFIX: Final = savepoint_app_id("")
 _LOST_TOLD_MAX: Final = 100
-_COUNTED_ANEW: Final = {"millpond/total/": 0, "millpond/count/": 0, "millpond/watermark/": int(TIME_MIN_US)}
+_COUNTED_ANEW: Final = {TOTAL_PREFIX: 0, COUNT_PREFIX: 0, WATERMARK_PREFIX: int(TIME_MIN_US)}
 
 
 def repair_store(
@@ -226,8 +233,8 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
     found: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     for app_id, last in plan.txns.items():
-        if app_id.startswith(_SUPERSTEP_PREFIX):
-            pipeline = unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))
+        if app_id.startswith(SUPERSTEP_PREFIX):
+            pipeline = unquote(app_id.removeprefix(SUPERSTEP_PREFIX))
             own = claimed_by(plan.txns, pipeline) | {control_interval(pipeline).computation}
             numbers = (
                 int(name.partition("-")[0])
@@ -249,11 +256,11 @@ def _transactions(
     found: dict[str, int] = {}
     for app_id, was in plan.txns.items():
         restored = plan.state.txns.get(app_id)
-        if app_id.startswith(_SUPERSTEP_PREFIX):
-            found[app_id] = supersteps[unquote(app_id.removeprefix(_SUPERSTEP_PREFIX))]
+        if app_id.startswith(SUPERSTEP_PREFIX):
+            found[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
         elif app_id.startswith(INPUT_PREFIX):
             found[app_id] = -1 if restored is None else restored
-        elif app_id.startswith(_SAVEPOINT_PREFIX):
+        elif app_id.startswith(SAVEPOINT_PREFIX):
             is_kept = plan.is_readable and was <= plan.newest
             found[app_id] = was if is_kept else SAVEPOINT_RELEASED
         else:

@@ -30,14 +30,12 @@ from millpond.executor.sinks.changes import (
     row_keys,
 )
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, retractions, sink_table
-from millpond.executor.sinks.table import open_table
+from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.errors import ConflictError, DataError
-from millpond.statestore.failpoint import reach
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.replace import replace_files
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 __all__ = ["LEAF_ROWS_MAX", "UpsertSinkWriter"]
@@ -257,22 +255,10 @@ class UpsertSinkWriter:
             ) from error
 
     def _put(self, superstep: Superstep, table: pa.Table) -> Add:
-        buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
-        data = buffer.getvalue().to_pybytes()
-        path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
-        put_new(self._objects, path, data)
-        reach("sink.file_written")
         ends = key_columns(pa.concat_tables([table.slice(0, 1), table.slice(table.num_rows - 1)]), self._keys)
         first, last = row_keys(ends)
-        return Add(
-            path=path,
-            size_bytes=len(data),
-            partition_values={},
-            modification_time_ms=self._clock.now_us() // 1_000,
-            stats=orjson.dumps({"numRecords": table.num_rows}).decode(),
-            tags={_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)},
-        )
+        tags = {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)}
+        return write_sink_file(self._objects, self._clock, self._rng, self._name, superstep, table, tags=tags)
 
 
 def _order(columns: pa.Table) -> pa.Array:

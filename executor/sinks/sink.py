@@ -17,26 +17,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol, runtime_checkable
-from urllib.parse import quote
 
-import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millpond.executor.sinks.changes import key_columns
-from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SINK_SCHEMA, sink_table
+from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW
+from millpond.executor.sinks.delta_append import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.executor.sinks.table import open_table
+from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.failpoint import reach
-from millpond.statestore.log.action import Add
-from millpond.statestore.log.append import append
 from millpond.statestore.log.delta_schema import delta_schema
-from millpond.statestore.objects.obstore import open_objects, put_new
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Objects, Rng, Superstep
+from millpond.statestore.types import Clock, Rng, Superstep
 
-__all__ = ["DeltaSink", "DeltaSinkWriter", "Sink", "SinkWriter", "sink_app_id"]
+__all__ = ["DeltaSink", "Sink", "SinkWriter"]
 
 
 _ROW_KEYS: Final = ("window_start", "window_end", "key")
@@ -101,17 +96,6 @@ class Sink(Protocol):
             UnavailableError: the place does not answer.
         """
         ...
-
-
-def sink_app_id(store_id: str, pipeline: str, name: str) -> str:
-    """
-    The Delta application id under which a sink remembers the last superstep it has.
-
-    Example:
-        >>> sink_app_id("51d0", "zeitgeist", "spikes")
-        'millpond/sink/51d0/zeitgeist/spikes'
-    """
-    return "/".join(["millpond", "sink", *(quote(part, safe="") for part in (store_id, pipeline, name))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,74 +185,6 @@ class DeltaSink:
             name=name,
             app_id=sink_app_id(store_id, pipeline, name),
             schema=self.schema,
-        )
-
-
-class DeltaSinkWriter:
-    """
-    Appends supersteps to one Delta table: one file and one commit each.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for file names and the table's identity.
-        name: the sink's name.
-        app_id: what the last superstep is remembered under.
-        schema: the columns; ``None`` means `SINK_SCHEMA`.
-    """
-
-    def __init__(
-        self, objects: Objects, clock: Clock, rng: Rng, *, name: str, app_id: str, schema: pa.Schema | None
-    ) -> None:
-        self._objects = objects
-        self._clock = clock
-        self._rng = rng
-        self._name = name
-        self._app_id = app_id
-        self._schema = schema
-        self._writer = open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
-
-    @property
-    def delivered(self) -> Superstep:
-        """
-        The last superstep that the table has; 0 when it has none.
-        """
-        return Superstep(self._writer.snapshot.txns.get(self._app_id, 0))
-
-    def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Append a superstep's productions, unless the table has them already.
-
-        Raises:
-            InvalidError: a value does not fit its column; the error names sink, column and key.
-            OutcomeUnknownError: the commit may have landed; the same call again decides.
-            UnavailableError: the table is away; nothing was written.
-        """
-        if superstep <= self.delivered or not productions.num_rows:
-            return
-        table = sink_table(productions, self._schema, self._name)
-        add = self._put(superstep, table)
-        append(
-            self._writer,
-            (add,),
-            txns={self._app_id: superstep},
-            metadata={"sink": self._name, "superstep": superstep},
-            rows=table.num_rows,
-        )
-
-    def _put(self, superstep: Superstep, table: pa.Table) -> Add:
-        buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
-        data = buffer.getvalue().to_pybytes()
-        path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
-        put_new(self._objects, path, data)
-        reach("sink.file_written")
-        return Add(
-            path=path,
-            size_bytes=len(data),
-            partition_values={},
-            modification_time_ms=self._clock.now_us() // 1_000,
-            stats=orjson.dumps({"numRecords": table.num_rows}).decode(),
         )
 
 

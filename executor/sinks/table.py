@@ -4,20 +4,25 @@ Where a sink writes: a Delta table that fits it, opened or made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.log.action import Add
 from millpond.statestore.log.delta_schema import delta_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import create_table
 from millpond.statestore.log.writer import LogWriter
-from millpond.statestore.types import Clock, Objects, Rng
+from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
-__all__ = ["open_table"]
+__all__ = ["open_table", "write_sink_file"]
 
 
 def open_table(
@@ -87,3 +92,41 @@ def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str)
         raise InvalidError(
             "the sink's table has columns that an upsert would lose", sink=name, path=url, columns=others
         )
+
+
+def write_sink_file(
+    objects: Objects,
+    clock: Clock,
+    rng: Rng,
+    sink: str,
+    superstep: Superstep,
+    rows: pa.Table,
+    *,
+    tags: Mapping[str, str] | None = None,
+) -> Add:
+    """
+    Write rows as one Parquet file of a sink's table; it counts once a commit names it.
+
+    Args:
+        objects: the table's folder.
+        clock: stamps the file.
+        rng: the source of its name.
+        sink: the sink's name, which the file's begins with.
+        superstep: that the rows belong to.
+        rows: at least one.
+        tags: for the commit.
+    """
+    buffer = pa.BufferOutputStream()
+    pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
+    data = buffer.getvalue().to_pybytes()
+    path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
+    put_new(objects, path, data)
+    reach("sink.file_written")
+    return Add(
+        path=path,
+        size_bytes=len(data),
+        partition_values={},
+        modification_time_ms=clock.now_us() // 1_000,
+        stats=orjson.dumps({"numRecords": rows.num_rows}).decode(),
+        tags=dict(tags or {}),
+    )

@@ -31,12 +31,7 @@ from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import (
-    admit_batch,
-    bare_ids_app_id,
-    input_positions,
-    superstep_of,
-)
+from millpond.executor.pipeline.positions import admit_batch, input_positions, superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
 from millpond.executor.superstep.delivery import keys_of, read_productions
@@ -47,6 +42,7 @@ from millpond.executor.superstep.request import superstep_request
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
+from millpond.statestore.app_ids import bare_ids_app_id
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld

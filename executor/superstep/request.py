@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 
 from millpond.executor.ownership.ownership import OwnedInterval
 from millpond.executor.pipeline.names import DEAD_LETTERS
-from millpond.executor.pipeline.positions import input_app_id, superstep_app_id
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
+from millpond.statestore.app_ids import input_app_id, superstep_app_id
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.files import RowFile

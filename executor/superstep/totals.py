@@ -12,8 +12,9 @@ from typing import Final, TypeAlias
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.pipeline.positions import count_app_id, counts_by_computation, total_app_id
+from millpond.executor.pipeline.positions import counts_by_computation
 from millpond.executor.pipeline.weak import is_addressed
+from millpond.statestore.app_ids import count_app_id, total_app_id
 
 __all__ = ["Totals", "count"]
 

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, Watch
-from millpond.executor.pipeline.positions import standing_app_id, watermark_app_id
+from millpond.executor.pipeline.positions import percentile_watermark_app_id
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
+from millpond.statestore.app_ids import member_status_app_id
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
@@ -41,22 +42,25 @@ class PipelineWatermarks:
         """
         pipeline = self._topology.name
         for name, injector in self._topology.injectors.items():
-            saved = EventTimeMicros(positions.get(watermark_app_id(pipeline, "injector", name), TIME_MIN_US))
+            saved = EventTimeMicros(
+                positions.get(percentile_watermark_app_id(pipeline, "injector", name), TIME_MIN_US)
+            )
             percentile_watermarks = {
                 each: EventTimeMicros(
-                    positions.get(watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
+                    positions.get(percentile_watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
                 )
                 for each in self._percentiles
             }
             app_ids = {
-                each: standing_app_id(pipeline, name, each) for each in injector.members or (DEFAULT_MEMBER,)
+                each: member_status_app_id(pipeline, name, each)
+                for each in injector.members or (DEFAULT_MEMBER,)
             }
             standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
             now = self._clock.monotonic_us()
             self._injectors[name] = InjectorTime(injector, saved, now, percentile_watermarks, standings)
         for percentile, authority in self._layers():
             app_ids = {
-                name: watermark_app_id(pipeline, "computation", name, percentile)
+                name: percentile_watermark_app_id(pipeline, "computation", name, percentile)
                 for name in self._topology.computations
             }
             authority.restore(
@@ -80,15 +84,17 @@ class PipelineWatermarks:
         """
         pipeline = self._topology.name
         found: dict[str, int] = {
-            standing_app_id(pipeline, name, member): version
+            member_status_app_id(pipeline, name, member): version
             for name, injector in self._injectors.items()
             for member, version in injector.standings().items()
         }
         for each, _ in self._layers():
             for name, injector in self._injectors.items():
-                found[watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
+                found[percentile_watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
             for name in self._topology.computations:
-                found[watermark_app_id(pipeline, "computation", name, each)] = self.mark(name, each)
+                found[percentile_watermark_app_id(pipeline, "computation", name, each)] = self.mark(
+                    name, each
+                )
         return found
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:

@@ -15,6 +15,7 @@ from typing import Final
 from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from millpond.statestore.app_ids import input_app_id
 from millpond.statestore.catalog.engine import replace_rows
 from millpond.statestore.catalog.entries import (
     CatalogLimits,
@@ -28,7 +29,6 @@ from millpond.statestore.catalog.facts import (
     CommitFacts,
     definition_from_metadata,
     fences_of,
-    input_app_id,
     input_positions_of,
     savepoints_of,
     superstep_of,

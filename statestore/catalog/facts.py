@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from millpond.statestore.app_ids import INPUT_PREFIX, SAVEPOINT_PREFIX, SUPERSTEP_PREFIX, WATERMARK_PREFIX
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     InputPositionEntry,
@@ -38,28 +39,17 @@ from millpond.statestore.types import (
 )
 
 __all__ = [
-    "INPUT_PREFIX",
     "KNOWN_BEFORE_LOG",
     "SAVEPOINT_RELEASED",
     "CommitFacts",
     "definition_from_metadata",
     "definition_to_metadata",
     "fences_of",
-    "input_app_id",
     "input_positions_of",
-    "savepoint_app_id",
     "savepoints_of",
-    "superstep_app_id",
     "superstep_of",
     "watermarks_of",
 ]
-
-INPUT_PREFIX: Final = "millpond/input/"
-"""What the application ids of inputs begin with; a position below 0 was taken back by a repair."""
-
-_SUPERSTEP_PREFIX: Final = "millpond/superstep/"
-_SAVEPOINT_PREFIX: Final = "millpond/savepoint/"
-_WATERMARK_PREFIX: Final = "millpond/watermark/"
 
 KNOWN_BEFORE_LOG: Final = "before_log"
 """Kind of the facts that stand for all commits whose files are gone: they open and journal nothing."""
@@ -86,37 +76,6 @@ class CommitFacts:
     txns: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
     commit_ms: float | None = None
-
-
-def _quoted(*parts: str) -> str:
-    return "/".join(quote(part, safe="") for part in parts)
-
-
-def input_app_id(pipeline: str, input_name: str, source_id: str) -> str:
-    """
-    The application id that carries an outside source's position.
-
-    Example:
-        >>> input_app_id("zeitgeist", "queries", "bounded")
-        'millpond/input/zeitgeist/queries/bounded'
-    """
-    return INPUT_PREFIX + _quoted(pipeline, input_name, source_id)
-
-
-def superstep_app_id(pipeline: str) -> str:
-    """
-    The application id that carries a pipeline's last superstep.
-    """
-    return _SUPERSTEP_PREFIX + _quoted(pipeline)
-
-
-def savepoint_app_id(name: str) -> str:
-    """
-    The application id that carries a savepoint's table version, or `SAVEPOINT_RELEASED`.
-
-    A savepoint that is committed under it outlives the catalog and the cleanup of the log.
-    """
-    return _SAVEPOINT_PREFIX + _quoted(name)
 
 
 def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
@@ -153,8 +112,8 @@ def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     The savepoints among the ``txn`` actions: name and table version (or `SAVEPOINT_RELEASED`).
     """
     for app_id, version in txns.items():
-        if app_id.startswith(_SAVEPOINT_PREFIX):
-            yield unquote(app_id.removeprefix(_SAVEPOINT_PREFIX)), version
+        if app_id.startswith(SAVEPOINT_PREFIX):
+            yield unquote(app_id.removeprefix(SAVEPOINT_PREFIX)), version
 
 
 def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
@@ -188,8 +147,8 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
         return
     inputs, outputs = _times(facts, "watermarks"), _times(facts, "output_watermarks")
     for app_id, at in facts.txns.items():
-        if app_id.startswith(_WATERMARK_PREFIX):
-            kind = app_id.removeprefix(_WATERMARK_PREFIX).split("/")[1:2]
+        if app_id.startswith(WATERMARK_PREFIX):
+            kind = app_id.removeprefix(WATERMARK_PREFIX).split("/")[1:2]
             (outputs if kind == ["injector"] else inputs)[app_id] = EventTimeMicros(at)
     for subject in inputs | outputs:
         yield WatermarkEntry(
@@ -237,8 +196,8 @@ def _superstep_place(facts: CommitFacts) -> tuple[str, Superstep] | None:
     if facts.metadata.get("kind") == KNOWN_BEFORE_LOG:
         return None
     for app_id, version in facts.txns.items():
-        if app_id.startswith(_SUPERSTEP_PREFIX):
-            return unquote(app_id.removeprefix(_SUPERSTEP_PREFIX)), Superstep(version)
+        if app_id.startswith(SUPERSTEP_PREFIX):
+            return unquote(app_id.removeprefix(SUPERSTEP_PREFIX)), Superstep(version)
     return None
 
 

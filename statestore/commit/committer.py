@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millpond.statestore.app_ids import SUPERSTEP_PREFIX
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from millpond.statestore.rows.files import RowFile
 
 __all__ = ["Committed", "Committer"]
-
-_SUPERSTEP_PREFIX = "millpond/superstep/"
 
 
 class Committer:
@@ -210,7 +209,7 @@ def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Rem
 
 
 def _superstep(request: CommitRequest) -> int | None:
-    steps = [at for app_id, at in request.positions.items() if app_id.startswith(_SUPERSTEP_PREFIX)]
+    steps = [at for app_id, at in request.positions.items() if app_id.startswith(SUPERSTEP_PREFIX)]
     return max(steps, default=None)
 
 

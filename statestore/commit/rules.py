@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.check import check
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
@@ -23,7 +24,7 @@ Predicate = Callable[[CommitRequest, Snapshot], None]
 """Raises when a request must not be committed on a snapshot."""
 
 _COMMIT_NUMBERS: Final = 1 << 32
-_FENCED_PREFIXES: Final = ("millpond/input/", "millpond/superstep/")
+_FENCED_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.errors import DataError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, CommitInfo, Txn
@@ -33,7 +34,7 @@ from millpond.statestore.types import Objects, TableVersion
 __all__ = ["Finding", "Verified", "verify_store"]
 
 _COLUMNS: Final = ("key", "sequencer", "commit_number", "superstep")
-_RISING_PREFIXES: Final = ("millpond/input/", "millpond/superstep/")
+_RISING_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,7 @@ are injected, and simulated stores plugged in, at the same seam (`types.Objects`
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,11 +26,10 @@ from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, Un
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["MemoryObjects", "ObstoreObjects", "download", "open_objects", "put_new", "upload"]
+__all__ = ["ObstoreObjects", "download", "open_objects", "put_new", "upload"]
 
 _Result = TypeVar("_Result")
 
-_memory_numbers: Final = itertools.count()
 
 _CLIENT_OPTIONS: Final = frozenset(
     (
@@ -228,72 +225,6 @@ class ObstoreObjects:
             raise UnavailableError(
                 "the object store failed", path=path, store=self._url, cause=_first_line(error)
             ) from error
-
-
-class MemoryObjects:
-    """
-    `Objects` in a dictionary, for tests and the simulator.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self._url = f"memory://{next(_memory_numbers) if name is None else name}"
-        self._lock = threading.Lock()
-        self._objects: dict[str, bytes] = {}
-
-    @property
-    def url(self) -> str:
-        """
-        ``memory://`` and a name; only this very instance can open it.
-        """
-        return self._url
-
-    def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, whole or not at all.
-
-        Raises:
-            ObjectExistsError: it exists; nothing was written.
-        """
-        with self._lock:
-            if path in self._objects:
-                raise ObjectExistsError("the object exists", path=path, store=self._url)
-            self._objects[path] = bytes(data)
-
-    def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, whole or not at all.
-        """
-        with self._lock:
-            self._objects[path] = bytes(data)
-
-    def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
-        try:
-            return self._objects[path]
-        except KeyError as error:
-            raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
-
-    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
-        """
-        folder = prefix.rstrip("/") + "/" if prefix else ""
-        with self._lock:
-            found = [path for path in self._objects if path.startswith(folder)]
-        return sorted(path for path in found if start_after is None or path > start_after)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """
-        Remove the objects; a missing one is no error.
-        """
-        with self._lock:
-            for path in paths:
-                self._objects.pop(path, None)
 
 
 def put_new(objects: Objects, path: str, data: bytes) -> None:

@@ -15,7 +15,9 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, sink_app_id
+from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace

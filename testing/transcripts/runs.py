@@ -31,7 +31,7 @@ from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

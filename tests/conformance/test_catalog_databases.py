@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from millpond.migrations import VERSION_TABLE
+from millpond.statestore.app_ids import input_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
@@ -24,7 +25,7 @@ from millpond.statestore.catalog.entries import (
     StreamDefinition,
     SubscriptionDefinition,
 )
-from millpond.statestore.catalog.facts import CommitFacts, input_app_id, superstep_app_id
+from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.catalog.tables import METADATA
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.interval import Interval

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
-from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemRng
 
 if TYPE_CHECKING:

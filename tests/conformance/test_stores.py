@@ -22,7 +22,7 @@ from millpond.statestore.errors import DataError, FencedError, InvalidError, Obj
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written

@@ -26,7 +26,7 @@ from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects

@@ -15,12 +15,12 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.superstep.totals import Totals
 from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.catalog.facts import savepoint_app_id
+from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -23,7 +23,7 @@ from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.row_reader import RowReader
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.computations import SECOND_US, Count, Window

@@ -24,8 +24,9 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
+from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.commit.request import CommitRequest
@@ -35,7 +36,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.view import RowsView

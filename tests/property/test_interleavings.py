@@ -33,7 +33,7 @@ from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.store import Store

@@ -20,7 +20,7 @@ from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases

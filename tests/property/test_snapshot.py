@@ -13,7 +13,7 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Other, Remov
 from millpond.statestore.log.commit_file import decode, digest_of, encode
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion
 
 _keys = st.text(max_size=3)

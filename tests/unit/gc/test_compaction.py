@@ -13,7 +13,7 @@ from millpond.gc.compaction_plan import Compaction
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import Fence

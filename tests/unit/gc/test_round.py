@@ -29,7 +29,8 @@ from millpond.statestore.log.checkpoint import checkpoint_path, read_part
 from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store

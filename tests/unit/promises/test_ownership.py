@@ -13,17 +13,12 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.ownership import boundaries_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import (
-    claim_app_id,
-    claimed_by,
-    conflicting_pipeline,
-    pipeline_number,
-    superstep_app_id,
-)
+from millpond.executor.pipeline.positions import claimed_by, conflicting_pipeline, pipeline_number
+from millpond.statestore.app_ids import claim_app_id, superstep_app_id
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.faults.faulty_objects import FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -25,7 +25,8 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock, SystemRng

@@ -16,7 +16,8 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows.files import PARQUET, IpcRowFormat, RowFormat, merge_updates, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
 from millpond.statestore.rows.row import Fence

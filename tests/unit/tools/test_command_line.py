@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from millpond.statestore.app_ids import input_app_id, savepoint_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import ComputationDefinition, PipelineDefinition
-from millpond.statestore.catalog.facts import input_app_id, savepoint_app_id, superstep_app_id
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval

@@ -12,7 +12,7 @@ import millpond as mp
 from millpond.executor.computation.counters import AMOUNT_MAX, COUNTERS_MAX, Counters, declared_counters
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 

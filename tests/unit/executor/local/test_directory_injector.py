@@ -19,7 +19,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

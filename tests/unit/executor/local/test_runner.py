@@ -21,7 +21,7 @@ from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects

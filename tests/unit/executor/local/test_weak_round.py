@@ -22,7 +22,7 @@ from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
 from millpond.statestore.errors import InvalidError, OutcomeUnknownError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store

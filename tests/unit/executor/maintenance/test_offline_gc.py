@@ -23,7 +23,7 @@ from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import ConflictError, FencedError
 from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.tools.command_line import main

@@ -23,7 +23,7 @@ from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import FencedError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.commit_file import decode
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects

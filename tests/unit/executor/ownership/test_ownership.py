@@ -19,7 +19,7 @@ from millpond.statestore.errors import ConflictError, FencedError, OutcomeUnknow
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import LeaseState, OnHeld
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Sequencer
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects

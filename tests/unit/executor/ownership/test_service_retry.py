@@ -14,7 +14,7 @@ from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.pipeline.positions import admit_batch, input_app_id, input_positions, watermark_app_id
+from millpond.executor.pipeline.positions import admit_batch, input_positions, percentile_watermark_app_id
+from millpond.statestore.app_ids import input_app_id
 from millpond.statestore.errors import InvalidError
 
 
@@ -67,6 +68,8 @@ def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
     """
     90 and 90.0 are one; at 100 it is the low watermark, and a share of a percent is another.
     """
-    names = [watermark_app_id("p", "computation", "c", each) for each in (90, 90.0, 99.5, 100, 100.0)]
+    names = [
+        percentile_watermark_app_id("p", "computation", "c", each) for each in (90, 90.0, 99.5, 100, 100.0)
+    ]
     low = "millpond/watermark/p/computation/c"
     assert names == [f"{low}@90.0", f"{low}@90.0", f"{low}@99.5", low, low]

@@ -31,7 +31,7 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.tools.command_line import main

@@ -19,12 +19,14 @@ import millpond as mp
 from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.windows.window import GLOBAL_WINDOW, Window
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.executor.sinks.sink import DeltaSink, sink_app_id
+from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemRng
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

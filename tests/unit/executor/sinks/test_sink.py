@@ -13,10 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.sinks.columns import sink_table
-from millpond.executor.sinks.sink import DeltaSink, DeltaSinkWriter, Sink, sink_app_id
+from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.system import SystemClock, SystemRng
 
 

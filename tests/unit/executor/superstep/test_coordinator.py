@@ -18,16 +18,16 @@ from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import superstep_app_id
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
+from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.action import CommitInfo
 from millpond.statestore.log.commit_file import decode
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, TableVersion, WallTimeMicros

@@ -28,7 +28,7 @@ from millpond.executor.superstep.delivery import (
 )
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import (
     CatalogLimits,
     ComputationDefinition,
     PipelineDefinition,
-)
-from millpond.statestore.catalog.facts import (
-    superstep_app_id,
 )
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, CommitFacts, savepoint_app_id
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, CommitFacts
 from millpond.statestore.catalog.rebuild import facts_of, logged_commits
 from millpond.statestore.log.action import CommitInfo, Other, Txn
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion, WallTimeMicros
 from millpond.testing.fixtures.commit_history import (
     ALL,

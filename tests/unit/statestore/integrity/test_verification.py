@@ -18,7 +18,7 @@ from millpond.statestore.log.commit_file import decode, encode
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.obstore import MemoryObjects
+from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -10,7 +10,8 @@ import pytest
 
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.log.boundary import BOUNDARY_FOLDER, log_boundary, publish_log_boundary
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 

@@ -19,7 +19,8 @@ from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import create_rows_table
-from millpond.statestore.objects.obstore import MemoryObjects, open_objects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects, open_objects, put_new
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects, open_objects, put_new
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,8 @@ from millpond.statestore.errors import (
     ObjectMissingError,
 )
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows.files import (
     PARQUET,
     IpcRowFormat,

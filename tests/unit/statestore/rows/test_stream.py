@@ -22,7 +22,8 @@ from millpond.gc.compaction_plan import Compaction
 from millpond.statestore.errors import DataError, InternalError, ObjectExistsError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
-from millpond.statestore.objects.obstore import MemoryObjects, ObstoreObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import Fence

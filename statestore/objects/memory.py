@@ -1,0 +1,83 @@
+"""
+An object store in memory, for tests and the simulator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
+
+__all__ = ["MemoryObjects"]
+
+
+_memory_numbers: Final = itertools.count()
+
+
+class MemoryObjects:
+    """
+    `Objects` in a dictionary, for tests and the simulator.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._url = f"memory://{next(_memory_numbers) if name is None else name}"
+        self._lock = threading.Lock()
+        self._objects: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        """
+        ``memory://`` and a name; only this very instance can open it.
+        """
+        return self._url
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written.
+        """
+        with self._lock:
+            if path in self._objects:
+                raise ObjectExistsError("the object exists", path=path, store=self._url)
+            self._objects[path] = bytes(data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, whole or not at all.
+        """
+        with self._lock:
+            self._objects[path] = bytes(data)
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        try:
+            return self._objects[path]
+        except KeyError as error:
+            raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
+        """
+        folder = prefix.rstrip("/") + "/" if prefix else ""
+        with self._lock:
+            found = [path for path in self._objects if path.startswith(folder)]
+        return sorted(path for path in found if start_after is None or path > start_after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Remove the objects; a missing one is no error.
+        """
+        with self._lock:
+            for path in paths:
+                self._objects.pop(path, None)
