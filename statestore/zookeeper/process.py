@@ -93,6 +93,7 @@ rootLogger.appenderRef.file.ref = file
 # before that goes to whoever starts it, whose wait ends with the last `exec`.
 _NOTE_AND_BECOME: Final = """\
 cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
+boot="" ticks=""
 if [ -e /proc/self/stat ]; then
     { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
     read -r stat <"/proc/$$/stat" && ticks="$(set -- ${stat##*) } && echo "${20}")"

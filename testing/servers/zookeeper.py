@@ -57,6 +57,7 @@ class Ensemble:
         clock: measures the bounds on waiting.
         size: how many.
         tick_time_ms: short, so that elections and sessions (at least two ticks) are short as well.
+        ready_timeout_ms: how long `start` waits for a quorum.
 
     Example:
         >>> from millpond.statestore.system import SystemClock
@@ -64,9 +65,18 @@ class Ensemble:
         ...     ensemble.kill(ensemble.leader())
     """
 
-    def __init__(self, folder: Path, clock: Clock, *, size: int = 3, tick_time_ms: int = 200) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        *,
+        size: int = 3,
+        tick_time_ms: int = 200,
+        ready_timeout_ms: int = _READY_MS,
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self._ready_timeout_ms = ready_timeout_ms
         self._tick_time_ms = tick_time_ms
         ports = free_ports(3 * size)
         self._ports = ports[:size]
@@ -90,7 +100,7 @@ class Ensemble:
         for index, member in enumerate(self._members):
             if member is None or not member.is_running():
                 self._launch(index)
-        wait_until(lambda: self.has_quorum() or not self._is_running(), self._clock)
+        wait_until(lambda: self.has_quorum() or not self._is_running(), self._clock, self._ready_timeout_ms)
         if not self.has_quorum():
             self.close()
             failure = UnavailableError("the ensemble does not start", folder=self._folder)

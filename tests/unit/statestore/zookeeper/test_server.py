@@ -4,6 +4,7 @@ The embedded ZooKeeper: one server for a folder, however many use it and however
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -93,11 +94,12 @@ def are_stopped(server: ServerProcess) -> bool:
     """
     Whether all threads of the server stand still.
     """
-    states = [
-        task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
-        for task in Path(f"/proc/{server.process_id}/task").iterdir()
-    ]
-    return set(states) == {"T"}
+    states = set()
+    for task in Path(f"/proc/{server.process_id}/task").iterdir():
+        # A thread may end while the others are looked at.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states.add(task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0])
+    return states == {"T"}
 
 
 def other_process(folder: Path) -> subprocess.Popen[str]:
