@@ -92,10 +92,12 @@ def busy_processors() -> Iterator[None]:
         subprocess.Popen([sys.executable, "-c", BURNER], stdin=subprocess.PIPE)
         for _ in range(os.cpu_count() or 1)
     ]
-    yield
-    for burner in burners:
-        burner.kill()
-        burner.communicate()
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
 
 
 def servers_below(folder: Path) -> list[str]:
