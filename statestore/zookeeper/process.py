@@ -4,7 +4,8 @@ One ZooKeeper server as a Java process, out of the jars that PySpark brings alon
 A server has a folder: its configuration, its data, and its log (rolled over at
 1 MiB). It runs in a session of its own, so that an interrupt at the terminal does
 not reach it, and it is known by its process id and, lest another process has
-got the same id, by the configuration file named in its command line.
+got the same id, by when it was started: unlike its command line, which is empty
+while a program is being executed, that is true of a process from its first moment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +35,7 @@ __all__ = [
     "find_java",
     "forget",
     "free_port",
+    "free_ports",
     "is_free",
     "launch",
     "noted",
@@ -85,14 +89,30 @@ appender.file.strategy.max = 1
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
-_START_AND_NOTE: Final = """\
-cd "$0" && port="$1" && shift || exit 1
-"$@" </dev/null >server.out 2>&1 &
-echo "{\\"process_id\\": $!, \\"port\\": $port}" >server.json.new && mv server.json.new server.json
+# The process notes itself before it becomes the server, so that none can run that is not noted. What it says
+# before that goes to whoever starts it, whose wait ends with the last `exec`.
+_NOTE_AND_BECOME: Final = """\
+cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
+boot="" ticks=""
+if [ -e /proc/self/stat ]; then
+    { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
+    read -r stat <"/proc/$$/stat" && ticks="$(set -- ${stat##*) } && echo "${20}")"
+else
+    ticks="$(LC_ALL=C /bin/ps -o lstart= -p $$)"
+fi
+[ -n "$ticks" ] || { echo "the system does not say when process $$ was started"; exit 1; }
+started="$boot $ticks"
+echo "{\\"process_id\\": $$, \\"port\\": $port, \\"started\\": \\"$started\\"}" >server.json.new || exit 1
+mv server.json.new server.json || exit 1
+exec "$@" </dev/null >server.out 2>&1
 """
+_START_LINE: Final = "--- a server starts ---\n"
 _POLL_MS: Final = 20
 _END_MS: Final = 5_000
 _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
+_WORDS_CHARACTERS_MAX: Final = 2_000
+_ENDED: Final = ("Z", "X", "x")
+"""States of a process that has ended and that nobody has asked for its end yet."""
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> str:
@@ -132,15 +152,30 @@ def free_port() -> int:
     A loopback port that nobody listens on just now, below those that systems give to outgoing connections.
 
     A server that died must get its port back, so it may not lie where any client's connection can take it.
+
+    Raises:
+        UnavailableError: all are taken.
+    """
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """
+    Different ports of the same kind.
+
+    Raises:
+        UnavailableError: there are not so many.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         drawn: int = probe.getsockname()[1]
-    for step in range(_PORTS):
-        port = _PORT_FIRST + (drawn + step) % _PORTS
-        if is_free(port):
-            return port
-    return drawn
+    candidates = (_PORT_FIRST + (drawn + step) % _PORTS for step in range(_PORTS))
+    ports = list(islice(filter(is_free, candidates), count))
+    if len(ports) < count:
+        raise UnavailableError(
+            "no ports are free for zookeeper", first=_PORT_FIRST, last=_PORT_FIRST + _PORTS - 1
+        )
+    return ports
 
 
 def is_free(port: int) -> bool:
@@ -179,13 +214,14 @@ class ServerProcess:
 
     process_id: int
     port: int
+    started: str
     folder: Path
 
     def is_running(self) -> bool:
         """
-        Whether the process is alive and is this server and not another with its id.
+        Whether the process is alive and is this server, or about to become it, and not another with its id.
         """
-        return str(_configuration(self.folder)) in _command_line(self.process_id)
+        return _started(self.process_id) == self.started
 
     def is_serving(self) -> bool:
         """
@@ -237,11 +273,12 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """
-        The end of its output and log, for errors.
+        The end of its output and of what it has logged, for errors.
         """
-        files = (self.folder / "server.out", self.folder / "server.log")
-        texts = [file.read_text(errors="replace")[-2_000:] for file in files if file.exists()]
-        return "\n".join(text for text in texts if text)
+        files = [file for file in (_output(self.folder), _log(self.folder)) if file.exists()]
+        # Its log goes on from those of the servers before it.
+        texts = [file.read_text(errors="replace").rpartition(_START_LINE)[2] for file in files]
+        return "\n".join(_end_of(text) for text in texts if text)
 
 
 def launch(
@@ -263,7 +300,9 @@ def launch(
     lines = {**_SETTINGS, "dataDir": str(_data(folder)), "clientPort": str(port), **(settings or {})}
     _configuration(folder).write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     log_configuration = folder / "log4j2.properties"
-    log_configuration.write_text(_LOG_CONFIGURATION.format(log=folder / "server.log"))
+    log_configuration.write_text(_LOG_CONFIGURATION.format(log=_log(folder)))
+    with _log(folder).open("a") as log:
+        log.write(_START_LINE)
     names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
     command = [
         java,
@@ -275,14 +314,34 @@ def launch(
         str(_configuration(folder)),
     ]
     # Through a shell that ends at once: the server is nobody's child, whoever started it may
-    # go first, and every user of it, starter or not, deals with it in the same way. The shell
-    # writes the note, so that killing the starter cannot leave a server that nobody knows of.
-    shell = ["/bin/sh", "-c", _START_AND_NOTE, str(folder), str(port), *command]
-    subprocess.run(shell, check=True, start_new_session=True)  # noqa: S603 - our own command
+    # go first, and every user of it, starter or not, deals with it in the same way.
+    said = _leave_behind(["/bin/sh", "-c", _NOTE_AND_BECOME, "sh", str(folder), str(port), *command])
     server = noted(folder)
     if server is None:
-        raise UnavailableError("zookeeper's server cannot be started", folder=folder)
+        failure = UnavailableError("zookeeper's server cannot be started", folder=folder)
+        failure.add_note(said)
+        raise failure
     return server
+
+
+def _leave_behind(command: list[str]) -> str:
+    """
+    Run a command as nobody's child, in a session of its own; what it says until it closes its output.
+    """
+    shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
+    try:
+        return subprocess.run(  # noqa: S603 - our own command
+            shell,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ).stdout
+    except OSError as error:
+        raise UnavailableError("zookeeper's server cannot be started", cause=error) from error
 
 
 def noted(folder: Path) -> ServerProcess | None:
@@ -292,9 +351,12 @@ def noted(folder: Path) -> ServerProcess | None:
     try:
         pairs = json.loads((folder / "server.json").read_bytes())
         return ServerProcess(
-            process_id=int(pairs["process_id"]), port=int(pairs["port"]), folder=folder.resolve()
+            process_id=int(pairs["process_id"]),
+            port=int(pairs["port"]),
+            started=" ".join(pairs["started"].split()),
+            folder=folder.resolve(),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -313,20 +375,58 @@ def _data(folder: Path) -> Path:
     return folder / "data"
 
 
-def _command_line(process_id: int) -> str:
+def _output(folder: Path) -> Path:
+    return folder / "server.out"
+
+
+def _log(folder: Path) -> Path:
+    return folder / "server.log"
+
+
+def _end_of(text: str) -> str:
     """
-    The command line of a process; empty if it has ended.
+    The last lines of a text, from the beginning of a line on.
     """
-    process = Path("/proc") / str(process_id)
+    end = text[-_WORDS_CHARACTERS_MAX:]
+    return end if len(end) == len(text) else end.partition("\n")[2] or end
+
+
+def _started(process_id: int) -> str | None:
+    """
+    When a process was started, which no two processes of one id share; ``None`` if it has ended.
+    """
+    if not Path("/proc/self/stat").exists():
+        return _started_after_ps(process_id)
     try:
-        if Path("/proc/self").exists():
-            return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        shown = subprocess.run(  # noqa: S603 - our own command
-            ["/bin/ps", "-ww", "-o", "command=", "-p", str(process_id)],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        stat = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # After the name, which may hold anything: the state, and as the twentieth the ticks from the system's start.
+    state, *others = stat.rpartition(")")[2].split()
+    return None if state in _ENDED else " ".join([*_boot().split(), others[18]])
+
+
+def _started_after_ps(process_id: int) -> str | None:
+    """
+    The same where there is no ``/proc``: to the second.
+    """
+    shown = subprocess.run(  # noqa: S603 - our own command
+        ["/bin/ps", "-o", "stat=", "-o", "lstart=", "-p", str(process_id)],
+        check=False,
+        stdout=subprocess.PIPE,
+        env={"LC_ALL": "C"},
+        text=True,
+    )
+    state, *others = shown.stdout.split() or ["Z"]
+    return None if state[0] in _ENDED else " ".join(others)
+
+
+@cache
+def _boot() -> str:
+    """
+    What tells one run of the system from the next; empty where it does not say.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         return ""
-    return shown.stdout

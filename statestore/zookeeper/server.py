@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +39,13 @@ from millpond.statestore.zookeeper.process import (
 
 __all__ = ["EmbeddedZooKeeper"]
 
-_READY_MS: Final = 30_000
+_READY_MS: Final = 60_000
+_ANSWER_MS: Final = 30_000
 _START_ATTEMPTS_MAX: Final = 5
 _LOCK_POLL_MS: Final = 20
 _COMES_FREE_POLLS: Final = 100
+_PORT_TAKEN: Final = "BindException"
+"""Unlike its message, the name of Java's error is the same in every language."""
 
 
 class EmbeddedZooKeeper:
@@ -56,6 +59,7 @@ class EmbeddedZooKeeper:
         port: the client port; any free one unless given.
         java: the ``java`` program; found if not given.
         answer_timeout_ms: how long a running server may be silent before it is replaced.
+        ready_timeout_ms: how long a new one may take until it serves; one that ends is not waited for.
 
     Example:
         >>> from millpond.statestore.system import SystemClock, SystemRng
@@ -72,7 +76,8 @@ class EmbeddedZooKeeper:
         *,
         port: int | None = None,
         java: str | None = None,
-        answer_timeout_ms: int = _READY_MS,
+        answer_timeout_ms: int = _ANSWER_MS,
+        ready_timeout_ms: int = _READY_MS,
     ) -> None:
         self._folder = folder.resolve()
         self._clock = clock
@@ -80,6 +85,7 @@ class EmbeddedZooKeeper:
         self._port = port
         self._java = java
         self._answer_timeout_ms = answer_timeout_ms
+        self._ready_timeout_ms = ready_timeout_ms
         self._use: int | None = None
         self._process_id = os.getpid()
         self._last_port: int | None = None
@@ -128,26 +134,47 @@ class EmbeddedZooKeeper:
         # was killed, look alike at first; after the time-out the former is replaced.
         if server.wait_serving(self._clock, self._answer_timeout_ms):
             return server
-        server.kill(self._clock)
+        if not server.kill(self._clock):
+            raise UnavailableError(
+                "zookeeper's server hangs and cannot be ended",
+                process_id=server.process_id,
+                folder=self._folder,
+            )
         return None
 
     def _start(self) -> ServerProcess:
         java, jars = self._java or find_java(), find_jars()
         if shutil.which(java) is None:
             raise UnavailableError("no java found where it was said to be", java=java)
-        last_words = ""
+        failure = UnavailableError("no port is free for zookeeper's server", folder=self._folder)
         for port in self._ports():
-            server = launch(self._folder, port, java=java, jars=jars)
-            if server.wait_serving(self._clock, _READY_MS):
-                return server
-            server.stop(self._clock)
-            last_words = server.last_words()
-            forget(self._folder)
-            if "Address already in use" not in last_words:
+            with ExitStack() as undone:
+                # Also when somebody interrupts the start.
+                undone.callback(self._stop)
+                server = launch(self._folder, port, java=java, jars=jars)
+                if server.wait_serving(self._clock, self._ready_timeout_ms):
+                    undone.pop_all()
+                    return server
+                failure = self._failure(server, java)
+            # Another program has taken it since it was found free.
+            if _PORT_TAKEN not in failure.__notes__[0]:
                 break
-        failure = UnavailableError("zookeeper's server does not start", folder=self._folder, java=java)
-        failure.add_note(last_words)
         raise failure
+
+    def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
+        """
+        Why a server does not start, with what it said last.
+        """
+        waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
+        failure = UnavailableError(
+            "zookeeper's server does not start",
+            cause=waited if server.is_running() else "it has ended",
+            port=server.port,
+            folder=self._folder,
+            java=java,
+        )
+        failure.add_note(f"It said last:\n{server.last_words() or '(nothing)'}")
+        return failure
 
     def _ports(self) -> Iterator[int]:
         """

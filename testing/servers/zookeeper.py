@@ -24,7 +24,7 @@ from millpond.statestore.zookeeper.process import (
     answer,
     find_jars,
     find_java,
-    free_port,
+    free_ports,
     launch,
 )
 
@@ -57,6 +57,7 @@ class Ensemble:
         clock: measures the bounds on waiting.
         size: how many.
         tick_time_ms: short, so that elections and sessions (at least two ticks) are short as well.
+        ready_timeout_ms: how long `start` waits for a quorum.
 
     Example:
         >>> from millpond.statestore.system import SystemClock
@@ -64,12 +65,22 @@ class Ensemble:
         ...     ensemble.kill(ensemble.leader())
     """
 
-    def __init__(self, folder: Path, clock: Clock, *, size: int = 3, tick_time_ms: int = 200) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        *,
+        size: int = 3,
+        tick_time_ms: int = 200,
+        ready_timeout_ms: int = _READY_MS,
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self._ready_timeout_ms = ready_timeout_ms
         self._tick_time_ms = tick_time_ms
-        self._ports = [free_port() for _ in range(size)]
-        self._peers = [f"{HOST}:{free_port()}:{free_port()}" for _ in range(size)]
+        ports = free_ports(3 * size)
+        self._ports = ports[:size]
+        self._peers = [f"{HOST}:{ports[size + index]}:{ports[2 * size + index]}" for index in range(size)]
         self._members: list[ServerProcess | None] = [None] * size
 
     @property
@@ -82,18 +93,29 @@ class Ensemble:
     def start(self) -> None:
         """
         Start the members that are not running, and wait until a quorum serves.
+
+        Raises:
+            UnavailableError: none does; its notes are what the members said last, and none is left.
         """
         for index, member in enumerate(self._members):
             if member is None or not member.is_running():
                 self._launch(index)
-        if not wait_until(self.has_quorum, self._clock):
-            raise UnavailableError("the ensemble does not start", folder=self._folder)
+        wait_until(lambda: self.has_quorum() or not self._is_running(), self._clock, self._ready_timeout_ms)
+        if not self.has_quorum():
+            self.close()
+            failure = UnavailableError("the ensemble does not start", folder=self._folder)
+            for member in filter(None, self._members):
+                failure.add_note(f"{member.folder.name} said last:\n{member.last_words() or '(nothing)'}")
+            raise failure
 
     def has_quorum(self) -> bool:
         """
         Whether the ensemble has a leader that serves.
         """
         return self.leader() is not None
+
+    def _is_running(self) -> bool:
+        return any(member is not None and member.is_running() for member in self._members)
 
     def leader(self) -> int | None:
         """

@@ -4,8 +4,10 @@ The embedded ZooKeeper: one server for a folder, however many use it and however
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper import process
 from millpond.statestore.zookeeper.process import ServerProcess, answer, find_java, free_port, is_free, noted
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.servers.zookeeper import wait_until
@@ -37,6 +40,27 @@ from millpond.testing.servers.zookeeper import wait_until
 server = EmbeddedZooKeeper(Path(sys.argv[1]), SystemClock(), SystemRng())
 print(server.start_or_join(), flush=True)
 sys.stdin.read()
+"""
+
+# The kernel shows no command line while a program is being executed. Nobody can stop it there, so this stays
+# without the arguments of Java for a second.
+NAMELESS_FOR_A_WHILE = """
+printf '%s\\n' "$@" >"$0.words"
+exec env JAVA="$JAVA" /bin/sh -c '
+    sleep 1
+    while IFS= read -r word; do set -- "$@" "$word"; done <"$0.words"
+    exec "$JAVA" "$@"
+' "$0"
+"""
+
+# Its first server is told another port than ours: as if that had been taken meanwhile.
+TAKEN_AT_FIRST = """
+for configuration in "$@"; do :; done
+if [ ! -e "$0.tried" ]; then
+    touch "$0.tried"
+    echo "clientPort=$(cat "$0.port")" >>"$configuration"
+fi
+exec "$JAVA" "$@"
 """
 
 
@@ -70,30 +94,42 @@ def are_stopped(server: ServerProcess) -> bool:
     """
     Whether all threads of the server stand still.
     """
-    states = [
-        task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
-        for task in Path(f"/proc/{server.process_id}/task").iterdir()
-    ]
-    return set(states) == {"T"}
+    states = set()
+    for task in Path(f"/proc/{server.process_id}/task").iterdir():
+        # A thread may end while the others are looked at.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states.add(task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0])
+    return states == {"T"}
 
 
 def other_process(folder: Path) -> subprocess.Popen[str]:
     """
     A process that uses the folder's server until its input ends, and has just got it.
     """
-    process = subprocess.Popen(
+    user = subprocess.Popen(
         [sys.executable, "-c", USER_PROGRAM, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("127.0.0.1:")
-    return process
+    assert user.stdout is not None
+    assert user.stdout.readline().startswith("127.0.0.1:")
+    return user
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    process.communicate()
+def finish(user: subprocess.Popen[str]) -> None:
+    user.communicate()
+
+
+def stand_in(folder: Path, script: str) -> str:
+    """
+    A ``java`` that is a shell script; it finds the real one as ``$JAVA``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\nJAVA={shlex.quote(find_java())}\n{script}")
+    java.chmod(0o755)
+    return str(java)
 
 
 def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> None:
@@ -192,13 +228,16 @@ def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> Non
 
 def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
     """
-    A stale note that names another program's process and port leads to a new server, and kills nobody.
+    The note of a dead server whose process id and port others have got leads to a new server, and kills nobody.
     """
+    first = use()
+    first.start_or_join()
+    note = json.loads((tmp_path / "server.json").read_bytes())
+    first.close()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        note = {"process_id": stranger.pid, "port": port}
-        (tmp_path / "server.json").write_text(json.dumps(note))
+        (tmp_path / "server.json").write_text(json.dumps(note | {"process_id": stranger.pid, "port": port}))
         hosts = use().start_or_join()
 
     assert hosts != f"127.0.0.1:{port}"
@@ -206,7 +245,18 @@ def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> 
     stranger.communicate("\n")
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '{"process_id": 1}', '{"process_id": "x", "port": 1}'])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "{",
+        "[]",
+        '{"process_id": 1}',
+        '{"process_id": 1, "port": 1}',
+        '{"process_id": 1, "port": 1, "started": 1}',
+        '{"process_id": "x", "port": 1, "started": "x"}',
+    ],
+)
 def test_damaged_note_counts_as_none(tmp_path: Path, note: str) -> None:
     """
     A note that cannot be read names no server.
@@ -250,18 +300,122 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     assert find_java({"JAVA_HOME": str(tmp_path), "PATH": os.defpath}) == str(java)
 
 
-def test_server_that_does_not_start_tells_its_last_words(tmp_path: Path) -> None:
+def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
     """
-    A Java that fails gives an error with its output as a note, and leaves no note of a server.
+    What a start with a stand-in for Java raises; it leaves no note, and no process that would have one.
     """
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
-    java.chmod(0o755)
+    java = stand_in(folder / "bin", script)
+    user = EmbeddedZooKeeper(folder / "server", CLOCK, SystemRng(), java=java, **options)
+    with pytest.raises(UnavailableError, match="zookeeper's server does not start") as caught:
+        user.start_or_join()
+    assert noted(folder / "server") is None
+    # As pytest would print it.
+    said = "\n".join(caught.value.__notes__)
+    assert all(line in str(caught.getrepr(style="short")) for line in said.splitlines())
+    return caught.value
 
-    with pytest.raises(UnavailableError) as caught:
-        EmbeddedZooKeeper(tmp_path / "folder", CLOCK, SystemRng(), java=str(java)).start_or_join()
-    assert "too old" in caught.value.__notes__[0]
-    assert noted(tmp_path / "folder") is None
+
+def test_server_that_ends_at_once_tells_its_last_words(tmp_path: Path) -> None:
+    """
+    A Java that fails gives an error that says so, with its output as a note.
+    """
+    failure = failed_start(tmp_path, "echo too old >&2; exit 1")
+
+    assert failure.details["cause"] == "it has ended"
+    assert failure.__notes__ == ["It said last:\ntoo old\n"]
+
+
+def test_option_that_java_does_not_know_is_named(tmp_path: Path) -> None:
+    """
+    What the real Java says before there is a log is in the error.
+    """
+    failure = failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
+
+    assert "NoSuchOption" in failure.__notes__[0]
+
+
+def test_java_that_says_nothing_is_told(tmp_path: Path) -> None:
+    """
+    The error also says that there were no last words, and does not show those of an earlier server.
+    """
+    failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
+
+    assert failed_start(tmp_path, "exit 1").__notes__ == ["It said last:\n(nothing)"]
+
+
+def test_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """
+    One that lives and does not serve in time is an error that says how long, and does not go on.
+    """
+    failure = failed_start(tmp_path, 'echo $$ >"$0.id"; exec sleep 600', ready_timeout_ms=300)
+
+    assert failure.details["cause"] == "it does not serve after 0.3 s"
+    assert process._started(int((tmp_path / "bin" / "java.id").read_text())) is None
+
+
+def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
+    """
+    An interrupt while a server is waited for ends the server as well.
+    """
+
+    class Interrupting(SystemClock):
+        def sleep_ms(self, duration_ms: float) -> None:
+            if not started:
+                started.append(running(tmp_path / "server"))
+                raise KeyboardInterrupt
+            super().sleep_ms(duration_ms)
+
+    started: list[ServerProcess] = []
+    java = stand_in(tmp_path / "bin", "exec sleep 600")
+    user = EmbeddedZooKeeper(tmp_path / "server", Interrupting(), SystemRng(), java=java)
+    with pytest.raises(KeyboardInterrupt):
+        user.start_or_join()
+
+    assert not started[0].is_running()
+    assert noted(tmp_path / "server") is None
+
+
+def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) -> None:
+    """
+    When another program gets the port between choice and start, the server starts on another one.
+    """
+    java = stand_in(tmp_path / "bin", TAKEN_AT_FIRST)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        (tmp_path / "bin" / "java.port").write_text(str(port))
+        user = EmbeddedZooKeeper(tmp_path / "server", CLOCK, SystemRng(), java=java)
+        user.start_or_join()
+
+        assert (tmp_path / "bin" / "java.tried").exists()
+        assert "BindException" in (tmp_path / "server" / "server.log").read_text()
+        assert running(tmp_path / "server").is_serving()
+        user.close()
+
+
+def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Path) -> None:
+    """
+    Where there is no other port to try, the error shows that the port was taken.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "java.port").write_text(str(listener.getsockname()[1]))
+        failure = failed_start(tmp_path, TAKEN_AT_FIRST, port=free_port())
+
+    assert "java.net.BindException: Address already in use" in failure.__notes__[0]
+
+
+def test_server_is_waited_for_while_its_command_line_is_empty(tmp_path: Path) -> None:
+    """
+    A process that is executing Java, and for a moment has no command line, counts as the server that it becomes.
+    """
+    java = stand_in(tmp_path / "bin", NAMELESS_FOR_A_WHILE)
+    user = EmbeddedZooKeeper(tmp_path / "folder", CLOCK, SystemRng(), java=java)
+    hosts = user.start_or_join()
+    server = running(tmp_path / "folder")
+
+    assert hosts == f"127.0.0.1:{server.port}"
+    user.close()
+    assert not server.is_running()
 
 
 def test_interrupt_at_the_terminal_does_not_reach_the_server(use: Use, tmp_path: Path) -> None:
