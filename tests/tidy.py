@@ -136,7 +136,7 @@ def repository_sources(root: Path = ROOT) -> Iterator[Source]:
         if is_text and path.is_file():
             relative = path.relative_to(root).as_posix()
             if not relative.startswith(_NOT_READ):
-                yield Source(relative, path.read_text(encoding="utf-8"))
+                yield Source(relative, path.read_bytes().decode())
 
 
 # ------------------------------------------------------------------------------ what a file brings in
@@ -332,6 +332,17 @@ def leftovers(source: Source) -> Iterator[Finding]:
             yield Finding(source.path, number, f"leftover {found.group()}")
 
 
+def ragged_lines(source: Source) -> Iterator[Finding]:
+    """
+    No line ends in spaces, and a file ends with one line feed: then a change shows only what it changes.
+    """
+    for number, line in enumerate(source.text.split("\n"), start=1):
+        if line != line.rstrip():
+            yield Finding(source.path, number, "spaces at the end of the line")
+    if source.text and (not source.text.endswith("\n") or source.text.endswith("\n\n")):
+        yield Finding(source.path, source.text.count("\n"), "the file does not end with one line feed")
+
+
 def missing_docstrings(source: Source) -> Iterator[Finding]:
     """
     Every public name of the package says what it is for.
@@ -386,6 +397,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     long_functions,
     long_files,
     leftovers,
+    ragged_lines,
     missing_docstrings,
     tests_state_their_fact,
 )
