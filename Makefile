@@ -20,7 +20,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark check format bench simulate lock clean java
+.PHONY: help setup demo test soak test-spark check hooks format bench simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's o
 	$(PYTHON_IN_VENV) -m mypy --strict -p millpond
 	$(PYTHON_IN_VENV) -m codespell_lib
 	$(PYTHON_IN_VENV) -m pytest -q tests/test_tidy.py
+
+hooks: $(INSTALLED) ## Have git run these checks before each commit
+	$(PYTHON_IN_VENV) -m pre_commit install
 
 format: $(INSTALLED) ## Put the code into its format and mend what ruff can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix-only .

@@ -125,6 +125,9 @@ _LEFTOVER: Final = re.compile(r"\b(?:FIX" + "ME|TO" + "DO|XX" + r"X|HA" + r"CK)\
 _TEXT_SUFFIXES: Final = (".py", ".md", ".toml", ".yaml", ".yml", ".mako", ".sql", ".sh")
 _CODE_FOLDERS: Final = (*ROOMS, "millpond", "tests", "benchmarks", "examples", "docs", ".ci")
 
+_NOT_READ: Final = (*(f"millpond/{room}/" for room in ROOMS), "tests/format/v")
+"""Links to the rooms, and stores that released versions have written."""
+
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -208,8 +211,8 @@ def repository_sources(root: Path = ROOT) -> Iterator[Source]:
         is_text = path.suffix in _TEXT_SUFFIXES or path.name == "Makefile" or path.parent.name == ".ci"
         if is_text and path.is_file():
             relative = path.relative_to(root).as_posix()
-            if not relative.startswith(tuple(f"millpond/{room}/" for room in ROOMS)):
-                yield Source(relative, path.read_text(encoding="utf-8"))
+            if not relative.startswith(_NOT_READ):
+                yield Source(relative, path.read_bytes().decode())
 
 
 # ------------------------------------------------------------------------------ what a file brings in
@@ -479,6 +482,17 @@ def leftovers(source: Source) -> Iterator[Finding]:
             yield Finding(source.path, number, f"leftover {found.group()}")
 
 
+def ragged_lines(source: Source) -> Iterator[Finding]:
+    """
+    No line ends in spaces, and a file ends with one line feed: then a change shows only what it changes.
+    """
+    for number, line in enumerate(source.text.split("\n"), start=1):
+        if line != line.rstrip():
+            yield Finding(source.path, number, "spaces at the end of the line")
+    if source.text and (not source.text.endswith("\n") or source.text.endswith("\n\n")):
+        yield Finding(source.path, source.text.count("\n"), "the file does not end with one line feed")
+
+
 def missing_docstrings(source: Source) -> Iterator[Finding]:
     """
     Every public name of the package says what it is for.
@@ -534,6 +548,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     long_functions,
     long_files,
     leftovers,
+    ragged_lines,
     missing_docstrings,
     tests_state_their_fact,
 )

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["CodeTimeoutError", "OnStuck", "UserCodeWatchdog"]
@@ -27,6 +28,9 @@ __all__ = ["CodeTimeoutError", "OnStuck", "UserCodeWatchdog"]
 _LOOKS: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
 """Code that does not end at so many interruptions is stuck."""
+
+_STEPS_TO_ARRIVE: Final = 1_000
+"""Python looks for such an exception at each turn of a loop."""
 
 OnStuck = Callable[[InvalidError], None]
 """Told of code that cannot be interrupted, in a thread that is not its own."""
@@ -97,9 +101,9 @@ class UserCodeWatchdog:
         with self._lock:
             self._is_running = False
             if self._was_raised:
-                # It ended by itself at the last moment: what is on its way is called back.
+                # It may have ended by itself at the last moment: what is still on its way arrives here.
                 self._was_raised = False
-                _raise_in(threading.get_ident(), None)
+                _await_raised()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -184,9 +188,24 @@ def _may_use_signals() -> bool:
     return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+def _raise_in(thread: int, error: type[BaseException]) -> None:
     """
-    Have an exception raised in a thread at its next step, or call back one that was not yet.
+    Have an exception raised in a thread at its next step.
     """
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _await_raised() -> None:
+    """
+    Catch what is on its way to this thread, if anything is; afterwards nothing is.
+
+    A thread has one place for such an exception, so one more replaces it and arrives in its stead. To empty the place
+    would do as well, but CPython would go on looking into it: slowly, and in 3.11 under a debugger for ever.
+    """
+    try:
+        _raise_in(threading.get_ident(), CodeTimeoutError)
+        for _ in range(_STEPS_TO_ARRIVE):
+            continue
+    except CodeTimeoutError:
+        return
+    check(False, "an exception for the own thread arrives at once")

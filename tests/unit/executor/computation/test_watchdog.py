@@ -4,6 +4,9 @@ User code that hangs: it is interrupted in any thread, told of where it cannot b
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +23,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.determinism import SeededRng
+from tests.short_lived import SHORT_LIVED
 
 LIMIT_MS = 100.0
 NEVER = threading.Event()
@@ -85,6 +89,51 @@ def test_code_that_sleeps_is_interrupted_in_the_main_thread():
     """
     with pytest.raises(CodeTimeoutError):
         limited(lambda: NEVER.wait(600))
+
+
+TRACED = """
+import sys, threading
+from millpond.executor.computation.watchdog import CodeLimit, CodeTimeoutError
+
+def trace(*_event):
+    return trace
+
+def spin():
+    while True:
+        pass
+
+def turn():
+    limit = CodeLimit("c", 20)
+    with limit.watching():
+        try:
+            limit.begin("k")
+            spin()
+        finally:
+            limit.end()
+
+def turns():
+    sys.settrace(trace)
+    for _ in range(10):
+        try:
+            turn()
+        except CodeTimeoutError:
+            print("interrupted", flush=True)
+
+thread = threading.Thread(target=turns, daemon=True)
+thread.start()
+thread.join(60)
+"""
+
+
+def test_a_debugger_does_not_see_code_hang_after_an_interruption():
+    """
+    Nothing of an interruption is left in its thread, where CPython 3.11 would look for it for ever while code is traced.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED], env={**os.environ, **SHORT_LIVED}, capture_output=True, check=True
+    )
+
+    assert done.stdout.split() == [b"interrupted"] * 10
 
 
 def test_code_that_takes_turns_is_left_alone():

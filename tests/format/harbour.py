@@ -1,0 +1,205 @@
+"""
+The pipeline of the checked-in stores: it uses all that a store can hold.
+
+Later versions go on with stores that earlier ones have written, so what is here keeps its meaning. What a new
+version adds to stores goes into a pipeline of its own beside this one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from millpond.dataflow.combiners.combiners import Count, Sum
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.triggers.composite_triggers import AfterEach
+from millpond.dataflow.triggers.count_triggers import AfterCount
+from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, WatermarkPercentile
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.rows.codec import BytesCodec, MsgpackCodec
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+__all__ = ["START_US", "STORE", "Harbour", "minute"]
+
+MINUTE_US: Final = 60_000_000
+HOUR_US: Final = 60 * MINUTE_US
+STORE: Final = "store"
+"""Name of the store's folder."""
+
+START_US: Final = 1_704_067_200_000_000
+"""Minute 0 in event time: 2024-01-01T00:00:00Z."""
+
+_NO_TRACEBACK: Final = "-" * 10_000
+"""Leaves no room in a dead letter for the traceback, which names the folders of the machine that writes."""
+
+_LEAVES_AFTER_US: Final = 10 * MINUTE_US
+_INSPECTED_AFTER_US: Final = 72 * HOUR_US
+
+
+def minute(number: int) -> int:
+    """
+    A time so many minutes after the first, in microseconds.
+    """
+    return START_US + number * MINUTE_US
+
+
+class Visits(Computation):
+    """
+    JSON state; a timer in event time that each record sets again, one in wall time; no negative loads.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        state = context.state.get({"visits": 0, "tons": 0, "left": 0, "inspected": 0})
+        state["visits"] += 1
+        state["tons"] += record.value["tons"]
+        context.state.set(state)
+        context.set_timer(record.at + _LEAVES_AFTER_US, "leave")
+        context.set_timer(context.wall_time + _INSPECTED_AFTER_US, "inspect", "wall")
+        if record.value["tons"] < 0:
+            raise ValueError(f"a ship cannot bring less than nothing\n{_NO_TRACEBACK}")
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        state = context.state.get()
+        context.state.set({**state, "left" if timer.tag == "leave" else "inspected": 1})
+        if timer.tag == "leave":
+            context.produce("departures", {"port": "north", "ship": context.key, "tons": state["tons"]})
+
+
+class Tally(Computation):
+    """
+    JSON state; counts what another computation produces.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+class Manifest(Computation):
+    """
+    MessagePack state, with keys that are numbers and values that are bytes.
+    """
+
+    codec = MsgpackCodec()
+
+    def process_record(self, context: Context, record: Record) -> None:
+        number, tons = record.value["number"], record.value["tons"]
+        context.state.set({**context.state.get({}), number: f"{tons} t".encode()})
+
+
+class Seals(Computation):
+    """
+    Bytes as state: one for each record.
+    """
+
+    codec = BytesCodec()
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set(context.state.get(b"") + bytes([record.value["number"]]))
+
+
+class Customs(Computation):
+    """
+    Holds the time of its first record until the ship is cleared; then its row is deleted.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        if record.value["cleared"]:
+            context.state.delete()
+        elif context.state.get() is None:
+            context.state.set("waits")
+            context.state.hold(record.at)
+
+
+class Harbour:
+    """
+    A store, its two sinks, and the clock, leases and names of those who work on it.
+
+    Args:
+        folder: where they are; the store is in `STORE`, the sinks are beside it.
+        now_us: the wall time.
+        seed: of the names of files; who goes on with a store draws other ones.
+    """
+
+    def __init__(self, folder: Path, now_us: int = START_US, *, seed: str = "harbour") -> None:
+        self.folder = folder
+        self.clock = ManualClock(now_us)
+        self.rng = SeededRng(seed)
+        self._registry = MemoryRegistry()
+
+    def open(self) -> Store:
+        """
+        The store, opened to be written; made when it is not there.
+        """
+        return Store.open(self.folder / STORE, leases=self.leases, clock=self.clock, rng=self.rng)
+
+    def start(self, store: Store, upkeep: UpkeepPolicy | None = None) -> LocalRun:
+        """
+        The pipeline on the store; it moves when it is told to.
+        """
+        runner = LocalRunner(store, upkeep=upkeep, progress=False, clock=self.clock, rng=self.rng)
+        return runner.start(self.pipeline(), stepping=True)
+
+    def pack_catalog(self) -> None:
+        """
+        Put the catalog's text in its place: SQLite's file is five times as large, and not to be read in a review.
+        """
+        with closing(sqlite3.connect(self._catalog)) as database:
+            text = "\n".join(database.iterdump())
+        self._catalog.with_suffix(".sql").write_text(f"{text}\n", encoding="utf-8")
+        self._catalog.unlink()
+
+    def unpack_catalog(self) -> None:
+        """
+        Make the catalog of its text.
+        """
+        text = self._catalog.with_suffix(".sql").read_text(encoding="utf-8")
+        with closing(sqlite3.connect(self._catalog)) as database:
+            database.executescript(text)
+
+    @property
+    def _catalog(self) -> Path:
+        return self.folder / STORE / "catalog.sqlite"
+
+    def pipeline(self) -> Pipeline:
+        """
+        Six computations, two of them windowed, and three sinks.
+        """
+        pipeline = Pipeline("harbour")
+        arrivals = pipeline.inject("arrivals", key="ship", at="at", id="id", watermark=ManualWatermark())
+        departures = arrivals.apply(Visits(), name="visits", produces="departures", retries=0)
+        departures.apply(Tally(), name="tally", key="port")
+        arrivals.apply(Manifest(), name="manifests")
+        arrivals.apply(Seals(), name="seals")
+        arrivals.apply(Customs(), name="customs")
+        trigger = AfterWatermark(early=AfterCount(2))
+        windows = arrivals.window(FixedWindows("10m"), trigger=trigger, accumulation="retracting", of="tons")
+        berths = windows.combine(Sum(), name="berths")
+        tiers = AfterEach(WatermarkPercentile(50), WatermarkPercentile(100))
+        sorted_out = arrivals.window(FixedWindows("10m"), trigger=tiers, accumulation="accumulating")
+        counts = sorted_out.combine(Count(), name="tiers")
+        departures.sink("departures", self._sink("departures"))
+        berths.sink("berths", self._sink("berths", mode="upsert"))
+        counts.sink("tiers", self._sink("tiers"))
+        return pipeline
+
+    def _sink(self, name: str, **options: Any) -> DeltaSink:
+        return DeltaSink(str(self.folder / name), **options)
+
+    def leases(self, _store_id: str, writer_id: str) -> MemoryLeases:
+        """
+        The leases of one writer.
+        """
+        return MemoryLeases(self._registry, self.clock, writer_id=writer_id)

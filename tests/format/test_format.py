@@ -1,0 +1,311 @@
+"""
+Stores of every released version are read for ever, and a newer one is refused.
+
+Each folder ``v…`` was written by that version with `tests.format.write`, and is never written again. What is in it stands
+beside it as plain JSON. Today's version is held to the same, so that the script works when it is needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+
+from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.superstep.dead_letter import DEAD_LETTERS
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.row import ROW_SCHEMA
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.tools.command_line import main
+from tests.format import write
+from tests.format.harbour import STORE, Customs, Harbour, Manifest, Seals, Tally, Visits
+
+HERE: Final = Path(__file__).parent
+RELEASED: Final = sorted(path.name for path in HERE.glob("v*") if path.is_dir())
+CODECS: Final = {
+    "visits": Visits.codec,
+    "tally": Tally.codec,
+    "customs": Customs.codec,
+    "manifests": Manifest.codec,
+    "seals": Seals.codec,
+}
+FOUR_DAYS_MS: Final = 4 * 24 * 3_600_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NOW: Final = UpkeepPolicy(retention=0, collect_every=1)
+
+
+class Old:
+    """
+    A copy of an old store with its sinks, and what must be in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.contents = orjson.loads((folder / write.CONTENTS).read_bytes())
+        self.harbour = Harbour(folder, self.contents["now_us"], seed="later")
+        self.harbour.unpack_catalog()
+        self.path = folder / STORE
+
+    def open(self) -> Store:
+        """
+        The store, opened to be read.
+        """
+        return Store.open(self.path, read_only=True, clock=self.harbour.clock)
+
+    def states(self, version: int | None = None) -> dict[str, Any]:
+        """
+        What the computations remember, as JSON has it.
+        """
+        with self.open() as store:
+            return {name: states(store, name, version) for name in CODECS}
+
+    def go_on(self) -> None:
+        """
+        Run the pipeline to the end of its input, with rows that it knows and one that it does not.
+        """
+        with self.harbour.open() as store, self.harbour.start(store) as run:
+            run.run_until_quiet()
+            run.inject("arrivals", [*write.REPEATED, *write.LATER])
+            run.run_until_quiet()
+            self.harbour.clock.advance_ms(FOUR_DAYS_MS)
+            run.finish("arrivals")
+            run.run_until_quiet()
+
+    def sinks(self) -> dict[str, Any]:
+        """
+        What the sinks hold, read by Delta's own reader.
+        """
+        readers = {"departures": departure, "berths": berth, "tiers": tier}
+        return {
+            name: sorted(map(read, rows_of(self.harbour.folder / name))) for name, read in readers.items()
+        }
+
+
+def states(store: Store, computation: str, version: int | None) -> dict[str, Any]:
+    rows = store.rows_view(computation, version).to_arrow().to_pylist()
+    return {row["key"]: plain(computation, row) for row in rows}
+
+
+def plain(computation: str, row: dict[str, Any]) -> Any:
+    codec = CODECS[computation]
+    state = codec.decode(row["state"] if codec.is_text else row["state_bytes"])
+    if computation == "manifests":
+        return [[number, load.decode()] for number, load in state.items()]
+    return state.hex() if computation == "seals" else state
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    return DeltaTable(table).to_pyarrow_table().to_pylist()
+
+
+def departure(row: dict[str, Any]) -> list[Any]:
+    value = orjson.loads(row["value"])
+    return [row["key"], micros(row["at"]), value["port"], value["ship"], value["tons"]]
+
+
+def berth(row: dict[str, Any]) -> list[Any]:
+    return [row["key"], micros(row["window_start"]), micros(row["window_end"]), int(row["value"])]
+
+
+def tier(row: dict[str, Any]) -> list[Any]:
+    value = orjson.loads(row["value"])
+    return [row["key"], value["window"], value["pane"]["timing"], value["value"]]
+
+
+def micros(at: datetime) -> int:
+    return (at - EPOCH) // timedelta(microseconds=1)
+
+
+@pytest.fixture(scope="module", params=[*RELEASED, "today"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Each released version's store, and one that this version writes.
+    """
+    if request.param != "today":
+        return HERE / str(request.param)
+    folder = tmp_path_factory.mktemp("format") / "today"
+    write.write(folder)
+    return folder
+
+
+@pytest.fixture
+def old(written: Path, tmp_path: Path) -> Old:
+    """
+    A copy of it.
+    """
+    return Old(shutil.copytree(written, tmp_path / "old"))
+
+
+def test_a_version_is_released_with_its_store() -> None:
+    """
+    There is a store of the first version, and none has lost what says what is in it.
+    """
+    assert "v0.1" in RELEASED
+    assert all((HERE / name / write.CONTENTS).exists() for name in RELEASED)
+
+
+def test_the_store_is_small_and_of_no_machine() -> None:
+    """
+    A checked-in store is a quarter of a megabyte at most, and names no folder of who wrote it.
+    """
+    for name in RELEASED:
+        files = [path.read_bytes() for path in (HERE / name).rglob("*") if path.is_file()]
+        assert sum(map(len, files)) < 250_000
+        assert not [data for data in files if str(HERE.parent.parent).encode() in data or b"/home/" in data]
+
+
+class TestReading:
+    def test_states(self, old: Old) -> None:
+        """Each key has the state that its records make, in every codec, and a deleted one has none."""
+        assert old.states() == old.contents["newest"]
+
+    def test_an_older_version(self, old: Old) -> None:
+        """The table as it was when a day's first windows closed says what was so then."""
+        found = old.states(old.contents["older_version"])
+
+        assert {name: found[name] for name in old.contents["older"]} == old.contents["older"]
+
+    def test_timers(self, old: Old) -> None:
+        """Pending timers of both clocks, and holds, are those that the records have set."""
+        with old.open() as store:
+            found = {name: timers(store, name) for name in old.contents["timers"]}
+
+        assert found == old.contents["timers"]
+
+    def test_dead_letters(self, old: Old) -> None:
+        """A record that code refused and a row without a key are there, each for who could not take it."""
+        with old.open() as store:
+            rows = store.rows_view(DEAD_LETTERS).to_arrow().to_pylist()
+        letters = [orjson.loads(row["state"]) for row in rows]
+        found = [[each["computation"], each["key"], id_of(each), each["error"]] for each in letters]
+
+        assert sorted(found, key=str) == sorted(old.contents["dead_letters"], key=str)
+
+    def test_undelivered_productions(self, old: Old) -> None:
+        """What the last superstep produced lies in the rows, for the next one."""
+        with old.open() as store:
+            snapshot = store.snapshot()
+            files = [file.path for file in snapshot.files]
+            updates = read_row_files(store.objects, files, list(ROW_SCHEMA.names)).to_pylist()
+        newest = max(row["superstep"] for row in updates)
+        found = [each for row in updates if row["superstep"] == newest for each in row["productions"] or ()]
+
+        assert [
+            [each["stream"], each["key"], orjson.loads(each["value"]), micros(each["at"])] for each in found
+        ] == old.contents["undelivered"]
+
+    def test_positions(self, old: Old) -> None:
+        """Supersteps, the low watermark and a percentile watermark stand where they stood."""
+        with old.open() as store:
+            txns = store.snapshot().txns
+
+        assert {name: txns[name] for name in old.contents["positions"]} == old.contents["positions"]
+
+    def test_sql(self, old: Old) -> None:
+        """SQL sees the same rows, also by the command line."""
+        query = "select key, (state ->> 'tons')::int as tons from visits order by key"
+        with old.open() as store:
+            found = store.sql().execute(query).fetchall()
+        told = CliRunner().invoke(main, ["sql", str(old.path), query, "--json"])
+
+        expected = {key: state["tons"] for key, state in old.contents["newest"]["visits"].items()}
+        assert dict(found) == expected
+        assert {row["key"]: row["tons"] for row in map(orjson.loads, told.stdout.splitlines())} == expected
+
+    def test_it_is_sound(self, old: Old) -> None:
+        """Every seal, checksum and chained digest of it holds, and it has a log that begins with a checkpoint."""
+        objects = open_objects(f"{old.path}/rows")
+        found = verify_store(objects)
+
+        assert found.findings == ()
+        assert found.checkpoints > 0
+        assert Log(objects).inventory().versions[0] > 0
+
+    def test_the_catalog(self, old: Old) -> None:
+        """The catalog of then tells the supersteps of then."""
+        with old.open() as store:
+            assert store.catalog is not None
+            newest = store.catalog.supersteps(limit=1)[0]
+
+        assert (newest.superstep, newest.version) == (11, old.contents["newest_version"])
+
+    def test_sinks(self, old: Old) -> None:
+        """The tables of its sinks, one appended to and one whose rows are replaced, are read as any Delta table."""
+        assert old.sinks() == flat(old.contents["sinks"])
+
+
+class TestGoingOn:
+    def test_a_pipeline_goes_on(self, old: Old) -> None:
+        """Productions are delivered once, repeated records are known, timers of both clocks fire, windows close."""
+        old.go_on()
+
+        assert old.states() == old.contents["continued"]["newest"]
+
+    def test_sinks_go_on(self, old: Old) -> None:
+        """Its sinks have everything once, and of a window the last pane."""
+        old.go_on()
+
+        found, expected = old.sinks(), flat(old.contents["continued"]["sinks"])
+        assert {name: found[name] for name in expected} == expected
+
+    def test_its_garbage_is_collected(self, old: Old) -> None:
+        """Folds and collections of today leave the rows as they are, and the store sound."""
+        with old.harbour.open() as store:
+            done = collect_by_hand(store, old.harbour.clock, old.harbour.rng, NOW)
+
+        assert done.collections[0].paths
+        assert old.states() == old.contents["newest"]
+        assert verify_store(open_objects(f"{old.path}/rows")).findings == ()
+
+
+class TestNewer:
+    @pytest.mark.parametrize("read_only", [True, False])
+    def test_a_newer_format_is_refused(self, tmp_path: Path, *, read_only: bool) -> None:
+        """A store of a later format is neither read nor written, and stays as it is."""
+        configuration = {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "0" * 32}
+        rows = tmp_path / "rows"
+        log = Log(open_objects(str(rows)))
+        create_table(
+            log, ManualClock(), SeededRng(), schema=ROW_SCHEMA, name="rows", configuration=configuration
+        )
+        before = {path.name: path.read_bytes() for path in rows.rglob("*") if path.is_file()}
+        harbour = Harbour(tmp_path)
+
+        with pytest.raises(InvalidError, match="newer Millpond"):
+            Store.open(tmp_path, leases=harbour.leases, read_only=read_only, clock=harbour.clock)
+        assert {path.name: path.read_bytes() for path in rows.rglob("*") if path.is_file()} == before
+
+
+def timers(store: Store, computation: str) -> dict[str, Any]:
+    rows = store.rows_view(computation).to_arrow().to_pylist()
+    return {
+        row["key"]: sorted(
+            [each["tag"], each["domain"], micros(each["at"]), micros(each["output_at"])]
+            for each in row["timers"]
+        )
+        for row in rows
+    }
+
+
+def id_of(letter: dict[str, Any]) -> str:
+    return str(orjson.loads(letter["value"])["id"])
+
+
+def flat(sinks: dict[str, Any]) -> dict[str, Any]:
+    """
+    Rows as the readers of this file give them: sorted, a departure's fields in a row.
+    """
+    departures = [[key, at, *value.values()] for key, at, value in sinks["departures"]]
+    return {name: sorted(rows) for name, rows in {**sinks, "departures": departures}.items()}
