@@ -1,6 +1,6 @@
 """
-Where the public data lies that examples run on: beside the checkout, in ``../shared/data``, or where
-``MILLPOND_DATA`` says. None of it is part of this repository.
+Where published data may lie that an example is held against besides its own: beside the checkout, in
+``../shared/data``, or where ``MILLPOND_DATA`` says. No example and no test needs it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ def need(path: Path) -> Path:
     The path, which has to be there.
 
     Raises:
-        FileNotFoundError: it is not; the message says where data is looked for.
+        FileNotFoundError: it is not; the message names it.
     """
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is not here: public data is looked for beside the checkout, in ../shared/data, "
-            f"or in the folder that the environment variable {VARIABLE} names"
-        )
+        raise FileNotFoundError(f"{path} is not here")
     return path

@@ -1,7 +1,7 @@
 """
-Fixtures that are costly to make and therefore made once for a run: Spark and ZooKeeper.
+Fixtures that are costly to make and therefore made once for a run: Spark, ZooKeeper, PostgreSQL and an S3 server.
 
-Both are started only when a test asks for them, and stopped at the end of the run.
+They are started only when a test asks for them, and stopped at the end of the run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
 
+    from millpond.testing.servers.postgresql import PostgreSQL
     from millpond.testing.servers.s3_server import S3Server
 
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
@@ -171,6 +172,28 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
     yield server.start_or_join()
     server.close()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """
+    One PostgreSQL server on a Unix socket for the whole run.
+    """
+    from millpond.statestore.system import SystemClock
+    from millpond.testing.servers.postgresql import PostgreSQL
+
+    with PostgreSQL(SystemClock()) as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_database(postgresql: PostgreSQL) -> str:
+    """
+    The address of an empty database of the test's own.
+    """
+    from millpond.statestore.system import SystemRng
+
+    return postgresql.make_database(SystemRng().token())
 
 
 @pytest.fixture(scope="session")

@@ -154,6 +154,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\ndef public(): ..."),
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\nclass A:\n    '''A.'''\n    def f(self): ..."),
     (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it(): ..."),
+    (tidy.skips, "tests/unit/test_x.py", "import pytest\npytest.skip('no data')"),
+    (tidy.skips, "tests/unit/test_x.py", "from pytest import mark\n@mark.skipif(True)\ndef f(): ..."),
     (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it():\n    '''One.\n\n    Two.'''"),
 ]
 
@@ -201,6 +203,11 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     ),
     (tidy.missing_docstrings, "tests/unit/test_x.py", "def helper(): ..."),
     (tidy.tests_state_their_fact, "tests/unit/test_x.py", "def test_it():\n    '''Two plus two is four.'''"),
+    (
+        tidy.skips,
+        "tests/conformance/test_leases.py",
+        "import pytest\npytest.skip('no Docker engine answers')",
+    ),
 ]
 
 

@@ -121,6 +121,12 @@ FILE_LINES_MAX: Final = 500
 TEST_FILE_LINES_MAX: Final = 1_000
 
 _SYSTEM: Final = "statestore/system.py"
+MAY_SKIP: Final = {
+    "tests/conformance/test_leases.py": "a Docker engine",
+    "tests/fault/test_full_disk.py": "the right to mount a file system",
+}
+"""The files with tests that a machine may be unable to run, and what it lacks then."""
+
 _LEFTOVER: Final = re.compile(r"\b(?:FIX" + "ME|TO" + "DO|XX" + r"X|HA" + r"CK)\b")
 _TEXT_SUFFIXES: Final = (".py", ".md", ".toml", ".yaml", ".yml", ".mako", ".sql", ".sh")
 _CODE_FOLDERS: Final = (*ROOMS, "millpond", "tests", "benchmarks", "examples", "docs", ".ci")
@@ -537,6 +543,19 @@ def tests_state_their_fact(source: Source) -> Iterator[Finding]:
                 yield source.finding(node, f"`{node.name}` says more than one fact")
 
 
+def skips(source: Source) -> Iterator[Finding]:
+    """
+    A test brings along what it needs: it is skipped for what `MAY_SKIP` names, and for nothing else.
+    """
+    if source.path in MAY_SKIP:
+        return
+    names = _imported_names(source)
+    skipping = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"}
+    for node in source.nodes():
+        if isinstance(node, ast.Attribute) and _dotted(node, names) in skipping:
+            yield source.finding(node, "bring along what the test needs, or name it in MAY_SKIP")
+
+
 RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     banned_modules,
     arrows_point_down,
@@ -551,6 +570,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     ragged_lines,
     missing_docstrings,
     tests_state_their_fact,
+    skips,
 )
 """All rules about one file, run over every source."""
 

@@ -26,8 +26,8 @@ from examples.quiet_spark import quiet_spark
 _HELP = """
 Ask Nexmark's questions of people, auctions and bids.
 
-Without a query: the list of them. The answers to 110 published events are known, and each is held against what was
-expected; both are read from ../shared/data/nexmark beside the checkout, or from the folder that MILLPOND_DATA names.
+Without a query: the list of them. The example has 2,000 events, and each answer on them is held against DuckDB's, from
+SQL that shares nothing with the pipelines; --check takes other events with expected answers.
 
 \b
   python -m examples.nexmark --query q5                      the hottest auctions of each ten seconds
@@ -51,7 +51,8 @@ millpond status OUTPUT/pond.
     type=click.Path(path_type=Path, file_okay=False),
     default=DATA,
     metavar="DIR",
-    help="Take events and expected answers from here: person.jsonl, auction.jsonl, bid.jsonl, expected.json.",
+    help="Take events and expected answers from here: person, auction and bid as .parquet or .jsonl, and "
+    "answers.json.gz or expected.json.",
 )
 @click.option("--generate", type=click.IntRange(1), metavar="N", help="Take N events from the generator.")
 @click.option(

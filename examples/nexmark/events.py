@@ -15,10 +15,23 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+import pyarrow.parquet as pq
 
 from examples.shared_data import need, shared_data
 
-__all__ = ["DATA", "KEYS", "KINDS", "Events", "day_of", "load_events", "minute_of", "text_of", "with_keys"]
+__all__ = [
+    "ANSWERS",
+    "DATA",
+    "KEYS",
+    "KINDS",
+    "PUBLISHED",
+    "Events",
+    "day_of",
+    "load_events",
+    "minute_of",
+    "text_of",
+    "with_keys",
+]
 
 Events: TypeAlias = Mapping[str, pa.Table]
 """Tables by `KINDS`."""
@@ -33,22 +46,33 @@ KEYS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The text columns of each kind, and the ids that they are made of; the first is the stream's own key."""
 
-DATA: Final = shared_data("nexmark")
-"""110 events, and the answers to most queries on them."""
+DATA: Final = Path(__file__).with_name("data")
+"""2,000 generated events, and DuckDB's answers to the queries on them."""
+
+ANSWERS: Final = "answers.json.gz"
+"""The file of DuckDB's answers; published ones are in ``expected.json``."""
+
+PUBLISHED: Final = shared_data("nexmark")
+"""110 published events with published answers, where they lie beside the checkout."""
 
 _TIMES: Final = ("date_time", "expires")
-_FILES: Final = {"persons": "person.jsonl", "auctions": "auction.jsonl", "bids": "bid.jsonl"}
+_FILES: Final = {"persons": "person", "auctions": "auction", "bids": "bid"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def load_events(folder: Path) -> Events:
     """
-    Read ``person.jsonl``, ``auction.jsonl`` and ``bid.jsonl``.
+    Read ``person``, ``auction`` and ``bid``: as ``.parquet`` where the folder has that, else as ``.jsonl``.
 
     Raises:
-        FileNotFoundError: one of them is not there; the message says where data is looked for.
+        FileNotFoundError: one of them is not there.
     """
-    return {kind: with_keys(kind, _with_micros(pj.read_json(need(folder / _FILES[kind])))) for kind in KINDS}
+    return {kind: with_keys(kind, _with_micros(_read(folder / _FILES[kind]))) for kind in KINDS}
+
+
+def _read(path: Path) -> pa.Table:
+    parquet = path.with_suffix(".parquet")
+    return pq.read_table(parquet) if parquet.exists() else pj.read_json(need(path.with_suffix(".jsonl")))
 
 
 def with_keys(kind: str, table: pa.Table) -> pa.Table:

@@ -46,7 +46,7 @@ The article asks four questions: WHAT is computed (here always a sum), WHERE in 
 In a picture, event time runs to the right and processing time upwards. A circle is a score; a box is a pane, as wide as
 its window, with the sum at the time at which it was shown; the green line is the watermark. Each pane that is
 printed is held against the article's, to the second; exit code 1 if one differs. The scores and what the article shows
-are read from ../shared/data/streaming102 beside the checkout, or from the folder that MILLPOND_DATA names.
+are in the example's own article.yaml.
 """
 
 
@@ -65,7 +65,6 @@ def main(numbers: tuple[str, ...], out: Path, runner: str) -> None:
     Run the figures, print their panes, draw them.
     """
     console = Console()
-    _need_data()
     spark = None
     if runner == "spark":
         spark = quiet_spark("streaming102", master="local[2]", log=out / "spark.log")
@@ -82,13 +81,6 @@ def main(numbers: tuple[str, ...], out: Path, runner: str) -> None:
     if spark is not None:
         spark.stop()
     sys.exit(1 if wrong else 0)
-
-
-def _need_data() -> None:
-    try:
-        stories()
-    except FileNotFoundError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _draw(path: Path, figure: Figure, panels: Sequence[tuple[Panel, Sequence[Shown]]]) -> None:

@@ -7,46 +7,33 @@ the first score of a pane rather than at whole minutes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import millpond as mp
-from examples.shared_data import need
-from examples.streaming102.article import DATA
 from examples.streaming102.play import Shown, Step, play
-from examples.streaming102.story import MINUTE_US, NOON_US, SECOND_US, Score, Story
+from examples.streaming102.story import NOON_US, SECOND_US, Score, Story, clock_us
+from examples.streaming102.tables import facts, rows, window_us
 
 __all__ = ["book", "book_cases", "book_differences", "play_book"]
 
-_KEY: Final = "TeamX"
-_SHRINKING: Final = "ValidityWindows"
-_TIMINGS: Final = {"EARLY": "early", "ON_TIME": "on_time", "LATE": "late"}
-_GLOBAL_END: Final = "END_OF_GLOBAL_WINDOW"
+_MILLISECOND_US: Final = 1_000
 
 
 @lru_cache(maxsize=1)
 def book() -> Mapping[str, Any]:
     """
-    All of the file.
+    All of ``book.yaml``.
     """
-    found: Mapping[str, Any] = json.loads(need(DATA / "book_9_events.json").read_text(encoding="utf-8"))
-    return found
+    return facts("book.yaml")
 
 
 def book_cases() -> list[str]:
     """
-    The cases that Millpond is held to.
-
-    Left out are the window function that makes windows smaller, which Millpond refuses, and the
-    one of which the author himself says not to pay attention to its panes.
+    The cases that Millpond is held to; the file says which are left out, and why.
     """
-    return [
-        case["name"]
-        for case in book()["cases"]
-        if case["name"] != _SHRINKING and "author_warning" not in case
-    ]
+    return [case["name"] for case in book()["cases"]]
 
 
 def _case(name: str) -> Mapping[str, Any]:
@@ -54,71 +41,48 @@ def _case(name: str) -> Mapping[str, Any]:
     return cases[name]
 
 
-def _us(text: str) -> int:
-    hours, minutes, seconds = map(int, text.split(":"))
-    return ((hours * 60 + minutes) * 60 + seconds) * SECOND_US
-
-
 # -- what happens ----------------------------------------------------------------------------
 
 
 def _story(name: str) -> Story:
-    stream = book()["streams"][name]
-    if isinstance(stream, dict):
-        scores = _scores(stream["input"], NOON_US + 5 * MINUTE_US)
-        return Story(name=name, scores=scores, marks=((NOON_US + 10 * MINUTE_US, None),))
     now = NOON_US
-    told: list[Score] = []
+    scores: list[Score] = []
     marks: list[tuple[int, int | None]] = []
-    for step in stream:
-        ((kind, argument),) = step.items()
+    for kind, *arguments in rows(book()["streams"][name]):
         if kind == "clock":
-            now = _us(argument)
-        elif kind == "input":
-            told += _scores(argument, now)
+            now = clock_us(arguments[0])
+        elif kind == "score":
+            scores.append(Score(value=int(arguments[0]), at_us=clock_us(arguments[1]), seen_us=now))
         else:
-            marks.append((now, None if argument == "infinity" else _us(argument)))
-    return Story(name=name, scores=tuple(told), marks=tuple(marks))
-
-
-def _scores(listed: Sequence[Sequence[Any]], seen_us: int) -> tuple[Score, ...]:
-    return tuple(Score(value=value, at_us=_us(at), seen_us=seen_us, key=_KEY) for value, at in listed)
+            marks.append((now, None if arguments == ["infinity"] else clock_us(arguments[0])))
+    return Story(name=name, scores=tuple(scores), marks=tuple(marks))
 
 
 # -- what is asked -----------------------------------------------------------------------------
 
 
-def _windows(text: str) -> mp.WindowFn:
-    if text == "global":
-        return mp.GlobalWindows()
-    return mp.FixedWindows("2m") if text == "fixed 2 min" else mp.Sessions("1m")
-
-
-def _trigger(text: str) -> mp.Trigger:
-    each = mp.AfterCount(1)
-    if text == "default":
-        return mp.Default()
-    if text == "every element, repeated":
-        return mp.Repeatedly(each)
-    if text.startswith("processing time 2 minutes"):
-        return mp.Repeatedly(mp.AfterProcessingTime("2m"))
-    return mp.AfterWatermark(early=mp.AfterProcessingTime("1m"), late=each)
-
-
-def _lateness(case: Mapping[str, Any]) -> str | int:
-    text = case["lateness"]
-    return text.replace(" days", "d").replace(" minutes", "m") if isinstance(text, str) else int(text)
+_WINDOWS: Final[Mapping[str, mp.WindowFn]] = {
+    "global": mp.GlobalWindows(),
+    "fixed": mp.FixedWindows("2m"),
+    "sessions": mp.Sessions("1m"),
+}
+_TRIGGERS: Final[Mapping[str, mp.Trigger]] = {
+    "default": mp.Default(),
+    "each": mp.Repeatedly(mp.AfterCount(1)),
+    "after_two_minutes": mp.Repeatedly(mp.AfterProcessingTime("2m")),
+    "early_and_late": mp.AfterWatermark(early=mp.AfterProcessingTime("1m"), late=mp.AfterCount(1)),
+}
 
 
 def _step(case: Mapping[str, Any]) -> Step:
     def step(scores: mp.DataflowStream) -> mp.WindowedStream:
         return scores.window(
-            _windows(case["window"]),
-            trigger=_trigger(case["trigger"]),
-            accumulation=case["mode"] or "discarding",
-            allowed_lateness=_lateness(case),
+            _WINDOWS[case["windows"]],
+            trigger=_TRIGGERS[case["trigger"]],
+            accumulation=case["accumulation"],
+            allowed_lateness=case["allowed_lateness"],
             # Beam's last word comes with the end of a window; without a watermark's trigger that is all of it.
-            closing="always" if case["trigger"].startswith("processing time") else "if_non_empty",
+            closing="always" if case["trigger"] == "after_two_minutes" else "if_non_empty",
         )
 
     return step
@@ -140,25 +104,25 @@ def book_differences(name: str, shown: Sequence[Shown]) -> list[str]:
     Panes that Beam has and we do not, and the other way round; none where they agree.
 
     Whether a pane is the last is not compared: Beam's windows end with the watermark at their end
-    plus lateness, ours the moment after, for an element at that very time is still taken. The order of panes is not the book's, whose checks compare them as an unordered collection.
+    plus lateness, ours the moment after, for an element at that very time is still taken. The order of panes is not the book's,
+    whose checks compare them as an unordered collection.
     """
-    expected = sorted(_fields_expected(pane) for pane in _case(name)["expect"])
-    ours = sorted(_fields_shown(pane) for pane in shown)
+    expected = sorted(map(_fields_expected, rows(_case(name)["panes"])))
+    ours = sorted(map(_fields_shown, shown))
     missing = [f"missing: {pane}" for pane in expected if pane not in ours]
     return missing + [f"too much: {pane}" for pane in ours if pane not in expected]
 
 
-def _fields_expected(pane: Mapping[str, Any]) -> tuple[Any, ...]:
-    window = pane["window"]
-    at = pane["timestamp"]
+def _fields_expected(row: Sequence[str]) -> tuple[Any, ...]:
+    window, value, timing, index, nonspeculative_index = row
+    bounds = window_us(window) or ()
     return (
-        () if window == "global" else tuple(map(_us, window)),
-        pane["index"],
-        pane["value"],
-        -1 if at == _GLOBAL_END else _us(at),
-        _TIMINGS[pane["timing"]],
-        pane["nonspeculative_index"],
-        pane["first"],
+        bounds,
+        int(index),
+        int(value),
+        (bounds[1] - _MILLISECOND_US) // SECOND_US if bounds else None,
+        timing,
+        int(nonspeculative_index),
     )
 
 
@@ -167,8 +131,7 @@ def _fields_shown(pane: Shown) -> tuple[Any, ...]:
         pane.window or (),
         pane.index,
         pane.value,
-        -1 if pane.window is None else pane.at_us // SECOND_US * SECOND_US,
+        pane.at_us // SECOND_US if pane.window else None,
         pane.timing,
         pane.nonspeculative_index,
-        pane.index == 0,
     )

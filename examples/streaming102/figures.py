@@ -27,14 +27,14 @@ class Panel:
         title: what is different about it.
         story: what happens, by name.
         step: what is asked.
-        side: its key in the article's data.
+        side: what its panes are called in ``article.yaml``.
         note: where the article errs, or what had to be moved.
     """
 
     title: str
     story: str
     step: Step
-    side: str | None = None
+    side: str = "panes"
     note: str = ""
 
 
@@ -134,7 +134,6 @@ def _sessions(scores: mp.DataflowStream) -> mp.WindowedStream:
     )
 
 
-_LEFT, _RIGHT = "left_perfect_watermark", "right_heuristic_watermark"
 _SUM_NOTE: Final = "the article says 36, where its own scores add up to 40"
 _SESSION_NOTE: Final = (
     "the 7 and the 9 happen 2 s earlier, so that sessions overlap, as in the author's own test"
@@ -157,16 +156,18 @@ FIGURES: Final[Mapping[int, Figure]] = {
             number=6,
             title="Windows shown when the watermark passes their end",
             panels=(
-                Panel(title="perfect watermark", story="perfect", step=_at_the_watermark, side=_LEFT),
-                Panel(title="heuristic watermark", story="heuristic", step=_at_the_watermark, side=_RIGHT),
+                Panel(title="perfect watermark", story="perfect", step=_at_the_watermark, side="perfect"),
+                Panel(
+                    title="heuristic watermark", story="heuristic", step=_at_the_watermark, side="heuristic"
+                ),
             ),
         ),
         Figure(
             number=7,
             title="Early, on-time and late panes, accumulating",
             panels=(
-                Panel(title="perfect watermark", story="perfect", step=_early_and_late, side=_LEFT),
-                Panel(title="heuristic watermark", story="heuristic", step=_early_and_late, side=_RIGHT),
+                Panel(title="perfect watermark", story="perfect", step=_early_and_late, side="perfect"),
+                Panel(title="heuristic watermark", story="heuristic", step=_early_and_late, side="heuristic"),
             ),
         ),
         Figure(
@@ -188,20 +189,20 @@ FIGURES: Final[Mapping[int, Figure]] = {
             number=13,
             title="Event-time windows: two orders, the same results",
             panels=(
-                Panel(title="first order", story="heuristic", step=_early_and_late, side="left"),
-                Panel(title="second order", story="second_order", step=_early_and_late, side="right"),
+                Panel(title="first order", story="heuristic", step=_early_and_late, side="first_order"),
+                Panel(title="second order", story="second_order", step=_early_and_late, side="second_order"),
             ),
         ),
         Figure(
             number=14,
             title="Processing-time windows by triggers: two orders, different results",
             panels=(
-                Panel(title="first order", story="heuristic", step=_every_two_minutes, side="left"),
+                Panel(title="first order", story="heuristic", step=_every_two_minutes, side="first_order"),
                 Panel(
                     title="second order",
                     story="second_order",
                     step=_every_two_minutes,
-                    side="right",
+                    side="second_order",
                     note=_SUM_NOTE,
                 ),
             ),
@@ -210,12 +211,12 @@ FIGURES: Final[Mapping[int, Figure]] = {
             number=15,
             title="Processing-time windows by ingress time",
             panels=(
-                Panel(title="first order", story="ingress", step=_ingress, side="left"),
+                Panel(title="first order", story="ingress", step=_ingress, side="first_order"),
                 Panel(
                     title="second order",
                     story="ingress_second_order",
                     step=_ingress,
-                    side="right",
+                    side="second_order",
                     note=_SUM_NOTE,
                 ),
             ),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MINUTE_US", "NOON_US", "SECOND_US", "Score", "Story", "clock_text", "moments"]
+__all__ = ["MINUTE_US", "NOON_US", "SECOND_US", "Score", "Story", "clock_text", "clock_us", "moments"]
 
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
@@ -111,6 +111,19 @@ def clock_text(at_us: int) -> str:
     """
     minutes, seconds = divmod(round(at_us / SECOND_US), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+
+
+def clock_us(text: str) -> int:
+    """
+    The time that a clock shows, as hours, minutes and perhaps seconds.
+
+    Example:
+        >>> clock_us("00:01:02.5"), clock_us("00:02")
+        (62500000, 120000000)
+    """
+    hours, minutes, seconds = [*text.split(":"), "0"][:3]
+    whole, _, part = seconds.partition(".")
+    return ((int(hours) * 60 + int(minutes)) * 60 + int(whole)) * SECOND_US + int(f"{part:0<6}")
 
 
 def shifted(scores: Iterable[Score], times: dict[int, int]) -> tuple[Score, ...]:

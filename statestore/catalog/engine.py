@@ -3,7 +3,8 @@ The database under the catalog: opening it, transactions, and errors in our own 
 
 SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two
 writers wait for each other; every writing transaction begins with the right to write,
-so none can fail half way for want of it. Other databases are used as they come.
+so none can fail half way for want of it. On PostgreSQL that right is an advisory lock.
+Other databases are used as they come.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, exc, func, make_url, select
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import QueuePool
 
@@ -24,6 +25,7 @@ from millpond.statestore.types import Clock
 __all__ = ["connect", "default_catalog_url", "reading", "replace_rows", "writing"]
 
 _WRITES: Final = "millpond_writes"
+_WRITE_LOCK: Final = 0x63617461  # "cata"
 _BUSY_TIMEOUT_MS: Final = 30_000
 _SQLITE_ARGUMENTS: Final[dict[str, Any]] = {"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1_000}
 _WAL_ATTEMPTS: Final = 250
@@ -87,6 +89,9 @@ def writing(engine: Engine) -> Iterator[Connection]:
         engine.connect().execution_options(**{_WRITES: True}) as connection,
         connection.begin(),
     ):
+        if connection.dialect.name == "postgresql":
+            # Two writers that find the same row missing would both insert it.
+            connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
         yield connection
 
 

@@ -1,21 +1,15 @@
 """
-One suite for every database that may hold a catalog.
-
-PostgreSQL takes part where ``MILLPOND_TEST_POSTGRESQL`` names an empty database by URL.
+One suite for every database that may hold a catalog: SQLite in memory and in files, and a PostgreSQL server.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
-from millpond.migrations import VERSION_TABLE
 from millpond.statestore.app_ids import input_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import (
@@ -26,34 +20,20 @@ from millpond.statestore.catalog.entries import (
     SubscriptionDefinition,
 )
 from millpond.statestore.catalog.facts import CommitFacts
-from millpond.statestore.catalog.tables import METADATA
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion, WallTimeMicros
 
-POSTGRESQL = os.environ.get("MILLPOND_TEST_POSTGRESQL")
-
 
 @pytest.fixture(params=["memory", "file", "other file", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":
-        yield "sqlite://"
-    elif request.param == "postgresql":
-        yield from _empty_postgresql()
-    else:
-        yield f"sqlite:///{tmp_path / request.param}.db"
-
-
-def _empty_postgresql() -> Iterator[str]:
-    if POSTGRESQL is None:
-        pytest.skip("MILLPOND_TEST_POSTGRESQL names no database")
-    engine = create_engine(POSTGRESQL)
-    with engine.begin() as connection:
-        METADATA.drop_all(connection)
-        connection.execute(text(f"DROP TABLE IF EXISTS {VERSION_TABLE}"))
-    engine.dispose()
-    yield POSTGRESQL
+        return "sqlite://"
+    if request.param == "postgresql":
+        database: str = request.getfixturevalue("postgresql_database")
+        return database
+    return f"sqlite:///{tmp_path / request.param}.db"
 
 
 def superstep(number: int, intervals: tuple[Interval, ...], sequencer: int = 1) -> CommitFacts:

@@ -1,9 +1,12 @@
 """
-Nexmark's queries: the answers that others have published, on both runners, in any order of arrival.
+Nexmark's queries: DuckDB's answers, on both runners, in any order of arrival; and those that others have published,
+where they lie beside the checkout.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +17,11 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from examples.nexmark.answers import Bag, differences, expected_answers, read_answer
-from examples.nexmark.events import DATA, Events, load_events
+from examples.nexmark.answers import Bag, bag_of, differences, expected_answers, read_answer
+from examples.nexmark.events import DATA, PUBLISHED, Events, load_events
 from examples.nexmark.generator import Generator
 from examples.nexmark.job import SIDE, pipeline, stream_local, stream_spark, wanted
+from examples.nexmark.oracle import ask, fixed_events
 from examples.nexmark.queries import QUERIES
 from examples.nexmark.query import Query
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
@@ -25,19 +29,18 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.tidy import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if not DATA.is_dir():
-    pytest.skip(f"there is no {DATA}: events and answers lie beside the checkout", allow_module_level=True)
-
-EVENTS = load_events(DATA)
-EXPECTED = expected_answers(DATA)
+FOLDERS = {"own": DATA} | ({"published": PUBLISHED} if PUBLISHED.is_dir() else {})
+EVENTS = {place: load_events(folder) for place, folder in FOLDERS.items()}
+EXPECTED = {place: expected_answers(folder) for place, folder in FOLDERS.items()}
+WITHOUT_ANSWER = {"own": {"q12"}, "published": {"q6", "q12"}}
 ALL = tuple(QUERIES.values())
-KNOWN = [name for name in QUERIES if name in EXPECTED]
-_PIECE = 7
-_PRECEDING = 10
+KNOWN = [(place, name) for place in FOLDERS for name in QUERIES if name in EXPECTED[place]]
+_PIECES = 12
 
 ON_SPARK = ("q0", "q3", "q4", "q5", "q8", "q10", "q11", "q12", "q13", "q15", "q19", "q102", "q104", "q105")
 """A set with every operator; ``-m spark_all`` runs all queries, one by one."""
@@ -85,48 +88,68 @@ def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[
 # ------------------------------------------------------------------------------------- local runner
 
 
-def test_there_is_an_answer_to_almost_all_of_them() -> None:
+@pytest.mark.parametrize("place", FOLDERS)
+def test_there_is_an_answer_to_almost_all_of_them(place: str) -> None:
     """
-    Of all queries only q6 and q12 have no published answer; every published one is asked for.
+    Only q12 has no answer of DuckDB, and q6 no published one either; no answer is empty, and each is asked for.
     """
-    assert set(QUERIES) - set(EXPECTED) == {"q6", "q12"}
-    assert set(EXPECTED) <= set(QUERIES)
-    assert all(EXPECTED.values())
+    assert set(QUERIES) - set(EXPECTED[place]) == WITHOUT_ANSWER[place]
+    assert set(EXPECTED[place]) <= set(QUERIES)
+    assert all(EXPECTED[place].values())
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_on_the_local_runner(name: str, store: Store, tmp_path: Path) -> None:
+def test_the_checked_in_answers_are_those_of_duckdb() -> None:
     """
-    A query's final rows are those that were published.
+    DuckDB, asked again, gives the rows that are checked in, with the columns of the queries.
     """
-    answers = _asked([QUERIES[name]], EVENTS, store, tmp_path)
+    answers = ask(EVENTS["own"])
 
-    assert not _wrong(answers, EXPECTED)
+    assert not _wrong({name: bag_of(answer.rows) for name, answer in answers.items()}, EXPECTED["own"])
+    assert set(answers) == set(EXPECTED["own"])
+    assert {name: answer.columns for name, answer in answers.items()} == {
+        name: QUERIES[name].columns for name in answers
+    }
 
 
-def test_average_selling_price_by_seller(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [place for place in FOLDERS if place != "own"])
+def test_duckdb_gives_the_published_answers(place: str) -> None:
     """
-    q6 is what a plain loop over the auctions makes of the highest bids.
+    The SQL that the checked-in answers come from gives on published events the rows that were published.
     """
-    best: dict[int, list[tuple[int, int, int]]] = {}
-    for auction in EVENTS["auctions"].to_pylist():
-        offers = [
-            (bid["price"], -bid["date_time"])
-            for bid in EVENTS["bids"].to_pylist()
-            if bid["auction"] == auction["id"]
-            and auction["date_time"] <= bid["date_time"] <= auction["expires"]
-        ]
-        if offers:
-            price, before = max(offers)
-            best.setdefault(auction["seller"], []).append((-before, auction["id"], price))
-    expected: Bag = Counter()
-    for seller, sales in best.items():
-        prices = [price for _, _, price in sorted(sales)]
-        for place in range(len(prices)):
-            last = prices[max(0, place - _PRECEDING) : place + 1]
-            expected[seller, round(sum(last) / len(last), 6)] += 1
+    answers = {name: bag_of(answer.rows) for name, answer in ask(EVENTS[place]).items()}
 
-    assert _asked([QUERIES["q6"]], EVENTS, store, tmp_path) == {"q6": expected}
+    assert not _wrong(answers, EXPECTED[place])
+
+
+def test_the_checked_in_events_are_those_of_the_generator() -> None:
+    """
+    The generator makes the checked-in events again from their seed.
+    """
+    again = fixed_events()
+
+    assert all(table.equals(again[kind].select(table.column_names)) for kind, table in EVENTS["own"].items())
+
+
+def test_the_oracle_knows_no_pipeline() -> None:
+    """
+    The module that asks DuckDB imports nothing of Millpond and none of the queries.
+    """
+    code = "import sys, examples.nexmark.oracle; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    modules = set(shown.stdout.split())
+
+    assert "examples.nexmark.oracle" in modules
+    assert not [name for name in modules if name.partition(".")[0] == "millpond" or name.endswith("_queries")]
+
+
+@pytest.mark.parametrize(("place", "name"), KNOWN)
+def test_on_the_local_runner(place: str, name: str, store: Store, tmp_path: Path) -> None:
+    """
+    A query's final rows are those that are expected.
+    """
+    answers = _asked([QUERIES[name]], EVENTS[place], store, tmp_path)
+
+    assert not _wrong(answers, EXPECTED[place])
 
 
 def test_windows_of_the_wall(tmp_path: Path) -> None:
@@ -134,7 +157,7 @@ def test_windows_of_the_wall(tmp_path: Path) -> None:
     q12 counts what has come between two strokes of a clock on the wall, and begins anew.
     """
     clock, query = ManualClock(), QUERIES["q12"]
-    rows = EVENTS["bids"].to_pylist()
+    rows = EVENTS["own"]["bids"].to_pylist()
     early, late = rows[:20], rows[20:]
     with _store(tmp_path, clock) as opened:
         runner = mp.LocalRunner(opened, clock=clock, progress=False)
@@ -162,8 +185,8 @@ def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Pat
     """
     random = np.random.default_rng(seed)
     pieces: list[tuple[str, pa.Table]] = []
-    for name, table in wanted(ALL, EVENTS).items():
-        size = table.num_rows if name == SIDE else _PIECE
+    for name, table in wanted(ALL, EVENTS["own"]).items():
+        size = table.num_rows if name == SIDE else -(-table.num_rows // _PIECES)
         shuffled = table.take(pa.array(random.permutation(table.num_rows)))
         pieces += [(name, shuffled.slice(start, size)) for start in range(0, table.num_rows, size)]
     run = mp.LocalRunner(store, progress=False).start(
@@ -177,7 +200,7 @@ def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Pat
     run.run_until_quiet()
     summary = run.stop()
 
-    assert not _wrong(_answers(ALL, tmp_path), EXPECTED)
+    assert not _wrong(_answers(ALL, tmp_path), EXPECTED["own"])
     assert summary.totals.dead_letters == 0
 
 
@@ -202,12 +225,12 @@ def test_a_stream_comes_to_the_answer_of_its_whole(store: Store, tmp_path: Path)
 
 def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     """
-    One pipeline with a set of queries that use every operator gives the published answers on Spark.
+    One pipeline with a set of queries that use every operator gives DuckDB's answers on Spark.
     """
     queries = [QUERIES[name] for name in ON_SPARK]
-    _ask_spark(spark, queries, store, tmp_path)
+    _ask_spark(spark, queries, EVENTS["own"], store, tmp_path)
 
-    assert not _wrong(_answers(queries, tmp_path), EXPECTED)
+    assert not _wrong(_answers(queries, tmp_path), EXPECTED["own"])
     assert read_answer(QUERIES["q12"], tmp_path).total() > 0
 
 
@@ -221,14 +244,16 @@ def test_the_set_uses_every_module() -> None:
 
 
 @pytest.mark.spark_all
-@pytest.mark.parametrize("name", KNOWN)
-def test_each_of_them_on_spark(name: str, spark: SparkSession, store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "name"), KNOWN)
+def test_each_of_them_on_spark(
+    place: str, name: str, spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
     """
-    A query's final rows on Spark are those that were published.
+    A query's final rows on Spark are those that are expected.
     """
-    _ask_spark(spark, [QUERIES[name]], store, tmp_path)
+    _ask_spark(spark, [QUERIES[name]], EVENTS[place], store, tmp_path)
 
-    assert not _wrong(_answers([QUERIES[name]], tmp_path), EXPECTED)
+    assert not _wrong(_answers([QUERIES[name]], tmp_path), EXPECTED[place])
 
 
 @pytest.mark.spark_all
@@ -248,6 +273,8 @@ def test_a_stream_on_spark_comes_to_the_answer_of_its_whole(
     assert not _wrong(streamed, whole)
 
 
-def _ask_spark(spark: SparkSession, queries: Sequence[Query], store: Store, output: Path) -> None:
-    frames = {name: spark.createDataFrame(table) for name, table in wanted(queries, EVENTS).items()}
+def _ask_spark(
+    spark: SparkSession, queries: Sequence[Query], events: Events, store: Store, output: Path
+) -> None:
+    frames = {name: spark.createDataFrame(table) for name, table in wanted(queries, events).items()}
     mp.SparkRunner(store, spark=spark, progress=False).run(pipeline(queries, output), frames)

@@ -13,18 +13,16 @@ from click.testing import CliRunner
 
 import millpond as mp
 from examples.streaming102.__main__ import main
-from examples.streaming102.article import DATA, article, stories, table_1
+from examples.streaming102.article import article, stories, table_1
 from examples.streaming102.book import book, book_cases, book_differences, play_book
 from examples.streaming102.figures import FIGURES, Panel, differences, play_figures
 from examples.streaming102.play import Shown, play
+from examples.streaming102.tables import rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _Played = Mapping[int, list[tuple[Panel, list[Shown]]]]
-
-if not DATA.is_dir():
-    pytest.skip(f"there is no {DATA}: the article's data lies beside the checkout", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def test_all_figures_with_panes_are_there() -> None:
     """
     Each figure of the data has its pipeline: 2, 4, 6, 7, 8, 9, 10, 13, 14, 15 and 17.
     """
-    assert list(FIGURES) == [figure["figure"] for figure in article()["figures"]]
+    assert list(FIGURES) == list(article()["figures"])
     assert list(FIGURES) == [2, 4, 6, 7, 8, 9, 10, 13, 14, 15, 17]
 
 
@@ -105,12 +103,25 @@ def test_the_books_nine_events(name: str) -> None:
 
 def test_the_books_cases_are_all_there() -> None:
     """
-    Of the book's 13 cases two are missing: a window function that makes windows smaller, and the author's own doubt.
+    Of the book's 13 cases two are left out, each for a reason that the file gives.
     """
-    doubtful = {case["name"] for case in book()["cases"] if "author_warning" in case}
+    left_out = {case["name"]: case["why"] for case in book()["left_out"]}
 
+    assert len({*book_cases(), *left_out}) == 13
     assert len(book_cases()) == 11
-    assert {case["name"] for case in book()["cases"]} - set(book_cases()) == {"ValidityWindows"} | doubtful
+    assert all(left_out.values())
+
+
+def test_scores_add_up_to_those_of_the_article_and_the_book() -> None:
+    """
+    The article's ten scores sum to 51 in both orders of arrival, and the book's nine to 48.
+    """
+    sums = {name: sum(score.value for score in story.scores) for name, story in stories().items()}
+    batch = [row for row in rows(book()["streams"]["batch_bounded"]) if row[0] == "score"]
+
+    assert sums.pop("with_a_late_six") == 57
+    assert set(sums.values()) == {51}
+    assert (len(batch), sum(int(row[1]) for row in batch)) == (9, 48)
 
 
 def test_some_on_spark(spark: SparkSession) -> None:
@@ -143,22 +154,6 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     assert "\N{MINUS SIGN}25" in result.output
     assert "as in the article" in result.output
     assert (tmp_path / "figure_17.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_says_where_its_data_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    Without the article's data there is a message of one line, not a stack trace.
-    """
-    monkeypatch.setattr("examples.streaming102.article.DATA", tmp_path)
-    article.cache_clear()
-    stories.cache_clear()
-    result = CliRunner().invoke(main, ["--figure", "17", "--out", str(tmp_path)])
-
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
-    assert "MILLPOND_DATA" in result.output
 
 
 def test_the_pipelines_are_of_the_public_library() -> None:

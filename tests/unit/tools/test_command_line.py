@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable
 
 from millpond.statestore.app_ids import input_app_id, savepoint_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
@@ -275,8 +276,7 @@ class TestHistory:
         found = lines_of("history", str(tmp_path / "pond"), "--json")
         assert len(found) == 5
 
-        delta = pytest.importorskip("deltalake").DeltaTable(str(tmp_path / "pond" / "rows"))
-        delta.create_checkpoint()
+        DeltaTable(str(tmp_path / "pond" / "rows")).create_checkpoint()
         (log / "00000000000000000000.json").unlink()
         (log / "00000000000000000001.json").unlink()
         assert [entry["version"] for entry in lines_of("history", str(tmp_path / "pond"), "--json")] == [
