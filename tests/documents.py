@@ -138,7 +138,11 @@ def pages_to_run() -> list[Document]:
     The pages whose blocks are all run: the tutorial, the how-to pages and the command line.
     """
     docs = ROOT / "docs"
-    paths = [docs / "tutorial.md", *sorted((docs / "how-to").glob("*.md")), docs / "reference/command-line.md"]
+    paths = [
+        docs / "tutorial.md",
+        *sorted((docs / "how-to").glob("*.md")),
+        docs / "reference/command-line.md",
+    ]
     return [Document(path) for path in paths]
 
 

@@ -95,7 +95,10 @@ class PageRun:
 
     def _console(self, block: Block) -> None:
         commands = list(_commands(block.text))
-        script = "".join(f"{command}\n{{ status=$?; echo; echo '{_DONE}'$status; (exit $status); }}\n" for command, _ in commands)
+        script = "".join(
+            f"{command}\n{{ status=$?; echo; echo '{_DONE}'$status; (exit $status); }}\n"
+            for command, _ in commands
+        )
         # Standard error goes along only where it is shown: progress lines go there.
         ran = subprocess.run(
             ["bash", "-c", script],
@@ -110,7 +113,9 @@ class PageRun:
             status = printed[2 * number + 1] if 2 * number + 1 < len(printed) else "none"
             is_asked = number + 1 < len(commands) and commands[number + 1][0] == "echo $?"
             if status != "0" and not is_asked:
-                raise self._error(block, f"`{command}` ends with {status}:\n{printed[2 * number]}{ran.stderr}")
+                raise self._error(
+                    block, f"`{command}` ends with {status}:\n{printed[2 * number]}{ran.stderr}"
+                )
             self._compare(block, command, shown, printed[2 * number])
 
     def _compare(self, block: Block, what: str, shown: str, printed: str) -> None:

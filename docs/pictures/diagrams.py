@@ -20,6 +20,10 @@ FOLDER: Final = Path(__file__).resolve().parent
 _INK: Final = "#263238"
 _FONT: Final = "font-family='Helvetica, Arial, sans-serif'"
 _LINE: Final = 17
+_TIP: Final = (
+    "<defs><marker id='tip' viewBox='0 0 10 10' refX='9' refY='5' markerWidth='7' markerHeight='7' "
+    f"orient='auto-start-reverse'><path d='M0,0 L10,5 L0,10 z' fill='{_INK}'/></marker></defs>"
+)
 _COLOURS: Final = {
     "user": "#fff3e0",
     "run": "#e0f2f1",
@@ -112,20 +116,74 @@ class Canvas:
         """
         The picture as SVG.
         """
-        return "\n".join([
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}' "
-            f"width='{self.width}' height='{self.height}' role='img'>",
-            f"<title>{escape(self.title)}</title>",
-            "<defs><marker id='tip' viewBox='0 0 10 10' refX='9' refY='5' markerWidth='7' markerHeight='7' "
-            f"orient='auto-start-reverse'><path d='M0,0 L10,5 L0,10 z' fill='{_INK}'/></marker></defs>",
-            f"<rect width='{self.width}' height='{self.height}' fill='white'/>",
-            *self.parts,
-            "</svg>",
-            "",
-        ])
+        size = f"viewBox='0 0 {self.width} {self.height}' width='{self.width}' height='{self.height}'"
+        return "\n".join(
+            [
+                f"<svg xmlns='http://www.w3.org/2000/svg' {size} role='img'>",
+                f"<title>{escape(self.title)}</title>",
+                _TIP,
+                f"<rect width='{self.width}' height='{self.height}' fill='white'/>",
+                *self.parts,
+                "</svg>",
+                "",
+            ]
+        )
 
 
 # ------------------------------------------------------------------------------ the components
+
+
+_ROOMS: Final = (
+    Box(30, 174, 630, 186, "room", "executor/"),
+    Box(30, 396, 860, 112, "room", "statestore/"),
+)
+_BOXES: Final = (
+    (60, 14, 430, 54, "user", "your code", "Pipeline, Computation, windows, triggers, combiners"),
+    (520, 14, 370, 54, "user", "tools/", "millpond status, rows, sql, verify, repair, gc"),
+    (60, 100, 430, 44, "run", "dataflow/", "windowed steps are computations"),
+    (50, 206, 180, 60, "run", "local/ and spark/", "the runners: one core,|two ways to feed it"),
+    (256, 206, 180, 60, "run", "superstep/", "Coordinator: plan, commit,|sinks take what is durable"),
+    (460, 206, 180, 60, "run", "maintenance/", "compaction and collection|between supersteps"),
+    (50, 286, 180, 56, "run", "bundle/", "IntervalProcessor:|key by key, your code"),
+    (256, 286, 180, 56, "run", "soft_state/", "rows and ids that can be|read again"),
+    (460, 286, 180, 56, "run", "watermark/, ownership/", "how far time is,|who may write"),
+    (
+        690,
+        206,
+        164,
+        136,
+        "gc",
+        "gc/",
+        "compaction, vacuum,|orphans, log:|one collector per kind|of garbage, behind|a horizon",
+    ),
+    (50, 426, 190, 64, "store", "commit/, log/", "fenced commits on|Delta's log, snapshots"),
+    (260, 426, 190, 64, "store", "rows/, objects/", "row files with seals,|put if absent"),
+    (470, 426, 190, 64, "store", "leases/, zookeeper/", "sequencers and the|high-water mark"),
+    (680, 426, 190, 64, "store", "catalog/, view", "history for tools,|one row per key in SQL"),
+    (
+        50,
+        570,
+        400,
+        90,
+        "outside",
+        "the Delta table rows/",
+        "on a disk or in an object store:|files and log, the only truth",
+    ),
+    (470, 570, 190, 90, "outside", "ZooKeeper", "embedded, or|an ensemble"),
+    (680, 570, 190, 90, "outside", "a SQL database", "SQLite in the folder,|or PostgreSQL"),
+)
+_ARROWS: Final = (
+    (275, 68, 100, ""),
+    (275, 144, 174, ""),
+    (872, 68, 396, ""),
+    (345, 360, 396, "commits, reads"),
+    (772, 342, 396, ""),
+    (145, 490, 570, "one commit a superstep"),
+    (355, 490, 570, "files"),
+    (565, 490, 570, "leases, mark"),
+    (775, 490, 570, "journals"),
+)
+"""Downwards: where, from, to."""
 
 
 def components() -> str:
@@ -133,42 +191,13 @@ def components() -> str:
     The rooms, and what is outside of them.
     """
     canvas = Canvas(920, 690, "The components of Millpond")
-    canvas.box(Box(60, 14, 430, 54, "user", "your code", ["Pipeline, Computation, windows, triggers, combiners"]))
-    canvas.box(Box(520, 14, 370, 54, "user", "tools/", ["millpond status, rows, sql, verify, repair, gc"]))
-    canvas.box(Box(60, 100, 430, 44, "run", "dataflow/", ["windowed steps are computations"]))
-    canvas.room(Box(30, 174, 630, 186, "room", "executor/"))
-    canvas.box(Box(50, 206, 180, 60, "run", "local/ and spark/", ["the runners: one core,", "two ways to feed it"]))
-    canvas.box(Box(256, 206, 180, 60, "run", "superstep/", ["Coordinator: plan, commit,", "sinks take what is durable"]))
-    canvas.box(Box(460, 206, 180, 60, "run", "maintenance/", ["compaction and collection", "between supersteps"]))
-    canvas.box(Box(50, 286, 180, 56, "run", "bundle/", ["IntervalProcessor:", "key by key, your code"]))
-    canvas.box(Box(256, 286, 180, 56, "run", "soft_state/", ["rows and ids that can be", "read again"]))
-    canvas.box(Box(460, 286, 180, 56, "run", "watermark/, ownership/", ["how far time is,", "who may write"]))
-    canvas.box(Box(690, 206, 164, 136, "gc", "gc/", [
-        "compaction, vacuum,", "orphans, log:", "one collector per kind", "of garbage, behind", "a horizon",
-    ]))
-    canvas.room(Box(30, 396, 860, 112, "room", "statestore/"))
-    canvas.box(Box(50, 426, 190, 64, "store", "commit/, log/", ["fenced commits on", "Delta's log, snapshots"]))
-    canvas.box(Box(260, 426, 190, 64, "store", "rows/, objects/", ["row files with seals,", "put if absent"]))
-    canvas.box(Box(470, 426, 190, 64, "store", "leases/, zookeeper/", ["sequencers and the", "high-water mark"]))
-    canvas.box(Box(680, 426, 190, 64, "store", "catalog/, view", ["history for tools,", "one row per key in SQL"]))
-    canvas.box(Box(50, 570, 400, 90, "outside", "the Delta table rows/", [
-        "on a disk or in an object store:", "row files and the log, the only truth",
-    ]))
-    canvas.box(Box(470, 570, 190, 90, "outside", "ZooKeeper", ["embedded, or", "an ensemble"]))
-    canvas.box(Box(680, 570, 190, 90, "outside", "a SQL database", ["SQLite in the folder,", "or PostgreSQL"]))
-    for points, label in (
-        ([(275, 68), (275, 100)], ""),
-        ([(275, 144), (275, 174)], ""),
-        ([(872, 68), (872, 396)], ""),
-        ([(660, 236), (690, 236)], ""),
-        ([(345, 360), (345, 396)], "commits, reads"),
-        ([(772, 342), (772, 396)], ""),
-        ([(145, 490), (145, 570)], "one commit a superstep"),
-        ([(355, 490), (355, 570)], "files"),
-        ([(565, 490), (565, 570)], "leases, mark"),
-        ([(775, 490), (775, 570)], "journals"),
-    ):
-        canvas.arrow(points, label)
+    for room in _ROOMS:
+        canvas.room(room)
+    for x, y, width, height, colour, title, lines in _BOXES:
+        canvas.box(Box(x, y, width, height, colour, title, lines.split("|")))
+    for x, start, end, label in _ARROWS:
+        canvas.arrow([(x, start), (x, end)], label)
+    canvas.arrow([(660, 236), (690, 236)])
     return canvas.svg()
 
 
@@ -243,7 +272,9 @@ def walk_local() -> str:
         ],
         [
             Message(you, worker, "rows into the intake; a receipt"),
-            Message(worker, worker, "take up to 20,000 records; Coordinator.begin plans the intervals with work"),
+            Message(
+                worker, worker, "take up to 20,000 records; Coordinator.begin plans the intervals with work"
+            ),
             Message(worker, worker, "key, event time and id of each row; productions of the last superstep"),
             Message(worker, store, "rows that soft state does not have"),
             Message(worker, worker, "IntervalProcessor: timers, records, timers, key by key, in your code"),
