@@ -20,7 +20,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark check hooks format bench simulate lock clean java
+.PHONY: help setup demo test soak test-spark check hooks format docs bench simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ hooks: $(INSTALLED) ## Have git run these checks before each commit
 format: $(INSTALLED) ## Put the code into its format and mend what ruff can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix-only .
 	$(PYTHON_IN_VENV) -m ruff format .
+
+docs: $(INSTALLED) ## Build the documentation as a site in build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --clean
 
 bench: java $(JARS) ## Measure against Spark's transformWithState; figures in build/bench/throughput.json
 	@mkdir -p build/bench

@@ -106,7 +106,7 @@ class RowsView:
         The rows, sorted by key, in `ROWS_VIEW_SCHEMA`.
 
         Args:
-            keys: only these keys' rows; files and parts of files without them are not read.
+            keys: only these keys' rows; files without them are not read, parts of files without them not decoded.
 
         Raises:
             DataError: a file is missing or damaged; it is named.

@@ -11,12 +11,36 @@ from typing import Final
 
 from tests.tidy import ROOT
 
-__all__ = ["Document", "documents", "readme"]
+__all__ = ["Block", "Document", "documents", "pages_to_run", "readme"]
 
-_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(
+    r"^(?:<!-- (?P<note>[^\n]*) -->\n\n?)?(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
 _LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+_CODE: Final = re.compile(r"`([^`\n]+)`")
+_BRACES: Final = re.compile(r"^(.*)\{([^{}]*)\}(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """
+    A fenced block of code.
+
+    Attributes:
+        language: what stands after the fence.
+        text: what stands in it.
+        note: the comment before it, which readers do not see: ``file: NAME`` or ``not run: REASON``.
+        line: where it begins.
+    """
+
+    language: str
+    text: str
+    note: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +52,52 @@ class Document:
     path: Path
 
     @property
+    def name(self) -> str:
+        """
+        Its path from the root.
+        """
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
     def text(self) -> str:
         """
         All of it.
         """
         return self.path.read_text(encoding="utf-8")
 
+    @property
+    def prose(self) -> str:
+        """
+        It without its code blocks and comments.
+        """
+        return _COMMENT.sub("", _BLOCK.sub("", self.text))
+
+    def all_blocks(self) -> list[Block]:
+        """
+        Its fenced code blocks, in order.
+        """
+        text = self.text
+        return [
+            Block(
+                language=found["language"],
+                text=re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
+                note=found["note"] or "",
+                line=text.count("\n", 0, found.start("language")) + 1,
+            )
+            for found in _BLOCK.finditer(text)
+        ]
+
     def blocks(self, language: str) -> list[str]:
         """
         Its fenced code blocks in a language, in order.
         """
-        return [code for name, code in _BLOCK.findall(self.text) if name == language]
+        return [block.text for block in self.all_blocks() if block.language == language]
 
     def links(self) -> list[str]:
         """
         The targets of its links within the repository.
         """
-        return [target for target in _LINK.findall(_BLOCK.sub("", self.text)) if "://" not in target]
+        return [target for target in _LINK.findall(self.prose) if "://" not in target]
 
     def anchors(self) -> set[str]:
         """
@@ -52,7 +105,7 @@ class Document:
         """
         return {
             re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in _HEADING.findall(self.text)
+            for heading in _HEADING.findall(_BLOCK.sub("", self.text))
         }
 
     def tests(self) -> list[tuple[str, str]]:
@@ -61,12 +114,36 @@ class Document:
         """
         return _TEST.findall(self.text)
 
+    def code(self) -> list[str]:
+        """
+        What its prose sets in backticks; ``a/{b,c}.py`` counts as two.
+        """
+        return [name for code in _CODE.findall(self.prose) for name in _expanded(code)]
+
+
+def _expanded(code: str) -> list[str]:
+    found = _BRACES.match(code)
+    return [f"{found[1]}{one.strip()}{found[3]}" for one in found[2].split(",")] if found else [code]
+
 
 def documents() -> list[Document]:
     """
     All Markdown files at the root and in ``docs/``.
     """
     return [Document(path) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])]
+
+
+def pages_to_run() -> list[Document]:
+    """
+    The pages whose blocks are all run: the tutorial, the how-to pages and the command line.
+    """
+    docs = ROOT / "docs"
+    paths = [
+        docs / "tutorial.md",
+        *sorted((docs / "how-to").glob("*.md")),
+        docs / "reference/command-line.md",
+    ]
+    return [Document(path) for path in paths]
 
 
 def readme() -> Document:

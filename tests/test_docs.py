@@ -5,13 +5,28 @@ The documents keep up with the code: links lead somewhere, what they name exists
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
 
 import pytest
 
 import millpond as mp
 from millpond.tools.command_line import main
 from tests.documents import Document, documents, readme
-from tests.tidy import ROOT
+from tests.tidy import ROOMS, ROOT
+
+_PATH: Final = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+_FOLDERS: Final = (*ROOMS, "millpond", "tests", "docs", "examples", "benchmarks", ".ci")
+_MODULE: Final = re.compile(r"(?:python -m )?((?:millpond|benchmarks|examples)(?:\.\w+)+)\b(?!\.<)")
+_CLASS: Final = re.compile(r"([A-Z][a-z]+(?:[A-Z][a-z]*)+)(?:\.(\w+))?(?:\(.*)?")
+_OTHERS: Final = frozenset(
+    ("AfterCount", "DataFrame", "ModuleNotFoundError", "PostgreSQL", "FileSystemBased")
+)
+
+ABOUT_CODE: Final = ("docs/architecture.md", "CONTRIBUTING.md", "docs/operations.md", "docs/inspecting.md")
+"""The documents whose class names are all ours."""
 
 DOCUMENTS = pytest.mark.parametrize(
     "document", documents(), ids=lambda document: str(document.path.relative_to(ROOT))
@@ -42,6 +57,134 @@ def test_named_tests_exist(document: Document) -> None:
         assert not name or f"def {name}(" in code, f"{path}::{name}"
 
 
+def _missing_paths(codes: list[str]) -> Iterator[str]:
+    """
+    What looks like a path from the root, and is none.
+    """
+    for code in codes:
+        path, _, _ = code.partition("::")
+        if (
+            _PATH.fullmatch(path)
+            and path.partition("/")[0] in _FOLDERS
+            and "/" in path
+            and not any(ROOT.glob(path))
+        ):
+            yield code
+
+
+def _missing_modules(codes: list[str]) -> Iterator[str]:
+    """
+    What looks like a module of ours, or a name in one, and is neither.
+    """
+    for code in codes:
+        for name in _MODULE.findall(code):
+            if not _is_module(name) and not _is_in_module(name):
+                yield code
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _is_in_module(name: str) -> bool:
+    module, _, member = name.rpartition(".")
+    path = ROOT / module.replace(".", "/")
+    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    return file.is_file() and re.search(rf"\b{member}\b", file.read_text(encoding="utf-8")) is not None
+
+
+@lru_cache(maxsize=1)
+def _classes() -> dict[str, set[str]]:
+    """
+    Every class of the package, with what it defines.
+    """
+    found: dict[str, set[str]] = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, set()).update(_members(node))
+    return found
+
+
+def _members(kind: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(kind):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def _missing_classes(codes: list[str]) -> Iterator[str]:
+    """
+    What looks like a class of ours, or a member of one, and is neither.
+    """
+    for code in codes:
+        if found := _CLASS.fullmatch(code.removeprefix("mp.")):
+            name, member = found.groups()
+            is_ours = name in _classes() and (member is None or member in _classes()[name])
+            if not is_ours and name not in _OTHERS:
+                yield code
+
+
+@DOCUMENTS
+def test_named_paths_and_modules_exist(document: Document) -> None:
+    """
+    A file, a folder or a module of the repository that a document names is there.
+    """
+    codes = document.code()
+
+    assert [*_missing_paths(codes), *_missing_modules(codes)] == []
+
+
+@pytest.mark.parametrize("name", ABOUT_CODE)
+def test_named_classes_exist(name: str) -> None:
+    """
+    A class that a document about the code names is defined, and so is the member that it names.
+    """
+    assert list(_missing_classes(Document(ROOT / name).code())) == []
+
+
+def test_name_of_what_is_not_there_is_found() -> None:
+    """
+    Paths, modules, classes and members that do not exist are found among those that do.
+    """
+    paths = [
+        "executor/nothing.py",
+        "tests/unit/",
+        "gc/*.py",
+        "a/b",
+        "tests/test_docs.py::test_it",
+        "docs/none/",
+    ]
+    modules = [
+        "millpond.gc.nothing",
+        "millpond.gc.compaction",
+        "python -m benchmarks.nothing",
+        "millpond.testing.simulate",
+    ]
+    classes = ["LocalRun.nothing", "LocalRun.step", "NoSuchClass", "mp.LocalRunner", "state"]
+
+    assert list(_missing_paths(paths)) == ["executor/nothing.py", "docs/none/"]
+    assert list(_missing_modules(modules)) == ["millpond.gc.nothing", "python -m benchmarks.nothing"]
+    assert list(_missing_classes(classes)) == ["LocalRun.nothing", "NoSuchClass"]
+
+
+def test_map_of_rooms_has_every_folder() -> None:
+    """
+    The map for contributors names each folder of the rooms.
+    """
+    named = set(Document(ROOT / "CONTRIBUTING.md").code())
+    folders = {
+        path.parent.relative_to(ROOT).as_posix()
+        for room in ROOMS
+        for path in (ROOT / room).rglob("__init__.py")
+    }
+
+    assert {f"{folder}/" for folder in folders if folder != "migrations/versions"} <= named
+
+
 @DOCUMENTS
 def test_python_in_documents_compiles(document: Document) -> None:
     """
@@ -59,12 +202,12 @@ def test_python_in_documents_compiles(document: Document) -> None:
 @pytest.mark.parametrize("command", sorted(main.commands))
 def test_every_command_is_documented(command: str) -> None:
     """
-    Each command of ``millpond`` has help, and its place in the page about looking inside.
+    Each command of ``millpond`` has help, and its place in the reference.
     """
-    page = Document(ROOT / "docs" / "inspecting.md")
+    page = Document(ROOT / "docs" / "reference" / "command-line.md")
 
     assert main.commands[command].help
-    assert f"millpond {command} " in page.text
+    assert f"\n$ millpond {command} --help\n" in page.text
 
 
 def test_every_design_is_in_the_index() -> None:

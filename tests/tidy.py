@@ -119,6 +119,7 @@ BANNED_IN_PACKAGE: Final = {**BANNED, "numpy.random": "take an Rng"}
 FUNCTION_LINES_MAX: Final = 70
 FILE_LINES_MAX: Final = 500
 TEST_FILE_LINES_MAX: Final = 1_000
+DOCUMENT_LINE_MAX: Final = 120
 
 _SYSTEM: Final = "statestore/system.py"
 MAY_SKIP: Final = {
@@ -479,6 +480,17 @@ def long_files(source: Source) -> Iterator[Finding]:
         yield Finding(source.path, 1, f"{lines} lines, {at_most} at most: one noun a file")
 
 
+def long_document_lines(source: Source) -> Iterator[Finding]:
+    """
+    Documents are read in editors and diffs, too: only table rows and lone addresses are wider.
+    """
+    if source.path.endswith(".md"):
+        for number, line in enumerate(source.text.splitlines(), start=1):
+            is_address = "://" in line and " " not in line.strip()
+            if len(line) > DOCUMENT_LINE_MAX and not line.lstrip().startswith("|") and not is_address:
+                yield Finding(source.path, number, f"{len(line)} characters, {DOCUMENT_LINE_MAX} at most")
+
+
 def leftovers(source: Source) -> Iterator[Finding]:
     """
     What is left to do stands in an issue, not in a file.
@@ -566,6 +578,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     unbounded_memory,
     long_functions,
     long_files,
+    long_document_lines,
     leftovers,
     ragged_lines,
     missing_docstrings,

@@ -64,7 +64,7 @@ def rows(
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
     the time that it holds the watermark back to (hold), and the superstep that last changed it.
-    With --key only the parts of files that can hold the key are read, however large the store is.
+    With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows unless --limit says otherwise; --json shows all.
     """
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:

@@ -261,7 +261,7 @@ class TestGoingOn:
         assert {name: found[name] for name in expected} == expected
 
     def test_its_garbage_is_collected(self, old: Old) -> None:
-        """Folds and collections of today leave the rows as they are, and the store sound."""
+        """Compactions and collections of today leave the rows as they are, and the store sound."""
         with old.harbour.open() as store:
             done = collect_by_hand(store, old.harbour.clock, old.harbour.rng, NOW)
 

@@ -17,7 +17,7 @@ import orjson
 from millpond.executor.local.run import LocalRun
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.scheduler import UpkeepPolicy
-from millpond.gc.fold_plan import FoldPolicy
+from millpond.gc.compaction_plan import CompactionPolicy
 from tests.format.harbour import START_US, Harbour, minute
 
 __all__ = ["CONTENTS", "LATER", "REPEATED", "contents", "write"]
@@ -26,7 +26,7 @@ CONTENTS: Final = "contents.json"
 """Name of the file that says what is in a store."""
 
 _HERE: Final = Path(__file__).parent
-_FOLDING: Final = UpkeepPolicy(folds=FoldPolicy(fan_in=2), collect_every=1_000, background=False)
+_FOLDING: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), collect_every=1_000, background=False)
 _COLLECTING: Final = UpkeepPolicy(retention="1h", collect_every=1)
 _STEP_MS: Final = 60_000
 _PAUSE_MS: Final = 2 * 3_600_000

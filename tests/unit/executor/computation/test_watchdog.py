@@ -93,7 +93,7 @@ def test_code_that_sleeps_is_interrupted_in_the_main_thread():
 
 TRACED = """
 import sys, threading
-from millpond.executor.computation.watchdog import CodeLimit, CodeTimeoutError
+from millpond.executor.computation.watchdog import UserCodeWatchdog, CodeTimeoutError
 
 def trace(*_event):
     return trace
@@ -103,7 +103,7 @@ def spin():
         pass
 
 def turn():
-    limit = CodeLimit("c", 20)
+    limit = UserCodeWatchdog("c", 20)
     with limit.watching():
         try:
             limit.begin("k")

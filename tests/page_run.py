@@ -1,0 +1,186 @@
+"""
+Runs the code blocks of a page as its reader would, from top to bottom in one empty folder.
+
+- A block of Python is run in one interpreter with those before it; a ``text`` block after it is what it prints.
+- A ``console`` block is typed into a shell: lines after ``$`` are commands, the others what they print.
+- A block after the comment ``file: NAME`` is saved under that name.
+- A block after ``not run: REASON`` is left out. Any other block is an error.
+
+In what is shown, ``…`` stands for anything within a line, and a line of nothing else for any lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tests.documents import Block, Document
+from tests.short_lived import SHORT_LIVED_JAVA
+
+__all__ = ["PageError", "PageRun"]
+
+_DONE: Final = "--- the command has ended: "
+
+
+class PageError(AssertionError):
+    """
+    What a page shows is not what happens.
+    """
+
+
+class PageRun:
+    """
+    One reader of one page.
+
+    Args:
+        document: the page.
+        folder: an empty folder that the reader works in.
+    """
+
+    def __init__(self, document: Document, folder: Path) -> None:
+        self._name = document.path.name
+        self._blocks = document.all_blocks()
+        self._folder = folder
+        self._names: dict[str, Any] = {"__name__": "__main__"}
+        self._printed: str | None = None
+
+    def run(self) -> int:
+        """
+        Do all that the page says.
+
+        Returns:
+            How many of its blocks were run.
+
+        Raises:
+            PageError: a block is not to be run, fails, or prints something else.
+        """
+        with contextlib.chdir(self._folder), _imports_from(self._folder):
+            return sum(self._do(block) for block in self._blocks)
+
+    def _do(self, block: Block) -> int:
+        kind, _, argument = block.note.partition(": ")
+        if kind == "not run" and argument:
+            return 0
+        if kind == "file":
+            path = self._folder / argument
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            self._printed = self._python(block)
+        elif block.language == "console":
+            self._console(block)
+        elif block.language == "text" and self._printed is not None:
+            self._compare(block, "the block above", block.text, self._printed)
+            self._printed = None
+        else:
+            raise self._error(block, f"nothing runs a block of {block.language}")
+        return 1
+
+    def _python(self, block: Block) -> str:
+        printed = io.StringIO()
+        code = compile("\n" * block.line + block.text, self._name, "exec")
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(code, self._names)
+        except Exception as error:
+            raise self._error(block, f"it raises {error!r}") from error
+        return printed.getvalue()
+
+    def _console(self, block: Block) -> None:
+        commands = list(_commands(block.text))
+        script = "".join(
+            f"{command}\n{{ status=$?; echo; echo '{_DONE}'$status; (exit $status); }}\n"
+            for command, _ in commands
+        )
+        # Standard error goes along only where it is shown: progress lines go there.
+        ran = subprocess.run(
+            ["bash", "-c", script],
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            cwd=self._folder,
+            check=False,
+        )
+        printed = re.split(rf"^{_DONE}(\d+)\n", ran.stdout, flags=re.MULTILINE)
+        for number, (command, shown) in enumerate(commands):
+            status = printed[2 * number + 1] if 2 * number + 1 < len(printed) else "none"
+            is_asked = number + 1 < len(commands) and commands[number + 1][0] == "echo $?"
+            if status != "0" and not is_asked:
+                raise self._error(
+                    block, f"`{command}` ends with {status}:\n{printed[2 * number]}{ran.stderr}"
+                )
+            self._compare(block, command, shown, printed[2 * number])
+
+    def _compare(self, block: Block, what: str, shown: str, printed: str) -> None:
+        expected, actual = _lines(shown), _lines(printed)
+        pattern = "\n".join(".*" if line == "…" else _pattern(line) for line in expected)
+        if not re.fullmatch(pattern.replace("\n.*", "(?:\n.*)?"), "\n".join(actual), re.DOTALL):
+            raise self._error(
+                block, f"`{what}` prints\n" + "\n".join(actual) + "\n\nand not\n" + "\n".join(expected)
+            )
+
+    def _error(self, block: Block, what: str) -> PageError:
+        return PageError(f"{self._name}:{block.line}: {what}")
+
+
+@contextlib.contextmanager
+def _imports_from(folder: Path) -> Iterator[None]:
+    """
+    Let modules of a folder be imported, and forget them afterwards.
+    """
+    known = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
+
+
+def _commands(text: str) -> Iterator[tuple[str, str]]:
+    """
+    Each command of a console block with what it prints; a line that ends in a backslash goes on.
+    """
+    command, shown = "", ""
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, shown
+            command, shown = line.removeprefix("$ "), ""
+        elif command.endswith("\\") and not shown:
+            command += f"\n{line}"
+        else:
+            shown += f"{line}\n"
+    if command:
+        yield command, shown
+
+
+def _pattern(line: str) -> str:
+    return "[^\n]*".join(re.escape(part) for part in line.split("…"))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
+
+
+def _environment() -> dict[str, str]:
+    """
+    What a reader has: this Python, and nothing that makes output depend on the terminal.
+    """
+    folder = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA,
+        "TZ": "UTC",
+    }

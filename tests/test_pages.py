@@ -1,0 +1,80 @@
+"""
+The tutorial and the how-to pages do what they show; those on Spark are in `test_pages_on_spark`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.documents import Document, pages_to_run
+from tests.page_run import PageError, PageRun
+
+NAMES_SPARK = "spark_session("
+
+LOCAL = [page for page in pages_to_run() if NAMES_SPARK not in page.text]
+
+
+@pytest.mark.zookeeper
+@pytest.mark.parametrize("page", LOCAL, ids=lambda page: page.name)
+def test_page_does_what_it_shows(page: Document, tmp_path: Path) -> None:
+    """
+    Every block of the page runs, and prints what the page says.
+    """
+    PageRun(page, tmp_path).run()
+
+
+def _page(folder: Path, text: str) -> PageRun:
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return PageRun(Document(page), folder)
+
+
+PYTHON = "```python\nprint(2)\n```\n"
+FILE = "<!-- file: two.py -->\n```python\nprint(2)\n```\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PYTHON + "```text\n3\n```\n",
+        PYTHON + "```text\n2\n2\n```\n",
+        "```python\nraise ValueError\n```\n",
+        "```console\n$ echo 2\n3\n```\n",
+        "```console\n$ echo 2\n$ echo 3\n2\n3\n```\n",
+        "```console\n$ false\n```\n",
+        "```console\n$ (exit 3)\n$ echo $?\n0\n```\n",
+        "```console\n$ echo ab; echo d\na…c\nd\n```\n",
+        "```yaml\na: 1\n```\n",
+        "```text\n2\n```\n",
+        "<!-- not run: -->\n```python\n1/0\n```\n",
+    ],
+)
+def test_page_that_shows_something_else_is_found(text: str, tmp_path: Path) -> None:
+    """
+    A block that fails, prints something else or is run by nothing is an error.
+    """
+    with pytest.raises(PageError):
+        _page(tmp_path, text).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (PYTHON + "```text\n2\n```\n", 2),
+        ("```python\ntwo = 2\n```\n" + "```python\nprint(two)\n```\n", 2),
+        (FILE + "```console\n$ python two.py\n2\n```\n", 2),
+        (FILE + "```python\nimport two\n```\n```text\n2\n```\n", 3),
+        ("```console\n$ false\n$ echo $?\n1\n```\n", 1),
+        ("```console\n$ echo a b c; echo d; echo e; echo f\na…c\n…\nf\n```\n", 1),
+        ("```console\n$ echo a; echo b\na\n…\nb\n```\n", 1),
+        ("```console\n$ echo \\\n    2\n2\n```\n", 1),
+        ("<!-- not run: needs a cluster -->\n```python\n1/0\n```\n", 0),
+    ],
+)
+def test_page_that_is_right_passes(text: str, count: int, tmp_path: Path) -> None:
+    """
+    What a page shows may be shortened; files, names and the folder go on from block to block.
+    """
+    assert _page(tmp_path, text).run() == count

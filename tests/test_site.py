@@ -1,0 +1,210 @@
+"""
+The documentation as a site: it builds without a warning, asks no other server for anything, and lacks no public name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import millpond as mp
+from tests.tidy import ROOT
+
+_DIRECTIVE: Final = re.compile(r"^::: millpond\.([\w.]+)$", re.MULTILINE)
+_STYLE_URL: Final = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+
+
+@dataclass
+class Page(HTMLParser):
+    """
+    What an HTML page links to and loads.
+    """
+
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """
+        Note what a tag names: a link is followed by the reader, all else is loaded with the page.
+        """
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a":
+            self.links += [given["href"]] if "href" in given else []
+        elif tag == "link":
+            self.loads.append(given["href"])
+        else:
+            self.loads += [given[name] for name in ("src", "srcset", "data") if name in given]
+        if "mermaid" in given.get("class", ""):
+            self.loads.append("https://mermaid")
+
+
+def _read(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def faults_of(site: Path) -> Iterator[str]:
+    """
+    What a site loads from elsewhere, and which of its links lead nowhere.
+    """
+    pages = {path: _read(path) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        name = path.relative_to(site).as_posix()
+        yield from (f"{name} loads {url}" for url in page.loads if _is_elsewhere(url))
+        for url in (*page.links, *page.loads):
+            if (
+                not _is_elsewhere(url)
+                and not url.startswith(("data:", "mailto:"))
+                and not _leads(pages, site, path, url)
+            ):
+                yield f"{name} leads to {url}"
+    for path in site.rglob("*.css"):
+        for one, other in _STYLE_URL.findall(path.read_text(encoding="utf-8")):
+            if _is_elsewhere(one or other):
+                yield f"{path.name} loads {one or other}"
+
+
+def _is_elsewhere(url: str) -> bool:
+    return bool(urlsplit(url).netloc)
+
+
+def _leads(pages: dict[Path, Page], site: Path, path: Path, url: str) -> bool:
+    parts = urlsplit(url)
+    place = (
+        site / unquote(parts.path).lstrip("/")
+        if parts.path.startswith("/")
+        else path.parent / unquote(parts.path)
+    )
+    target = path if not parts.path else place.resolve()
+    if target.is_dir():
+        target /= "index.html"
+    return target.exists() and (not parts.fragment or unquote(parts.fragment) in pages[target].anchors)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The site, built as `make docs` builds it.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    """
+    Pages load no font, script, style or picture from another server, and each link within the site leads somewhere.
+    """
+    assert list(faults_of(site)) == []
+
+
+def test_site_has_the_documents(site: Path) -> None:
+    """
+    The tutorial, the reference and the documents at the root are pages of the site.
+    """
+    names = ("index", "tutorial", "how-to/index", "reference/pipeline", "contributing", "changelog", "safety")
+
+    assert all((site / f"{name}.html").is_file() for name in names)
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<script src='https://cdn.org/a.js'></script>",
+        "<link rel='stylesheet' href='//fonts.org/a.css'>",
+        "<img src='http://x.org/a.png'>",
+        "<pre class='mermaid'></pre>",
+        "<a href='missing.html'>m</a>",
+        "<a href='#missing'>m</a>",
+        "<a href='b.html#missing'>m</a>",
+        "<img src='missing.png'>",
+    ],
+)
+def test_fault_of_a_page_is_found(html: str, tmp_path: Path) -> None:
+    """
+    What is loaded from elsewhere, and a link that leads nowhere, is a fault.
+    """
+    (tmp_path / "a.html").write_text(html)
+    (tmp_path / "b.html").write_text("<p id='there'>")
+
+    assert len(list(faults_of(tmp_path))) == 1
+
+
+def test_right_page_has_no_fault(tmp_path: Path) -> None:
+    """
+    Links to other servers are the reader's to follow; pages, anchors and pictures of the site are there.
+    """
+    (tmp_path / "a.html").write_text(
+        "<p id='here'><a href='#here'></a><a href='b.html#there'></a><a href='https://x.org'></a><img src='c%20d.png'>"
+    )
+    (tmp_path / "b.html").write_text("<p id='there'>")
+    (tmp_path / "c d.png").touch()
+
+    assert list(faults_of(tmp_path)) == []
+
+
+def test_style_from_elsewhere_is_found(tmp_path: Path) -> None:
+    """
+    A style sheet may not load fonts from another server.
+    """
+    (tmp_path / "a.css").write_text("@import 'https://fonts.org/a.css'; p { background: url(//x.org/a.png) }")
+
+    assert len(list(faults_of(tmp_path))) == 2
+
+
+def _missing(names: list[str], pages: str) -> set[str]:
+    documented = _DIRECTIVE.findall(pages)
+    assert len(set(documented)) == len(documented), "a name is documented twice"
+    return set(names) - {name.rpartition(".")[2] for name in documented}
+
+
+def test_reference_has_every_public_name() -> None:
+    """
+    Each name of ``millpond.__all__`` has its place in the reference, once.
+    """
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+
+    assert not _missing(mp.__all__, pages)
+    assert _missing([*mp.__all__, "NewName"], pages) == {"NewName"}
+
+
+def test_diagrams_are_what_their_source_draws() -> None:
+    """
+    The diagrams in ``docs/pictures`` are those that the script draws.
+    """
+    folder = ROOT / "docs" / "pictures"
+    spec = spec_from_file_location("diagrams", folder / "diagrams.py")
+    assert spec is not None
+    assert spec.loader is not None
+    diagrams = module_from_spec(spec)
+    sys.modules["diagrams"] = diagrams
+    spec.loader.exec_module(diagrams)
+
+    for name, draw in diagrams.DIAGRAMS.items():
+        assert (folder / name).read_text(encoding="utf-8") == draw()
