@@ -79,7 +79,6 @@ def test_process_that_nobody_has_asked_for_its_end_has_ended(tmp_path: Path) -> 
         assert Path(f"/proc/{child.pid}").exists()
 
 
-@pytest.mark.skipif(not Path("/bin/ps").exists(), reason="there is no ps here")
 def test_ps_tells_when_a_process_was_started() -> None:
     """
     Where there is no ``/proc``, ps tells the start of a process, and nothing of one that has ended.
