@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +88,7 @@ class EmbeddedZooKeeper:
         self._ready_timeout_ms = ready_timeout_ms
         self._use: int | None = None
         self._process_id = os.getpid()
-        self._last_port: int | None = None
+        self._server: ServerProcess | None = None
 
     def start_or_join(self) -> str:
         """
@@ -103,7 +103,7 @@ class EmbeddedZooKeeper:
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             server = self._joinable() or self._start()
-            self._last_port = server.port
+            self._server = server
             if self._use is None:
                 self._use = os.open(self._folder / "users", os.O_RDWR | os.O_CREAT, 0o644)
                 fcntl.flock(self._use, fcntl.LOCK_SH)
@@ -116,7 +116,8 @@ class EmbeddedZooKeeper:
         """
         if self._use is None or self._process_id != os.getpid():
             return
-        with self._locked():
+        # Where somebody has removed the folder, the users of its server still share their lock on what was in it.
+        with self._locked() if self._folder.exists() else nullcontext():
             if _lock_alone(self._use):
                 self._stop()
             _unlock(self._use)
@@ -186,10 +187,9 @@ class EmbeddedZooKeeper:
             yield self._port
             return
         # The note is gone after a start that failed, on a full disk for example.
-        last = noted(self._folder)
-        port = self._last_port if last is None else last.port
-        if port is not None and self._comes_free(port):
-            yield port
+        last = noted(self._folder) or self._server
+        if last is not None and self._comes_free(last.port):
+            yield last.port
         for _ in range(_START_ATTEMPTS_MAX):
             yield free_port()
 
@@ -204,7 +204,7 @@ class EmbeddedZooKeeper:
         return False
 
     def _stop(self) -> None:
-        server = noted(self._folder)
+        server = noted(self._folder) or self._server
         if server is not None and server.stop(self._clock):
             forget(self._folder)
 

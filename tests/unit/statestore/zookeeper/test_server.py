@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -224,6 +225,22 @@ def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> Non
     (tmp_path / "server.json").unlink()
 
     assert user.start_or_join() == hosts
+
+
+def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: Path) -> None:
+    """
+    Users whose store was deleted under them still count, and the last one that closes leaves no server.
+    """
+    users = [use(), use()]
+    for user in users:
+        user.start_or_join()
+    server = running(tmp_path)
+    shutil.rmtree(tmp_path)
+
+    users[0].close()
+    assert server.is_running()
+    users[1].close()
+    assert not server.is_running()
 
 
 def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
