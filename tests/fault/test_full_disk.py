@@ -2,7 +2,15 @@
 A full disk: the run waits, says so when it may not wait longer, and goes on with the same answer.
 
 A small tmpfs stands for the disk where mounting is allowed, with everything of the store on it,
-ZooKeeper and catalog included; an object store that has no room stands for it everywhere.
+ZooKeeper and catalog included; an object store that has no room stands for it everywhere. Where mounting
+is not allowed, ``[tmpfs]`` is skipped and these show the same facts:
+
+| needs the right to mount                          | without it                                          |
+|---------------------------------------------------|-----------------------------------------------------|
+| ``test_a_run_waits_for_room[tmpfs]``              | ``[everything]``, ``[the log]``, ``[row files]``, … |
+| ``test_a_run_that_may_not_wait_says_why[tmpfs]``  | the same                                            |
+| ``test_a_full_sink_stops_the_run_…[tmpfs]``       | ``[no folder]``                                     |
+| ``test_a_full_disk_under_spark``                  | none: Spark's tasks write to a real file system     |
 """
 
 from __future__ import annotations
@@ -81,6 +89,24 @@ class Tmpfs:
         self._filler.unlink()
 
 
+class NoFolder:
+    """
+    A folder that takes nothing while it is "full", because a file lies in its place: for every user, root included.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._aside = folder.with_name("aside")
+
+    def fill(self) -> None:
+        self.folder.rename(self._aside)
+        self.folder.touch()
+
+    def free(self) -> None:
+        self.folder.unlink()
+        self._aside.rename(self.folder)
+
+
 class NoRoom:
     """
     An object store that takes nothing on paths with a certain part while it is full.
@@ -113,6 +139,18 @@ def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
         pytest.skip("mounting is not allowed here")
     yield Tmpfs(folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(params=["tmpfs", "no folder"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Tmpfs | NoFolder:
+    """
+    A place for a sink that can be filled up.
+    """
+    if request.param == "tmpfs":
+        mounted: Tmpfs = request.getfixturevalue("tmpfs")
+        return mounted
+    (tmp_path / "small").mkdir()
+    return NoFolder(tmp_path / "small")
 
 
 @pytest.fixture(params=["tmpfs", "everything", "the log", "row files", "dead letters"])
@@ -186,12 +224,12 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport)
 
 
 def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
-    tmpfs: Tmpfs, tmp_path: Path, fault_report: FaultReport
+    small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:
     """
     What a sink had no room for it gets at the next start, once; the store goes no further meanwhile.
     """
-    sink = tmpfs.folder / "sink"
+    sink = small.folder / "sink"
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
@@ -199,7 +237,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
         run = LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink))), stepping=True)
         run.inject(ROWS, numbered([0, 1]))
         run.run_until_quiet()
-        tmpfs.fill()
+        small.fill()
         fault_report.fault("R14")
         run.inject(ROWS, numbered([2, 3]))
         with pytest.raises((UnavailableError, OutcomeUnknownError)):
@@ -210,7 +248,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
         assert store.snapshot().version == version
         assert ledger_of(store) == written(numbered(range(4)))
         run.abandon()
-        tmpfs.free()
+        small.free()
         with LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink)))) as again:
             again.inject(ROWS, numbered([4])).wait(PATIENCE_MS)
         values = DeltaTable(sink).to_pyarrow_table().column("value").to_pylist()
