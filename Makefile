@@ -20,7 +20,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark check hooks format docs bench simulate lock clean java
+.PHONY: help setup demo test soak test-spark coverage check hooks format docs bench simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,14 @@ check: $(INSTALLED) ## Lint, formatting, types, spelling, and the repository's o
 	$(PYTHON_IN_VENV) -m mypy --strict -p millpond
 	$(PYTHON_IN_VENV) -m codespell_lib
 	$(PYTHON_IN_VENV) -m pytest -q tests/test_tidy.py
+
+coverage: java $(JARS) ## Run all tests and measure which branches they take; build/coverage/html/index.html (about 30 minutes)
+	@rm -rf build/coverage && mkdir -p build/coverage/data
+	@$(PYTHON_IN_VENV) -m coverage run -m pytest -n $(PROCESSES) -m "not spark_all and not untraced" $(PYTEST_ARGS)
+	@$(PYTHON_IN_VENV) -m coverage combine --quiet
+	@$(PYTHON_IN_VENV) -m coverage json --quiet -o build/coverage/report.json
+	@$(PYTHON_IN_VENV) -m coverage html --quiet -d build/coverage/html
+	@$(PYTHON_IN_VENV) -m tests.coverage_by_room
 
 hooks: $(INSTALLED) ## Have git run these checks before each commit
 	$(PYTHON_IN_VENV) -m pre_commit install

@@ -258,6 +258,7 @@ def test_a_record_that_hangs_may_stop_the_pipeline():
     assert store.rows_view("c").to_arrow().num_rows == 0
 
 
+@pytest.mark.untraced
 def test_code_that_cannot_be_interrupted_ends_the_run():
     """
     Everybody is told which computation and key it is; stopping does not wait for it, and it commits nothing.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from millpond.executor.computation.computation import Computation
@@ -13,14 +14,17 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.integrity.verification import Finding, verify_store
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Action, Add, CommitInfo, Txn
 from millpond.statestore.log.commit_file import decode, encode
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import TableVersion
+from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
@@ -144,3 +148,118 @@ def test_a_fence_out_of_order_is_a_finding(objects):
     found = verify_store(objects)
 
     assert any("a fence is out of order" in finding.fault for finding in found.findings)
+
+
+def commit_on_top(
+    objects: MemoryObjects, *actions: Action, previous: str | None = None, kind: str = "superstep"
+) -> None:
+    """
+    One more commit, sealed and chained as one of ours, that says what a test wants it to say.
+    """
+    log = Log(objects)
+    newest = load(log)
+    ours = {"kind": kind, "previous": newest.digest if previous is None else previous}
+    info = CommitInfo(operation="TEST", timestamp_ms=0, millpond=ours)
+    log.put(TableVersion(newest.version + 1), encode((info, *actions)))
+
+
+def said_of(objects: MemoryObjects, *, keys: tuple[str, str], records: int, **tags: str) -> Add:
+    """
+    A live file as it is, but for what the log says of it.
+    """
+    file = next(
+        file for file in load(Log(objects)).files if file.computation == "count" and file.min_key == "a"
+    )
+    stats = {"numRecords": records, "minValues": {"key": keys[0]}, "maxValues": {"key": keys[1]}}
+    return Add(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        partition_values=file.partition_values,
+        modification_time_ms=0,
+        stats=orjson.dumps(stats).decode(),
+        tags={**file.tags, **tags},
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ({"records": 99}, "rows, the log says 99"),
+        ({"keys": ("aa", "z")}, "keys outside the range that the log says"),
+        ({"keys": ("", "a ")}, "keys outside the range that the log says"),
+        ({"interval": Interval("count", "x", "y").app_id}, "keys outside its interval"),
+        ({"superstep": "0"}, "rows of a later superstep than it was written in"),
+    ],
+)
+def test_a_file_that_is_not_what_the_log_says_is_a_finding(objects, said, fault):
+    """
+    Rows are held against their number, keys, interval and superstep in the log, although every seal is whole.
+    """
+    add = said_of(objects, **{"keys": ("", "z"), "records": rows_of_the_first(objects), **said})
+    commit_on_top(objects, add)
+
+    findings = [finding for finding in verify_store(objects).findings if finding.path == add.path]
+    assert any(fault in finding.fault for finding in findings)
+
+
+def test_what_another_engine_says_of_a_file_is_enough(objects):
+    """
+    Without a word of ours about interval and superstep, a file is held to what the log does say.
+    """
+    add = replace(said_of(objects, keys=("", "z"), records=rows_of_the_first(objects)), tags={})
+    commit_on_top(objects, add)
+
+    assert verify_store(objects).findings == ()
+
+
+def rows_of_the_first(objects: MemoryObjects) -> int:
+    files = load(Log(objects)).files
+    return next(
+        file.num_records or 0 for file in files if file.computation == "count" and file.min_key == "a"
+    )
+
+
+def test_a_position_that_falls_is_a_finding(objects):
+    """
+    A superstep comes after another; only a repair may go back, and says so.
+    """
+    fallen = Txn(app_id="millpond/superstep/p", version=1)
+    commit_on_top(objects, fallen, kind="repair")
+    assert verify_store(objects).findings == ()
+
+    commit_on_top(objects, Txn(app_id="millpond/superstep/p", version=0))
+    (finding,) = verify_store(objects).findings
+    assert finding.fault == "a position fell: millpond/superstep/p from 1 to 0"
+
+
+def test_rows_newer_than_their_owner_are_a_finding(objects):
+    """
+    An interval's rows are at most as new as its fence; where that was set back they show it.
+    """
+    interval = next(file.interval_id for file in load(Log(objects)).files if file.computation == "count")
+    commit_on_top(objects, Txn(app_id=interval, version=pack_fence(Sequencer(1), CommitNumber(1))))
+
+    faults = {finding.fault.partition(":")[0] for finding in verify_store(objects).findings}
+    assert faults == {"a fence is out of order", "it has rows newer than its interval's last commit"}
+
+
+def test_a_commit_that_was_built_on_another_is_a_finding(objects):
+    """
+    A log into which a commit of another history was put is found at that commit.
+    """
+    commit_on_top(objects, previous="0" * 64)
+    newest = max(path for path in objects.list("_delta_log") if path.endswith(".json"))
+
+    (finding,) = verify_store(objects).findings
+    assert finding == Finding(
+        path=newest, held=finding.held, fault="it was not built on the commit before it"
+    )
+
+
+def test_nothing_is_no_store():
+    """
+    Where there is no commit at all, that is the finding.
+    """
+    (finding,) = verify_store(MemoryObjects()).findings
+
+    assert (finding.path, finding.fault) == (commit_path(0), "there is no commit at all")

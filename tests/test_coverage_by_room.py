@@ -1,0 +1,64 @@
+"""
+The table of which share of each room the tests take.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from click.testing import CliRunner
+
+from tests.coverage_by_room import by_room, main
+
+
+def file(statements: int, lines: int, branches: int, taken: int) -> dict[str, Any]:
+    counts = {"num_statements": statements, "covered_lines": lines}
+    return {"summary": {**counts, "num_branches": branches, "covered_branches": taken}}
+
+
+REPORT = {
+    "files": {
+        "statestore/store.py": file(10, 10, 10, 10),
+        "statestore/log/log.py": file(60, 50, 20, 10),
+        "gc/fold.py": file(100, 95, 0, 0),
+    }
+}
+
+
+def test_rooms_add_up_what_is_within_them() -> None:
+    """
+    A room counts the files in it and in the rooms within it, lines and branches together.
+    """
+    found = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
+
+    assert list(found) == ["gc", "statestore", "statestore/log"]
+    assert (found["statestore"].percent, found["statestore/log"].percent) == (80.0, 75.0)
+    assert (found["statestore"].percent_of_branches, found["gc"].percent_of_branches) == (
+        100 * 20 / 30,
+        100.0,
+    )
+
+
+def test_a_room_may_have_a_goal_of_its_own() -> None:
+    """
+    A room and those within it have its goal, others the default; to meet it is enough.
+    """
+    found = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
+
+    assert (found["statestore/log"].goal, found["gc"].goal) == (98, 95)
+    assert (found["statestore/log"].is_below, found["gc"].is_below) == (True, False)
+
+
+def test_the_check_names_rooms_below_their_goals(tmp_path: Path) -> None:
+    """
+    The command ends with 1 only when it is to check and a room is below.
+    """
+    report = tmp_path / "report.json"
+    report.write_bytes(orjson.dumps(REPORT))
+    told = CliRunner().invoke(main, ["--report", str(report)])
+    checked = CliRunner().invoke(main, ["--report", str(report), "--check"])
+
+    assert "below their goals: statestore" in told.stdout
+    assert (told.exit_code, checked.exit_code) == (0, 1)

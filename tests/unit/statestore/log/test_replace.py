@@ -1,0 +1,119 @@
+"""
+Replacing files of any Delta table exactly once.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from millpond.statestore.errors import ConflictError, OutcomeUnknownError
+from millpond.statestore.log.action import Add
+from millpond.statestore.log.append import append
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.replace import replace_files
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import create_table
+from millpond.statestore.log.writer import LogWriter
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.commit_requests import Bench
+
+SCHEMA = pa.schema([pa.field("key", pa.string())])
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """
+    A table with the files ``a`` and ``b``.
+    """
+    bench = Bench()
+    writer = create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="berths")
+    append(writer, (_add("a"), _add("b")), txns={"sink": 1})
+    return bench
+
+
+def _writer(bench: Bench, log: Log | None = None) -> LogWriter:
+    return LogWriter(log or bench.log, load(bench.log), bench.clock, bench.rng, retry=bench.retry)
+
+
+def _add(path: str) -> Add:
+    return Add(path=path, size_bytes=1, partition_values={}, modification_time_ms=0)
+
+
+def _paths(bench: Bench) -> list[str]:
+    return [file.path for file in load(bench.log).files]
+
+
+def test_files_go_and_come_in_one_commit(bench: Bench) -> None:
+    """
+    Readers see the old files or the new one, and the transaction with it; no version lies between.
+    """
+    writer = _writer(bench)
+    before = writer.snapshot.version
+    gone = writer.snapshot.files[:1]
+    replace_files(writer, gone, (_add("c"),), read_at=before, txns={"sink": 2}, rows=1)
+
+    after = load(bench.log)
+    assert _paths(bench) == ["b", "c"]
+    assert (after.version, after.txns) == (before + 1, {"sink": 2})
+
+
+def test_a_replacement_happens_once(bench: Bench) -> None:
+    """
+    What the table has reached is not done again, by the same writer or after a restart.
+    """
+    writer = _writer(bench)
+    read_at = writer.snapshot.version
+    replace_files(writer, writer.snapshot.files, (_add("c"),), read_at=read_at, txns={"sink": 2})
+
+    for each in (writer, _writer(bench)):
+        assert replace_files(each, (), (_add("d"),), read_at=read_at, txns={"sink": 2}) is None
+    assert _paths(bench) == ["c"]
+
+
+def test_a_table_that_has_changed_is_left_alone(bench: Bench) -> None:
+    """
+    New files made of what another writer has changed since would undo his change, so nothing is written.
+    """
+    writer = _writer(bench)
+    append(_writer(bench), (_add("other"),), txns={})
+
+    with pytest.raises(ConflictError, match="has changed since it was read"):
+        replace_files(
+            writer,
+            writer.snapshot.files,
+            (_add("c"),),
+            read_at=writer.snapshot.version,
+            txns={"sink": 2},
+        )
+    assert _paths(bench) == ["a", "b", "other"]
+
+
+def test_a_change_at_the_last_moment_is_seen(bench: Bench) -> None:
+    """
+    A writer that commits after the table was looked at and before the put wins, and the other reads again.
+    """
+    objects = FaultyObjects(bench.memory)
+    writer = _writer(bench, Log(objects))
+    objects.interrupt("put_if_absent", lambda: append(_writer(bench), (_add("other"),), txns={}))
+
+    with pytest.raises(ConflictError, match="has changed since it was read"):
+        replace_files(writer, (), (_add("c"),), read_at=writer.snapshot.version, txns={"sink": 2})
+    assert _paths(bench) == ["a", "b", "other"]
+
+
+def test_an_unknown_outcome_is_decided_by_the_next_call(bench: Bench) -> None:
+    """
+    A commit that lands after its writer gave up is found by the same call again, and not made twice.
+    """
+    objects = FaultyObjects(bench.memory)
+    writer = _writer(bench, Log(objects))
+    read_at, files = writer.snapshot.version, writer.snapshot.files
+    objects.plan(Fault.LATE, "put_if_absent", times=3)
+    with pytest.raises(OutcomeUnknownError):
+        replace_files(writer, files, (_add("c"),), read_at=read_at, txns={"sink": 2})
+    objects.land()
+
+    replace_files(writer, files, (_add("c"),), read_at=read_at, txns={"sink": 2})
+    after = load(bench.log)
+    assert (_paths(bench), after.version, after.txns) == (["c"], read_at + 1, {"sink": 2})
