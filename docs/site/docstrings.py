@@ -32,8 +32,8 @@ class ReadableDocstrings(griffe.Extension):
         """
         if obj.docstring is not None:
             names = _public(loader)
-            text = _EXAMPLE.sub(_as_block, obj.docstring.value.replace("``", "\0"))
-            text = _EXAMPLES.sub("Examples:", text)
+            text = _EXAMPLES.sub("Examples:", obj.docstring.value.replace("``", "\0"))
+            text = _EXAMPLE.sub(_as_block, text)
             obj.docstring.value = _NAME.sub(lambda found: _link(found, names), text).replace("\0", "`")
 
 
