@@ -87,6 +87,16 @@ class Document:
             for found in _BLOCK.finditer(text)
         ]
 
+    @property
+    def uses_spark(self) -> bool:
+        """
+        Whether a block that is run starts Spark.
+        """
+        return any(
+            "spark_session(" in block.text and not block.note.startswith("not run")
+            for block in self.all_blocks()
+        )
+
     def blocks(self, language: str) -> list[str]:
         """
         Its fenced code blocks in a language, in order.
@@ -135,15 +145,13 @@ def documents() -> list[Document]:
 
 def pages_to_run() -> list[Document]:
     """
-    The pages whose blocks are all run: the tutorial, the how-to pages and the command line.
+    The pages whose blocks are all run: the tutorial, the how-to pages, the command line, windows and watermarks.
     """
     docs = ROOT / "docs"
-    paths = [
-        docs / "tutorial.md",
-        *sorted((docs / "how-to").glob("*.md")),
-        docs / "reference/command-line.md",
+    named = [
+        docs / name for name in ("tutorial.md", "reference/command-line.md", "windows.md", "watermarks.md")
     ]
-    return [Document(path) for path in paths]
+    return [Document(path) for path in [*named, *sorted((docs / "how-to").glob("*.md"))]]
 
 
 def readme() -> Document:

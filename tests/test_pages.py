@@ -11,9 +11,7 @@ import pytest
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageError, PageRun
 
-NAMES_SPARK = "spark_session("
-
-LOCAL = [page for page in pages_to_run() if NAMES_SPARK not in page.text]
+LOCAL = [page for page in pages_to_run() if not page.uses_spark]
 
 
 @pytest.mark.zookeeper

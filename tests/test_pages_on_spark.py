@@ -11,7 +11,7 @@ import pytest
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageRun
 
-ON_SPARK = [page for page in pages_to_run() if "spark_session(" in page.text]
+ON_SPARK = [page for page in pages_to_run() if page.uses_spark]
 
 
 @pytest.mark.spark

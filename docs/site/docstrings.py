@@ -17,6 +17,7 @@ import griffe
 _EXAMPLE: Final = re.compile(
     r"^(?P<title>[^\n]*?)::\n\n(?P<code>(?:[ ]{4}[^\n]*\n|\n)*[ ]{4}[^\n]*)", re.MULTILINE
 )
+_EXAMPLES: Final = re.compile(r"^Example:$", re.MULTILINE)
 _NAME: Final = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
@@ -31,7 +32,8 @@ class ReadableDocstrings(griffe.Extension):
         """
         if obj.docstring is not None:
             names = _public(loader)
-            text = _EXAMPLE.sub(_as_block, obj.docstring.value.replace("``", "\0"))
+            text = _EXAMPLES.sub("Examples:", obj.docstring.value.replace("``", "\0"))
+            text = _EXAMPLE.sub(_as_block, text)
             obj.docstring.value = _NAME.sub(lambda found: _link(found, names), text).replace("\0", "`")
 
 
