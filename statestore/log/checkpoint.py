@@ -128,9 +128,14 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
     Raises:
         DataError: the part cannot be read, or is ours and has changed since.
     """
+    is_sealed = has_parquet_seal(memoryview(data))
+    if is_sealed:
+        # Before anything parses them: this is cheaper than to find out how damaged bytes fail.
+        _check_seal(data, path)
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        _check_seal(file, data, path)
+        if not is_sealed and _says_it_is_sealed(file):
+            _check_seal(data, path)
         table = file.read()
         for kind in _KINDS:
             if kind in table.column_names:
@@ -170,11 +175,13 @@ def _with_pairs(value: Any) -> Any:
     }
 
 
-def _check_seal(file: pq.ParquetFile, data: bytes, path: str) -> None:
+def _says_it_is_sealed(file: pq.ParquetFile) -> bool:
     # One flipped bit cannot take both signs of a seal away.
-    ours = _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
-    view = memoryview(data)
-    if (ours or has_parquet_seal(view)) and not parquet_seal_holds(view, file_name_of(path)):
+    return _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
+
+
+def _check_seal(data: bytes, path: str) -> None:
+    if not parquet_seal_holds(memoryview(data), file_name_of(path)):
         raise DataError("the checkpoint's bytes have changed since it was written", path=path)
 
 

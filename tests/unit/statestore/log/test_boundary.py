@@ -43,6 +43,17 @@ def test_of_two_cleanups_at_once_the_higher_boundary_stays():
     assert log_boundary(disk) == 50
 
 
+def test_two_cleanups_may_publish_the_same_boundary():
+    """
+    One that lands second finds that what it has to say is said.
+    """
+    disk = MemoryObjects()
+    slow = FaultyObjects(disk)
+    slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(20)))
+    publish_log_boundary(slow, TableVersion(20))
+    assert log_boundary(disk) == 20
+
+
 class ListsThenLooks(MemoryObjects):
     """
     As a local folder does: names first, then a look at each, and what is gone by then is left out.

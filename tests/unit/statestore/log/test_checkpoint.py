@@ -1,0 +1,79 @@
+"""
+Checkpoints: which are complete, whose bytes are believed, and what they give back.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpond.statestore.errors import DataError
+from millpond.statestore.log.action import Action, Add, Metadata, Protocol, Txn
+from millpond.statestore.log.checkpoint import checkpoint_path, checkpoints_among, read_part, write_part
+
+PATH = checkpoint_path(7)
+ACTIONS: tuple[Action, ...] = (
+    Protocol(),
+    Metadata(table_id="t", name="rows", schema_string="{}", configuration={"a": "b"}),
+    Txn(app_id="sink", version=3, updated_ms=5),
+    Add(
+        path="a",
+        size_bytes=1,
+        partition_values={"computation": "c"},
+        modification_time_ms=2,
+        tags={"superstep": "1"},
+        data_change=False,
+    ),
+)
+
+
+def test_what_is_written_is_read() -> None:
+    """
+    Actions come back as they were, mappings included.
+    """
+    assert set(map(repr, read_part(write_part(ACTIONS, PATH), PATH))) == set(map(repr, ACTIONS))
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 11, b"\xff\xff\xff\xffPAR1", b"PAR1" * 30])
+def test_what_is_no_checkpoint_is_named(data: bytes) -> None:
+    """
+    Bytes that are no Parquet file, or too short for one, are an error that names the file.
+    """
+    with pytest.raises(DataError, match=PATH):
+        list(read_part(data, PATH))
+
+
+def test_a_seal_that_was_taken_off_is_missed() -> None:
+    """
+    A checkpoint that says within it that it was sealed is refused without its seal, as after a rewrite by a tool.
+    """
+    table = pq.read_table(pa.BufferReader(write_part(ACTIONS, PATH)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+
+    with pytest.raises(DataError, match="changed since it was written"):
+        list(read_part(sink.getvalue().to_pybytes(), PATH))
+
+
+def test_another_engines_checkpoint_needs_no_seal() -> None:
+    """
+    What nobody has sealed is read as it is, as far as Parquet itself vouches for it.
+    """
+    table = pq.read_table(pa.BufferReader(write_part(ACTIONS, PATH))).replace_schema_metadata(None)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+
+    assert len(list(read_part(sink.getvalue().to_pybytes(), PATH))) == len(ACTIONS)
+
+
+def test_half_written_checkpoints_are_left_out() -> None:
+    """
+    Of a checkpoint in parts all must be there; other files of the log are none.
+    """
+    folder = "_delta_log/"
+    part = f"{folder}00000000000000000009.checkpoint.{{:010d}}.0000000002.parquet"
+    among = [part.format(1), checkpoint_path(7), f"{folder}00000000000000000009.json"]
+
+    assert [each.version for each in checkpoints_among(among)] == [7]
+    assert [each.version for each in checkpoints_among([*among, part.format(2)])] == [7, 9]
