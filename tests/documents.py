@@ -145,12 +145,10 @@ def documents() -> list[Document]:
 
 def pages_to_run() -> list[Document]:
     """
-    The pages whose blocks are all run: the tutorial, the how-to pages, the command line, windows and watermarks.
+    The pages whose blocks are all run: the tutorial, the how-to pages, windows and watermarks.
     """
     docs = ROOT / "docs"
-    named = [
-        docs / name for name in ("tutorial.md", "reference/command-line.md", "windows.md", "watermarks.md")
-    ]
+    named = [docs / name for name in ("tutorial.md", "windows.md", "watermarks.md")]
     return [Document(path) for path in [*named, *sorted((docs / "how-to").glob("*.md"))]]
 
 

@@ -15,18 +15,25 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from click.testing import CliRunner
+
+from millpond.tools.command_line import main
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
 
 __all__ = ["PageError", "PageRun"]
 
-_DONE: Final = "--- the command has ended: "
+_ASK: Final = "echo $?"
+_QUOTED: Final = re.compile(r"\"[^\"$`]*\"|'[^']*'")
+_SHELL: Final = re.compile(r"[|<>&;$`*~\"'\\]")
+"""What a shell does more with than to split words, once quoted words are left out."""
 
 
 class PageError(AssertionError):
@@ -95,28 +102,16 @@ class PageRun:
 
     def _console(self, block: Block) -> None:
         commands = list(_commands(block.text))
-        script = "".join(
-            f"{command}\n{{ status=$?; echo; echo '{_DONE}'$status; (exit $status); }}\n"
-            for command, _ in commands
-        )
-        # Standard error goes along only where it is shown: progress lines go there.
-        ran = subprocess.run(
-            ["bash", "-c", script],
-            capture_output=True,
-            text=True,
-            env=_environment(),
-            cwd=self._folder,
-            check=False,
-        )
-        printed = re.split(rf"^{_DONE}(\d+)\n", ran.stdout, flags=re.MULTILINE)
+        status = 0
         for number, (command, shown) in enumerate(commands):
-            status = printed[2 * number + 1] if 2 * number + 1 < len(printed) else "none"
-            is_asked = number + 1 < len(commands) and commands[number + 1][0] == "echo $?"
-            if status != "0" and not is_asked:
-                raise self._error(
-                    block, f"`{command}` ends with {status}:\n{printed[2 * number]}{ran.stderr}"
-                )
-            self._compare(block, command, shown, printed[2 * number])
+            if command == _ASK:
+                printed, said, status = f"{status}\n", "", 0
+            else:
+                printed, said, status = _run(command, self._folder)
+            is_asked = number + 1 < len(commands) and commands[number + 1][0] == _ASK
+            if status != 0 and not is_asked:
+                raise self._error(block, f"`{command}` ends with {status}:\n{printed}{said}")
+            self._compare(block, command, shown, printed)
 
     def _compare(self, block: Block, what: str, shown: str, printed: str) -> None:
         expected, actual = _lines(shown), _lines(printed)
@@ -144,6 +139,27 @@ def _imports_from(folder: Path) -> Iterator[None]:
         for name in set(sys.modules) - known:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}{os.sep}"):
                 del sys.modules[name]
+
+
+def _run(command: str, folder: Path) -> tuple[str, str, int]:
+    """
+    What a command prints, what it says on standard error, and how it ends.
+
+    Plain calls of ``millpond`` are made in this process: starting another one for each costs more than all the rest.
+    """
+    if command.startswith("millpond ") and not _SHELL.search(_QUOTED.sub("", command)):
+        found = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="millpond")
+        return found.stdout, f"{found.stderr}{found.exception or ''}", found.exit_code
+    ran = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        cwd=folder,
+        check=False,
+    )
+    # What a signal ends is told by a shell as 128 and the signal's number.
+    return ran.stdout, ran.stderr, ran.returncode if ran.returncode >= 0 else 128 - ran.returncode
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ ON_SPARK = [page for page in pages_to_run() if page.uses_spark]
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ON_SPARK, ids=lambda page: page.name)
 def test_page_does_what_it_shows_on_spark(page: Document, tmp_path: Path) -> None:
     """

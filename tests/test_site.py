@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -194,17 +194,31 @@ def test_reference_has_every_public_name() -> None:
     assert _missing([*mp.__all__, "NewName"], pages) == {"NewName"}
 
 
+def _script(path: str) -> Any:
+    """
+    A script of the documents as a module; ``docs/`` is no package.
+    """
+    spec = spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_diagrams_are_what_their_source_draws() -> None:
     """
     The diagrams in ``docs/pictures`` are those that the script draws.
     """
-    folder = ROOT / "docs" / "pictures"
-    spec = spec_from_file_location("diagrams", folder / "diagrams.py")
-    assert spec is not None
-    assert spec.loader is not None
-    diagrams = module_from_spec(spec)
-    sys.modules["diagrams"] = diagrams
-    spec.loader.exec_module(diagrams)
+    for name, draw in _script("docs/pictures/diagrams.py").DIAGRAMS.items():
+        assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
 
-    for name, draw in diagrams.DIAGRAMS.items():
-        assert (folder / name).read_text(encoding="utf-8") == draw()
+
+def test_page_of_the_command_line_is_what_the_commands_say() -> None:
+    """
+    The page is the help of each command; ``python docs/site/command_line.py`` writes it again.
+    """
+    script = _script("docs/site/command_line.py")
+
+    assert script.PAGE.read_text(encoding="utf-8") == script.page()
