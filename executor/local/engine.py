@@ -1,28 +1,27 @@
 """
 The local engine: runs a planned superstep in this process and hands the manifests to the commit.
 
-The core is the same as on Spark: `IntervalProcessor` over `SoftState`, planned and committed by
-the `Coordinator`. What differs is the way between them: nothing is shuffled, and productions go
-to their consumers from memory once their commit is done (strong productions, MillWheel §6.1.2);
-only what a restart finds undelivered is read from files. Weak productions do not wait for it:
-`WeakRounds` runs their supersteps.
+The core is the same as on Spark: an `IntervalWorker` per interval, planned and committed by the
+`Coordinator`. Nothing is shuffled, and productions reach their consumers from memory once their
+commit is done (strong productions, MillWheel §6.1.2); only what a restart left undelivered is read
+from files. Weak productions do not wait for the commit: `WeakRounds` runs their supersteps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs
-from millpond.executor.local.interval import LocalInterval
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
@@ -30,17 +29,18 @@ from millpond.executor.pipeline.positions import input_positions
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
-    Extracted,
     ProductionSource,
-    deliveries_of,
-    keyless_letters,
+    flatten_productions,
     read_productions,
     within,
 )
+from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.undelivered import UndeliveredProductions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, TableVersion
@@ -53,14 +53,14 @@ _LOG = logging.getLogger("millpond")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """
-    A superstep whose work is done and not committed.
+    A superstep whose bundles have run and which is not committed.
 
     Attributes:
-        plan: what was to be done.
-        manifests: what each interval did.
-        observations: what was seen of the outside inputs.
+        plan: the intervals that had work.
+        manifests: one per interval that ran.
+        observations: counts and times of the outside inputs.
         letters: records that never reached an interval.
-        produced: productions by the row file that holds them.
+        produced: productions by the path of the row file that holds them.
     """
 
     plan: SuperstepPlan
@@ -72,18 +72,18 @@ class Prepared:
 
 class LocalEngine:
     """
-    One pipeline's supersteps in this process; used by one thread at a time.
+    Runs the supersteps of one pipeline in this process; used by one thread at a time.
 
     Attributes:
-        on_stuck: told of user code that takes longer than it may and cannot be interrupted.
+        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
 
     Args:
         store: the open store.
-        coordinator: plans and commits; already open.
+        coordinator: plans and commits supersteps; already open.
         rng: the source of file names.
-        cache_bytes: soft-state budget of one interval.
-        writers: threads that write files beside the processing; 0 does everything in turn, so
-            that a simulation repeats itself.
+        cache_bytes: soft-state budget of one interval, in bytes.
+        writers: threads that write row files while the next bundle runs; with 0 files are written
+            in turn, so that a simulation is repeatable.
         clock: measures how long weak productions wait.
         checkpoint_after_ms: how long a weak production may wait before it is checkpointed.
     """
@@ -108,31 +108,31 @@ class LocalEngine:
         self._helper = HelperThread("millpond-weak") if has_helper else None
         self._weak = WeakRounds(
             coordinator,
-            self._interval,
-            lambda: store.committer.snapshot,
+            self._worker_of,
+            self._files_of,
             clock=clock,
             checkpoint_after_ms=checkpoint_after_ms,
             helper=self._helper,
         )
-        self._intervals: dict[Interval, LocalInterval] = {}
+        self._workers: dict[Interval, IntervalWorker] = {}
         self._produced: dict[str, pa.Table] = {}
-        self.on_stuck: OnStuck = _tell
+        self.on_stuck: OnStuck = _log_stuck
         self._version: TableVersion | None = None
 
     def prepare(self, outside: Sequence[OutsideRows] = (), *, is_bounded: bool = False) -> Prepared:
         """
-        Do the work of one superstep: outside rows, undelivered productions and due timers.
+        Run the bundles of one superstep: outside rows, undelivered productions and due timers.
 
-        Nothing of it counts before `commit`; it may be done again, as often as it fails.
+        Nothing takes effect before `commit`; after a failure it may be called again.
 
         Args:
-            outside: rows that came from outside.
-            is_bounded: the input's end is known, so its low watermark waits for that end
-                instead of following the records.
+            outside: injected rows.
+            is_bounded: whether the input has a known end; then its low watermark waits for that
+                end instead of following the records.
 
         Raises:
             InvalidError: user code failed and failures stop the pipeline.
-            UnavailableError: a service is away; soft state is sound.
+            UnavailableError: a service cannot be reached; soft state stays valid.
         """
         watches = {rows.stream: self._coordinator.watermarks.watch(rows.stream) for rows in outside}
         inputs = extract_inputs(
@@ -142,9 +142,9 @@ class LocalEngine:
             watches=watches,
             id_scope=self._coordinator.id_scope,
         )
-        self._cut_intervals(inputs)
+        self._create_intervals(inputs)
         plan = self._coordinator.begin(inputs={rows.stream for rows in outside}, with_files=False)
-        self._follow(self._store.committer.snapshot.version)
+        self._note_version(self._store.committer.snapshot.version)
         manifests, produced, letters = self._run_intervals(plan, inputs)
         return Prepared(
             plan=plan,
@@ -156,16 +156,16 @@ class LocalEngine:
 
     def commit(self, prepared: Prepared, position: InputPosition | None = None) -> SuperstepReport:
         """
-        Make what was prepared durable, and keep its productions for the next superstep.
+        Make a prepared superstep durable, and keep its productions for the next one.
 
         Args:
-            prepared: what `prepare` returned last.
-            position: how far an outside input has been consumed by it.
+            prepared: the last result of `prepare`.
+            position: how far the superstep has consumed an outside input.
 
         Raises:
             FencedError: another process has taken over; nothing was written.
-            OutcomeUnknownError: the store is away for longer than the runner waits.
-            UnavailableError: ZooKeeper is away for longer than the runner waits.
+            OutcomeUnknownError: the store stays away for longer than the runner waits.
+            UnavailableError: ZooKeeper stays away for longer than the runner waits.
         """
         report = self._coordinator.commit(
             prepared.plan,
@@ -177,28 +177,28 @@ class LocalEngine:
         self._produced = prepared.produced
         if self._version is not None and report.version == self._version + 1:
             for manifest in prepared.manifests:
-                self._intervals[manifest.interval].confirm(manifest.file)
+                self._workers[manifest.interval].confirm(manifest.file)
             self._version = TableVersion(report.version)
         return report
 
-    def _follow(self, version: TableVersion) -> None:
+    def _note_version(self, version: TableVersion) -> None:
         """
-        Look at all files again unless every commit since the last look was this engine's own.
+        Make every interval read the committed files again unless this engine made every commit since the last call.
 
-        The cost of a superstep must not grow with the number of files; what somebody else
-        may have changed (a compaction, Spark's OPTIMIZE) shows in the version.
+        A change by another writer (a compaction, Spark's OPTIMIZE) shows in the version, so the cost
+        of a superstep does not grow with the number of files.
         """
         if version != self._version:
-            for interval in self._intervals.values():
-                interval.fall_behind()
+            for worker in self._workers.values():
+                worker.fall_behind()
             self._version = version
 
     def close(self, *, wait_for_code: bool = True) -> None:
         """
-        Let the threads go.
+        Stop the threads.
 
         Args:
-            wait_for_code: whether to wait for user code that is still at work.
+            wait_for_code: whether to wait for user code that is still running.
         """
         self._writer.shutdown()
         if self._helper is not None:
@@ -206,10 +206,10 @@ class LocalEngine:
 
     def settle_sinks(self) -> None:
         """
-        Wait until the sinks have what the last commit gave them.
+        Wait until the sinks have written the last committed superstep.
 
         Raises:
-            MillpondError: what a sink raised.
+            MillpondError: the error of a sink.
         """
         self._coordinator.sinks.wait()
 
@@ -222,48 +222,47 @@ class LocalEngine:
 
     # -- what goes in ----------------------------------------------------------------------
 
-    def _cut_intervals(self, inputs: ExtractedInputs) -> None:
+    def _create_intervals(self, inputs: ExtractedInputs) -> None:
         streams = {seen.stream for seen in inputs.observations}
         for node in self._coordinator.computations_without_intervals(streams):
             keys = [deliveries.keys for deliveries in inputs.by_computation.get(node.name, [])]
             sample = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
             self._coordinator.create_intervals(node.name, sample)
 
-    # -- what is done ----------------------------------------------------------------------
+    # -- the work --------------------------------------------------------------------------
 
     def _run_intervals(
         self, plan: SuperstepPlan, inputs: ExtractedInputs
     ) -> tuple[list[Manifest], dict[str, pa.Table], list[DeadLetter]]:
-        extracted = self._extract(plan)
-        letters = [
-            letter for name, found in extracted.items() for one in found for letter in _letters(name, one)
+        productions = self._undelivered(plan)
+        nodes = [
+            self._coordinator.topology.computations[name]
+            for name in dict.fromkeys(part.interval.computation for part in plan.intervals)
         ]
+        letters = [letter for node in nodes for letter in productions.letters(node)]
         if self._coordinator.topology.fused:
-            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, inputs, extracted))
-            return *_by_file(self._write_all(plan, ran)), [*letters, *keyless]
-        work = [(part, self._deliveries(part, inputs, extracted)) for part in plan.intervals]
-        # Whoever has productions to consume goes first: those records have waited a commit already.
-        work.sort(key=lambda each: each[0].interval.computation not in extracted)
+            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, inputs, productions))
+            return *_by_file(self._write_all(ran)), [*letters, *keyless]
+        work = [(part, self._deliveries(part, inputs, productions)) for part in plan.intervals]
+        # Consumers of productions run first: those records have waited for a commit already.
+        consumers = {node.name for node in nodes if productions.extracted(node)}
+        work.sort(key=lambda part_work: part_work[0].interval.computation not in consumers)
         work = [(part, deliveries) for part, deliveries in work if deliveries or part.due]
         return *_by_file(self._run_bundles(plan, work)), letters
 
-    def _write_all(
-        self, plan: SuperstepPlan, ran: Sequence[RanBundle]
-    ) -> list[tuple[Manifest, pa.Table | None]]:
+    def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
         """
-        Write the files of bundles that have run, beside one another.
+        Write the files of bundles that have run, in parallel.
         """
-        started: list[tuple[RanBundle, BundleResult, Future[RowFile | None]]] = []
+        started: list[_Writing] = []
         try:
-            for place, bundle in enumerate(ran, 1):
+            for number, bundle in enumerate(ran, 1):
                 result = bundle.settled()
-                writer = self._writer if place < len(ran) else INLINE
-                token = self._rng.token()
-                file = writer.submit(bundle.interval.write, plan, bundle.part, result.updates, token)
-                started.append((bundle, result, file))
-            return [one.interval.finish(one.part, result, file.result()) for one, result, file in started]
+                is_last = number == len(ran)
+                started.append(self._start_writing(bundle.worker, bundle.bundle, result, is_last=is_last))
+            return [writing.finish() for writing in started]
         finally:
-            wait([file for _, _, file in started])
+            wait([writing.file for writing in started])
 
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
@@ -271,82 +270,107 @@ class LocalEngine:
         """
         Process interval after interval, while the files of the earlier ones are being written.
         """
-        started: list[tuple[LocalInterval, IntervalPlan, BundleResult, Future[RowFile | None]]] = []
+        started: list[_Writing] = []
         try:
-            for place, (part, deliveries) in enumerate(work, 1):
-                interval = self._interval(part.interval)
-                result = interval.process(plan, part, deliveries, self._store.committer.snapshot)
-                writer = self._writer if place < len(work) else INLINE
+            for number, (part, deliveries) in enumerate(work, 1):
+                worker = self._worker_of(part.interval)
+                bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time)
+                result = worker.process(bundle, partial(self._files_of, part.interval))
                 reach("superstep.bundle_processed")
-                token = self._rng.token()
-                file = writer.submit(interval.write, plan, part, result.updates, token)
-                started.append((interval, part, result, file))
-            return [interval.finish(part, result, file.result()) for interval, part, result, file in started]
+                started.append(self._start_writing(worker, bundle, result, is_last=number == len(work)))
+            return [writing.finish() for writing in started]
         finally:
-            # After a failure too: nothing may still be writing when the work is done again.
-            wait([file for _, _, _, file in started])
+            # After a failure too: no file may still be written when the work is repeated.
+            wait([writing.file for writing in started])
 
-    def _extract(self, plan: SuperstepPlan) -> dict[str, tuple[Extracted, ...]]:
-        """
-        The undelivered productions as each consumer gets them.
-        """
-        if not plan.sources:
-            return {}
-        tables = [(source, self._productions(source)) for source in plan.sources]
-        reach("delivery.read")
-        found: dict[str, tuple[Extracted, ...]] = {}
-        for name in dict.fromkeys(part.interval.computation for part in plan.intervals):
-            node = self._coordinator.topology.computations[name]
-            wanted = [table for source, table in tables if source.concerns(node.inbox)]
-            extracted = deliveries_of(pa.concat_tables(wanted), node) if wanted else ()
-            if extracted:
-                found[name] = extracted
-        return found
+    def _start_writing(
+        self, worker: IntervalWorker, bundle: Bundle, result: BundleResult, *, is_last: bool
+    ) -> _Writing:
+        # The last file has nothing to overlap with, so this thread writes it.
+        writer = INLINE if is_last else self._writer
+        token = self._rng.token()
+        return _Writing(worker, bundle, result, writer.submit(worker.write, bundle, result, token))
 
-    def _productions(self, source: ProductionSource) -> pa.Table:
+    # -- productions and soft state --------------------------------------------------------
+
+    def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions:
+        productions = UndeliveredProductions(plan.sources, self._productions_in)
+        if plan.sources:
+            productions.read_committed()
+            reach("delivery.read")
+        return productions
+
+    def _productions_in(self, source: ProductionSource) -> pa.Table:
         kept = self._produced.get(source.path)
         return read_productions(self._store.objects, [source]) if kept is None else kept
 
     def _deliveries(
-        self, part: IntervalPlan, inputs: ExtractedInputs, extracted: Mapping[str, tuple[Extracted, ...]]
+        self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
     ) -> list[Deliveries]:
-        name = part.interval.computation
-        whole = [
-            *(one.deliveries for one in extracted.get(name, ())),
-            *inputs.by_computation.get(name, ()),
+        node = self._coordinator.topology.computations[part.interval.computation]
+        parts = (within(deliveries, part.interval) for deliveries in inputs.by_computation.get(node.name, ()))
+        return [
+            *productions.deliveries(node, part.interval),
+            *(deliveries for deliveries in parts if deliveries is not None and len(deliveries.at)),
         ]
-        cut = (within(deliveries, part.interval) for deliveries in whole)
-        return [deliveries for deliveries in cut if deliveries is not None and len(deliveries.at)]
 
-    def _interval(self, interval: Interval, anew: bool = False) -> LocalInterval:
-        if anew or interval not in self._intervals:
-            node = self._coordinator.topology.computations[interval.computation]
-            store = self._store
-            made = LocalInterval(
-                node, interval, store.objects, store.row_format, self._cache_bytes, self._strand
+    def _files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
+        return self._store.committer.snapshot.files_of(interval)
+
+    def _worker_of(self, interval: Interval, renew: bool = False) -> IntervalWorker:
+        """
+        The worker of an interval; with ``renew`` a new one, whose soft state is empty.
+        """
+        if renew or interval not in self._workers:
+            self._workers[interval] = IntervalWorker(
+                self._coordinator.topology.computations[interval.computation],
+                interval,
+                self._store.objects,
+                row_format=self._store.row_format,
+                cache_bytes=self._cache_bytes,
+                on_stuck=self._strand,
             )
-            self._intervals[interval] = made
-        return self._intervals[interval]
+        return self._workers[interval]
 
     def _strand(self, error: InvalidError) -> None:
-        # First whoever ends the run: the thread that is let go then is to find it ended.
+        # First end the run: the thread that is released next must see that it has ended.
         self.on_stuck(error)
         self._weak.strand(error)
 
 
-def _letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
-    return keyless_letters(computation, extracted) if extracted.errors else ()
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """
+    A bundle that has run and whose row file is being written.
+    """
+
+    worker: IntervalWorker
+    bundle: Bundle
+    result: BundleResult
+    file: Future[RowFile | None]
+
+    def finish(self) -> tuple[Manifest, pa.Table | None]:
+        """
+        Wait for the file; return the manifest and the productions, ``None`` if there are none.
+        """
+        manifest = self.worker.finish(self.bundle, self.result, self.file.result())
+        productions = flatten_productions(self.result.updates) if self.result.productions else None
+        return manifest, productions
 
 
 def _by_file(
     bundles: Sequence[tuple[Manifest, pa.Table | None]],
 ) -> tuple[list[Manifest], dict[str, pa.Table]]:
     """
-    The manifests, and their productions by the file that holds them.
+    The manifests, and their productions by the path of the file that holds them.
     """
-    produced = {m.file.path: made for m, made in bundles if m.file is not None and made is not None}
+    produced = {
+        manifest.file.path: productions
+        for manifest, productions in bundles
+        if manifest.file is not None and productions is not None
+    }
     return [manifest for manifest, _ in bundles], produced
 
 
-def _tell(error: InvalidError) -> None:
+def _log_stuck(error: InvalidError) -> None:
     _LOG.error("%s", error)

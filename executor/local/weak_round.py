@@ -2,9 +2,10 @@
 Weak rounds: the bundles of one superstep in which some productions do not wait for the commit.
 
 Computations run in the order in which fused streams lead from one to the next. A consumer that
-takes too long does not hold up those before it: what it has not got, or not finished with, is
-checkpointed with its producer's rows, its producer's senders are acknowledged by the commit, and
-it gets the record from the checkpoint in the next superstep (MillWheel §6.1.3, figure 11).
+takes too long does not delay its producers: the productions that it has not received, or not
+finished, are checkpointed with the producer's rows, the commit acknowledges the producer's senders,
+and the consumer gets the records from the checkpoint in the next superstep (MillWheel §6.1.3,
+figure 11).
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import summarise_kept
 from millpond.executor.bundle.weak_productions import Straggler, WeakProductions
-from millpond.executor.local.interval import LocalInterval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
@@ -30,39 +32,41 @@ from millpond.executor.superstep.delivery import (
     positions_within,
     within,
 )
+from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.types import Clock, Superstep
 
 __all__ = ["CHECKPOINT_AFTER_MS", "RanBundle", "WeakRounds"]
 
 CHECKPOINT_AFTER_MS: Final = 1_000.0
-"""A weak production that has not been taken by then is checkpointed (MillWheel §6.1.3)."""
+"""A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
 
 
 @dataclass(slots=True)
 class RanBundle:
     """
-    A bundle whose code has run.
+    A bundle whose user code has run.
 
     Attributes:
-        interval: whose soft state has it.
-        part: what was planned.
-        result: what came of it.
-        stragglers: its weak productions that were not taken in time.
+        worker: its interval's, whose soft state includes the bundle.
+        bundle: the bundle, with the fence and superstep under which it is committed.
+        result: its row updates and productions.
+        stragglers: its weak productions that were not consumed in time.
     """
 
-    interval: LocalInterval
-    part: IntervalPlan
+    worker: IntervalWorker
+    bundle: Bundle
     result: BundleResult
     stragglers: list[Straggler] = field(default_factory=list)
 
     def settled(self) -> BundleResult:
         """
-        The result with every production in its rows that still waits for somebody.
+        The result whose row updates include every production that a consumer still waits for.
         """
         weak = self.result.weak
         if weak is None or not self.stragglers:
@@ -75,12 +79,18 @@ class RanBundle:
 @dataclass(frozen=True, slots=True)
 class _Running:
     """
-    A bundle that was not done in time; its records are checkpointed in ``superstep``.
+    A bundle that did not finish in time; its superstep checkpoints its records.
     """
 
+    bundle: Bundle
     future: Future[BundleResult]
-    superstep: Superstep
-    records: int
+
+    @property
+    def records(self) -> int:
+        """
+        How many records the bundle has.
+        """
+        return sum(len(deliveries.at) for deliveries in self.bundle.deliveries)
 
 
 class WeakRounds:
@@ -88,20 +98,20 @@ class WeakRounds:
     Runs the bundles of supersteps in a pipeline with weak productions; used by one thread.
 
     Args:
-        coordinator: plans.
-        interval_of: the running side of an interval; with ``True`` a new one, which knows nothing.
-        snapshot_of: the table as it is.
+        coordinator: plans supersteps.
+        worker_of: returns the worker of an interval; with ``True`` a new one without soft state.
+        files_of: returns the live files of an interval; any thread may call it.
         clock: measures how long a production waits.
         checkpoint_after_ms: how long a weak production may wait for its consumer.
-        helper: runs bundles that might turn out to be slow; ``None`` runs all in turn, so that
-            productions are checkpointed between bundles only.
+        helper: runs bundles that may be slow; without one all run in turn, so that productions are
+            checkpointed between bundles only.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        interval_of: Callable[[Interval, bool], LocalInterval],
-        snapshot_of: Callable[[], Snapshot],
+        worker_of: Callable[[Interval, bool], IntervalWorker],
+        files_of: Callable[[Interval], Sequence[LiveFile]],
         *,
         clock: Clock,
         checkpoint_after_ms: float,
@@ -109,8 +119,8 @@ class WeakRounds:
     ) -> None:
         self._coordinator = coordinator
         self._topology = coordinator.topology
-        self._interval_of = interval_of
-        self._snapshot_of = snapshot_of
+        self._worker_of = worker_of
+        self._files_of = files_of
         self._clock = clock
         self._checkpoint_after_us = int(checkpoint_after_ms * 1_000)
         self._helper = helper
@@ -124,13 +134,13 @@ class WeakRounds:
         Run every bundle of a superstep.
 
         Args:
-            plan: what is to be done for outside records, strong productions and timers.
-            own_of: the deliveries of an interval that do not come from this very superstep.
+            plan: the intervals with outside records, strong productions or due timers.
+            own_of: returns an interval's deliveries that this superstep did not produce itself.
 
         Returns:
-            The bundles, and letters for weak productions from which nobody got a key.
+            The bundles, and letters for weak productions from which a consumer got no key.
         """
-        self._forget_outdated(plan.superstep)
+        self._discard_outdated(plan.superstep)
         round_ = _FusedRound(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
         planned: dict[str, list[IntervalPlan]] = {}
         for part in plan.intervals:
@@ -139,7 +149,8 @@ class WeakRounds:
             node = self._topology.computations[name]
             incoming = self._incoming(round_, node)
             for part in self._parts(plan, node, planned.get(name, []), incoming):
-                weak = [found for each in incoming if (found := within(each.deliveries, part.interval))]
+                parts = (within(extracted.deliveries, part.interval) for extracted in incoming)
+                weak = [deliveries for deliveries in parts if deliveries]
                 own = own_of(part)
                 if own or weak or part.due or part.interval in self._running:
                     self._run_part(round_, node, part, own, weak)
@@ -147,9 +158,9 @@ class WeakRounds:
 
     def strand(self, error: InvalidError) -> None:
         """
-        Code cannot be interrupted: whoever waits for a bundle that was left behind gets the error instead.
+        Give up on user code that cannot be interrupted: waiting for a bundle that was left behind raises the error.
 
-        Any thread may say so.
+        Any thread may call it.
         """
         if not self._stranded.done():
             self._stranded.set_exception(error)
@@ -158,10 +169,10 @@ class WeakRounds:
 
     def _incoming(self, round_: _FusedRound, node: ComputationNode) -> tuple[Extracted, ...]:
         tables = [weak.table for _, weak in round_.feeding(node)]
-        found = deliveries_of(pa.concat_tables(tables), node) if tables else ()
-        for extracted in found:
+        incoming = deliveries_of(pa.concat_tables(tables), node) if tables else ()
+        for extracted in incoming:
             round_.letters += keyless_letters(node.name, extracted) if extracted.errors else ()
-        return found
+        return incoming
 
     def _parts(
         self,
@@ -177,7 +188,7 @@ class WeakRounds:
             self._coordinator.create_intervals(node.name, pa.concat_arrays(keys))
         return self._coordinator.parts_of(node.name, plan.wall_time, with_files=False)
 
-    # -- what is done ----------------------------------------------------------------------
+    # -- the work --------------------------------------------------------------------------
 
     def _run_part(
         self,
@@ -191,7 +202,7 @@ class WeakRounds:
         if running is not None:
             adopted = self._adopt(round_.plan, part, own, running)
             if adopted is not None:
-                # What is new for it comes after what it has been busy with.
+                # New records come after those that the adopted bundle has processed.
                 round_.straggle(node, part.interval)
                 round_.done.append(adopted)
                 return
@@ -203,23 +214,18 @@ class WeakRounds:
             if weak:
                 self._run_in_time(round_, node, part, weak, left_us)
             return
-        round_.done.append(self._run_now(round_.plan, part, [*own, *weak]))
+        round_.done.append(self._run_now(self._bundle(round_.plan, part, [*own, *weak])))
 
-    def _run_now(
-        self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]
-    ) -> RanBundle:
-        interval = self._interval_of(part.interval, False)
-        return RanBundle(interval, part, self._process(interval, plan, part, deliveries))
-
-    def _process(
-        self,
-        interval: LocalInterval,
-        plan: SuperstepPlan,
-        part: IntervalPlan,
-        deliveries: Sequence[Deliveries],
-    ) -> BundleResult:
+    def _bundle(self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]) -> Bundle:
         weak = self._topology.weak_streams(part.interval.computation)
-        result = interval.process(plan, part, deliveries, self._snapshot_of(), weak)
+        return bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
+
+    def _run_now(self, bundle: Bundle) -> RanBundle:
+        worker = self._worker_of(bundle.interval, False)
+        return RanBundle(worker, bundle, self._process(worker, bundle))
+
+    def _process(self, worker: IntervalWorker, bundle: Bundle) -> BundleResult:
+        result = worker.process(bundle, partial(self._files_of, bundle.interval))
         reach("superstep.bundle_processed")
         return result
 
@@ -232,20 +238,20 @@ class WeakRounds:
         left_us: int,
     ) -> None:
         """
-        Run a bundle that only this superstep's weak productions ask for; leave it behind if it is slow.
+        Run a bundle of this superstep's weak productions only; leave it behind if it is slow.
         """
+        bundle = self._bundle(round_.plan, part, weak)
         if self._helper is None:
-            round_.done.append(self._run_now(round_.plan, part, weak))
+            round_.done.append(self._run_now(bundle))
             return
-        interval = self._interval_of(part.interval, False)
-        future = self._helper.submit(self._process, interval, round_.plan, part, weak)
+        worker = self._worker_of(part.interval, False)
+        future = self._helper.submit(self._process, worker, bundle)
         wait([future], left_us / 1_000_000)
         if future.done():
-            round_.done.append(RanBundle(interval, part, future.result()))
+            round_.done.append(RanBundle(worker, bundle, future.result()))
             return
         round_.straggle(node, part.interval)
-        records = sum(len(each.at) for each in weak)
-        self._running[part.interval] = _Running(future, round_.plan.superstep, records)
+        self._running[part.interval] = _Running(bundle, future)
 
     def _adopt(
         self, plan: SuperstepPlan, part: IntervalPlan, own: Sequence[Deliveries], running: _Running
@@ -253,33 +259,58 @@ class WeakRounds:
         """
         The bundle that was left behind, as part of this superstep; ``None`` if there is more to do now.
 
-        What it was given then is among ``own`` now, from its checkpoint.
+        Its records are among ``own`` now, from their checkpoint.
 
         Raises:
-            InvalidError: its code cannot be interrupted.
+            InvalidError: its user code cannot be interrupted.
         """
         wait([running.future, self._stranded], return_when=FIRST_COMPLETED)
         if not running.future.done():
             self._stranded.result()
-        if sum(len(each.at) for each in own) != running.records or running.future.exception() is not None:
-            self._interval_of(part.interval, True)
+        own_records = sum(len(deliveries.at) for deliveries in own)
+        if own_records != running.records or running.future.exception() is not None:
+            self._worker_of(part.interval, True)
             return None
-        interval = self._interval_of(part.interval, False)
-        return RanBundle(interval, part, interval.restamped(running.future.result(), plan, part))
+        return RanBundle(
+            self._worker_of(part.interval, False),
+            replace(running.bundle, fence=part.fence, superstep=plan.superstep),
+            _restamped(running.future.result(), part.fence, plan.superstep),
+        )
 
-    def _forget_outdated(self, superstep: Superstep) -> None:
+    def _discard_outdated(self, superstep: Superstep) -> None:
         """
-        Let go of bundles whose superstep was not committed: their records come another way.
+        Discard bundles whose superstep was not committed: their records are delivered another way.
         """
-        for interval in [i for i, running in self._running.items() if running.superstep + 1 != superstep]:
-            del self._running[interval]
-            self._interval_of(interval, True)
+        for interval, running in list(self._running.items()):
+            if running.bundle.superstep + 1 != superstep:
+                del self._running[interval]
+                self._worker_of(interval, True)
+
+
+def _restamped(result: BundleResult, fence: Fence, superstep: Superstep) -> BundleResult:
+    """
+    The result of a bundle that ran in an earlier superstep, as part of this one.
+    """
+    stamps = {
+        "sequencer": fence.sequencer,
+        "commit_number": fence.commit_number,
+        "superstep": superstep,
+    }
+    updates = result.updates
+    if updates is not None:
+        for name, value in stamps.items():
+            column = pa.array(np.full(updates.num_rows, value, np.int64))
+            updates = updates.set_column(updates.schema.get_field_index(name), ROW_SCHEMA.field(name), column)
+    weak = result.weak
+    if weak is not None:
+        weak = replace(weak, draft=weak.draft.restamped(fence, superstep))
+    return replace(result, updates=updates, weak=weak)
 
 
 @dataclass(slots=True)
 class _FusedRound:
     """
-    One superstep's bundles as they get done.
+    The bundles of one superstep that have run so far.
     """
 
     plan: SuperstepPlan
@@ -289,7 +320,7 @@ class _FusedRound:
 
     def feeding(self, node: ComputationNode) -> list[tuple[RanBundle, WeakProductions]]:
         """
-        The bundles with weak productions that a computation may get.
+        The bundles with weak productions on streams that a computation consumes.
         """
         wanted = {subscription.stream for subscription in node.subscriptions}
         return [
@@ -300,7 +331,7 @@ class _FusedRound:
 
     def straggle(self, node: ComputationNode, interval: Interval) -> None:
         """
-        Have everything checkpointed that an interval should have got in this superstep.
+        Have all productions checkpointed that an interval should have received in this superstep.
         """
         for bundle, weak in self.feeding(node):
             positions = positions_within(weak.table, node, interval)

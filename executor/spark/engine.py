@@ -2,7 +2,9 @@
 The Spark engine: runs a planned superstep as one Spark job and hands the manifests to the commit.
 
 Rows of the outside input are routed to the slot of their interval, a Python task processes the
-intervals of a slot, the driver collects the reports and commits once (architecture §5).
+intervals of a slot, and the driver collects the reports and commits once (architecture §5). Where
+productions are weak, a superstep has further jobs, one per wave of computations; it still ends in
+one commit.
 """
 
 from __future__ import annotations
@@ -12,23 +14,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import cloudpickle
-import pyarrow as pa
 
 from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.pipeline.weak import addressed, is_addressed
+from millpond.executor.pipeline.weak import is_addressed
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.routing import Router, routes_of
-from millpond.executor.spark.task import (
+from millpond.executor.spark.task import make_task
+from millpond.executor.spark.task_plan import (
     SLOT_REPORT_SCHEMA,
     RoutedInput,
     SlotReport,
     TaskPlan,
-    make_task,
     read_slot_reports,
 )
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
 from millpond.statestore.store import Store
 
@@ -42,30 +44,29 @@ _SAMPLE_ROWS = 20_000
 
 def plan_once(session: SparkSession) -> None:
     """
-    Have the session's queries planned before they run, and not again after each shuffle.
+    Turn adaptive execution off for a session.
 
-    Adaptive execution has nothing to gain from a superstep, whose partitions are fixed, and
-    takes 40 ms of it.
+    The partitions of a superstep are fixed, so there is nothing to adapt, and it takes 40 ms.
     """
     session.conf.set("spark.sql.adaptive.enabled", "false")
 
 
 class SparkEngine:
     """
-    One pipeline's supersteps on Spark; used by one thread at a time.
+    Runs the supersteps of one pipeline on Spark; used by one thread at a time.
 
     Args:
         spark: the session.
         store: the open store.
-        coordinator: plans and commits; already open.
-        slots: how many tasks a superstep has.
-        cache_bytes: soft-state budget of one interval in a worker.
+        coordinator: plans and commits supersteps; already open.
+        slots: the maximal number of tasks of a superstep.
+        cache_bytes: soft-state budget of one interval in a worker process, in bytes.
     """
 
     def __init__(
         self, spark: SparkSession, store: Store, coordinator: Coordinator, *, slots: int, cache_bytes: int
     ) -> None:
-        # A session of our own, for what is set in it concerns nobody else's queries.
+        # A session of our own: its settings must not affect the user's queries.
         self._session = spark.newSession()
         plan_once(self._session)
         self._store = store
@@ -81,7 +82,10 @@ class SparkEngine:
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
         """
-        One superstep with the records of an outside input; ``None`` when the batch is a replay.
+        Run one superstep with a batch of an outside input.
+
+        Returns:
+            What the superstep did; ``None`` if the store has consumed the batch already.
 
         Raises:
             InvalidError: the checkpoint does not belong to this store, or the input cannot be read.
@@ -89,49 +93,69 @@ class SparkEngine:
         """
         if not self._coordinator.admit(position):
             return None
-        self._cut_intervals(frame, position.stream)
-        whole = self._coordinator.begin(inputs={position.stream})
-        plan = self._first_wave(whole)
-        topology = self._coordinator.topology
-        routes = routes_of(topology, position.stream, plan)
-        if not routes:
-            # Nobody consumes the stream: its position moves, and that is all its records do.
-            return self._commit(whole, self._without_input(plan), position)
-        slots = self._slots_of(plan)
-        routed = self._routers[position.stream].route(frame, routes, slots)
-        first = frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows)))
-        injector = topology.injectors[position.stream]
-        needs_rows = bool(injector.members) or isinstance(injector.watermark, MarkColumn)
-        source = RoutedInput(
-            stream=position.stream,
-            columns=routed.columns,
-            first_targets=first,
-            id_scopes={
-                name: self._coordinator.id_scope(name, position.stream)
-                for name in (consumer.computation.name for consumer in topology.consumers_of(position.stream))
-            },
-            watch=self._coordinator.watermarks.watch(position.stream),
-            injector=cloudpickle.dumps(injector) if needs_rows else None,
-        )
-        reports = self._run(routed.frame, self._task_plan(plan, slots, source))
-        return self._commit(whole, reports, position)
-
-    def _without_input(
-        self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
-    ) -> tuple[SlotReport, ...]:
-        if not plan.intervals:
-            # Only time has passed: that is the driver's to commit, and no work for Spark.
-            return ()
-        slots = self._slots_of(plan)
-        return self._run(self._empty(slots), replace(self._task_plan(plan, slots, None), handed_on=handed_on))
+        self._create_intervals(frame, position.stream)
+        plan = self._coordinator.begin(inputs={position.stream})
+        reports = self._run_input(frame, position.stream, self._first_wave(plan))
+        reports += self._run_later_waves(plan, reports)
+        return self._commit(plan, reports, position)
 
     def advance(self) -> SuperstepReport:
         """
-        One superstep without outside input: delivers productions and fires due timers.
+        Run one superstep without outside input: deliver productions and fire due timers.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            FencedError: another process has taken over.
         """
-        whole = self._coordinator.begin()
-        plan = self._first_wave(whole)
-        return self._commit(whole, self._without_input(plan), None)
+        plan = self._coordinator.begin()
+        reports = self._run_without_input(self._first_wave(plan))
+        reports += self._run_later_waves(plan, reports)
+        return self._commit(plan, reports, None)
+
+    def _commit(
+        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
+    ) -> SuperstepReport:
+        return self._coordinator.commit(
+            plan,
+            [manifest for report in reports for manifest in report.manifests],
+            position=position,
+            inputs=[observation for report in reports for observation in report.inputs],
+            dead_letters=[letter for report in reports for letter in report.dead_letters],
+        )
+
+    # -- jobs ------------------------------------------------------------------------------
+
+    def _run_input(self, frame: DataFrame, stream: str, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
+        topology = self._coordinator.topology
+        routes = routes_of(topology, stream, plan)
+        if not routes:
+            # The stream has no consumer: only its position moves.
+            return self._run_without_input(plan)
+        slots = self._slots_of(plan)
+        routed = self._routers[stream].route(frame, routes, slots)
+        injector = topology.injectors[stream]
+        needs_rows = bool(injector.members) or isinstance(injector.watermark, MarkColumn)
+        source = RoutedInput(
+            stream=stream,
+            columns=routed.columns,
+            first_targets=frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows))),
+            id_scopes={
+                consumer.computation.name: self._coordinator.id_scope(consumer.computation.name, stream)
+                for consumer in topology.consumers_of(stream)
+            },
+            watch=self._coordinator.watermarks.watch(stream),
+            injector=cloudpickle.dumps(injector) if needs_rows else None,
+        )
+        return self._run(routed.frame, self._task_plan(plan, slots, source))
+
+    def _run_without_input(
+        self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
+    ) -> tuple[SlotReport, ...]:
+        if not plan.intervals:
+            # Only time has passed: the driver commits that without a job.
+            return ()
+        slots = self._slots_of(plan)
+        return self._run(self._empty(slots), replace(self._task_plan(plan, slots, None), handed_on=handed_on))
 
     def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
         """
@@ -140,28 +164,39 @@ class SparkEngine:
         waves = self._coordinator.topology.waves(_computations(plan))
         if len(waves) < 2:
             return plan
-        return replace(plan, intervals=tuple(p for p in plan.intervals if p.interval.computation in waves[0]))
+        first = tuple(part for part in plan.intervals if part.interval.computation in waves[0])
+        return replace(plan, intervals=first)
 
-    def _later_waves(self, plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[SlotReport, ...]:
+    def _run_later_waves(
+        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...]
+    ) -> tuple[SlotReport, ...]:
         """
-        Hand weak productions on, job after job; all of it is one superstep and one commit.
+        Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
 
-        Only files whose manifests have been collected are handed on, so what a task that ran
-        twice has written besides is nobody's.
+        Only files whose manifests have been collected are handed on: other files that a repeated
+        task wrote are never read.
+
+        Args:
+            plan: the whole superstep.
+            reports: what the first wave reported.
+
+        Returns:
+            What the later waves reported.
         """
+        later: tuple[SlotReport, ...] = ()
         for wave in self._coordinator.topology.waves(_computations(plan))[1:]:
-            handed_on = _handed_on(plan, reports)
+            handed_on = _handed_on(plan, reports + later)
             parts = [part for name in wave for part in self._parts(plan, name, handed_on)]
             if parts:
-                reports += self._without_input(replace(plan, intervals=tuple(parts)), handed_on)
-        return reports
+                later += self._run_without_input(replace(plan, intervals=tuple(parts)), handed_on)
+        return later
 
     def _parts(
         self, plan: SuperstepPlan, name: str, handed_on: tuple[ProductionSource, ...]
     ) -> list[IntervalPlan]:
         node = self._coordinator.topology.computations[name]
-        kept = {addressed(subscription.stream) for subscription in node.subscriptions}
-        wanted = [source for source in handed_on if source.concerns(kept)]
+        addresses = addresses_of(node)
+        wanted = [source for source in handed_on if source.concerns(addresses)]
         if not wanted:
             return [part for part in plan.intervals if part.interval.computation == name]
         if not self._coordinator.intervals_of(name):
@@ -169,7 +204,7 @@ class SparkEngine:
             self._coordinator.create_intervals(name, keys_of(productions, node))
         return self._coordinator.parts_of(name, plan.wall_time)
 
-    def _cut_intervals(self, frame: DataFrame, stream: str) -> None:
+    def _create_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):
             subscription = node.subscription(stream)
             key = None if subscription is None else subscription.key
@@ -198,45 +233,32 @@ class SparkEngine:
 
     def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
         """
-        Run every slot exactly once, as far as its report counts.
+        Run every slot; return exactly one report of each.
 
-        Spark leaves out what it knows to be empty: a frame without rows may have no partition, and
-        so no task, though productions and timers wait in every slot. Those slots are run without it.
+        Spark starts no task for a partition that it knows to be empty: a frame without rows may have
+        no partition, though productions and timers wait in every slot. Those slots run without it.
         """
-        found = self._collect(frame, plan)
-        missing = set(range(plan.slots)) - {report.slot for report in found}
+        reports = self._collect(frame, plan)
+        missing = set(range(plan.slots)) - {report.slot for report in reports}
         if missing:
             rest = self._collect(self._empty(plan.slots), replace(plan, input=None))
-            found += tuple(report for report in rest if report.slot in missing)
-        ran = sorted(report.slot for report in found)
+            reports += tuple(report for report in rest if report.slot in missing)
+        ran = sorted(report.slot for report in reports)
         check(ran == list(range(plan.slots)), "each slot reports once", slots=plan.slots, reports=ran)
-        return found
+        return reports
 
     def _collect(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
-        reports = frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow()
-        found = read_slot_reports(reports.column("report").cast(pa.binary()).to_pylist())
-        for report in found:
+        reports = read_slot_reports(frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow())
+        for report in reports:
             if report.failure is not None:
                 raise report.failure
-        return found
+        return reports
 
     def _empty(self, slots: int) -> DataFrame:
         """
-        A partition for each slot, and nothing that a task would look at.
+        A frame with a partition for each slot, whose rows the tasks ignore.
         """
         return self._session.range(0, slots, 1, slots)
-
-    def _commit(
-        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
-    ) -> SuperstepReport:
-        reports = self._later_waves(plan, reports)
-        return self._coordinator.commit(
-            plan,
-            [manifest for report in reports for manifest in report.manifests],
-            position=position,
-            inputs=[seen for report in reports for seen in report.inputs],
-            dead_letters=[letter for report in reports for letter in report.dead_letters],
-        )
 
 
 def _computations(plan: SuperstepPlan) -> set[str]:
@@ -245,12 +267,12 @@ def _computations(plan: SuperstepPlan) -> set[str]:
 
 def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:
     """
-    The files, written and not yet committed, that hold weak productions.
+    The uncommitted files with weak productions.
     """
-    manifests = (manifest for report in reports for manifest in report.manifests)
-    made = ((m.file, frozenset(s.stream for s in m.result.productions)) for m in manifests)
-    return tuple(
-        ProductionSource(path=file.path, superstep=plan.superstep, streams=streams)
-        for file, streams in made
-        if file is not None and any(map(is_addressed, streams))
-    )
+    sources = []
+    for manifest in (manifest for report in reports for manifest in report.manifests):
+        streams = frozenset(summary.stream for summary in manifest.result.productions)
+        if manifest.file is not None and any(map(is_addressed, streams)):
+            path = manifest.file.path
+            sources.append(ProductionSource(path=path, superstep=plan.superstep, streams=streams))
+    return tuple(sources)

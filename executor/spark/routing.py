@@ -24,7 +24,18 @@ from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.spark.routed_columns import AT, ERROR, ID, KEY, TARGET, RoutedColumns
+from millpond.executor.spark.routed_columns import (
+    AT,
+    ERROR,
+    ID,
+    KEY,
+    POSITION_SQL,
+    READABLE_SQL,
+    TARGET,
+    RoutedColumns,
+    readable_target,
+    unreadable_target,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 
@@ -122,8 +133,7 @@ class Router:
             InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
         """
         spread = _spread(frame, self._node, routes, self._selection(frame, routes))
-        position = f"CASE WHEN {TARGET} < 0 THEN -1 - {TARGET} ELSE {TARGET} END"
-        slot = expr(f"CAST(pmod({position}, {slots}) AS INT)")
+        slot = expr(f"CAST(pmod({POSITION_SQL}, {slots}) AS INT)")
         return Routed(frame=spread.frame.repartitionById(slots, slot), columns=spread.columns)
 
     def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
@@ -135,7 +145,7 @@ class Router:
         probe = _spread(
             frame, self._node, routes, _select(frame.schema, self._node, routes) if named else None
         )
-        return probe.frame.where(f"{TARGET} >= 0").select(probe.columns.key)
+        return probe.frame.where(READABLE_SQL).select(probe.columns.key)
 
     def _selection(self, frame: DataFrame, routes: tuple[Route, ...]) -> _Selection | None:
         if not _is_named(self._node, routes):
@@ -214,7 +224,8 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
 def _target(key: str, at: str, route: Route) -> str:
     # A null key or time makes the condition null, which is not true.
     readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}"
-    return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {-1 - route.first} END AS INT)"
+    unreadable = unreadable_target(route.first)
+    return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {unreadable} END AS INT)"
 
 
 def _position(key: str, route: Route) -> str:
@@ -326,7 +337,9 @@ def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, route: Route) -> pa
     keys = injected.keys.to_pylist()
     errors = [injected.errors.get(row) for row in range(batch.num_rows)]
     targets = [
-        -1 - route.first if error is not None or key is None else route.first + locate(route.lows, key)
+        unreadable_target(route.first)
+        if error is not None or key is None
+        else readable_target(route.first + locate(route.lows, key))
         for key, error in zip(keys, errors, strict=True)
     ]
     ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids

@@ -12,9 +12,10 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import Watch
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.routed_columns import TARGET, RoutedColumns
+from millpond.executor.spark.routed_columns import TARGET, RoutedColumns, unreadable_target
 from millpond.executor.spark.runner import SparkRunner
-from millpond.executor.spark.task import RoutedInput, TaskPlan, run_slot
+from millpond.executor.spark.task import run_slot
+from millpond.executor.spark.task_plan import RoutedInput, TaskPlan
 from millpond.statestore.errors import InternalError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
@@ -98,7 +99,7 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
     )
     batch = pa.record_batch(
         {
-            TARGET: pa.array([1, 3, -4], pa.int32()),
+            TARGET: pa.array([1, 3, unreadable_target(3)], pa.int32()),
             "k": ["a", "b", "c"],
             "at": pa.array([1, 2, 3], pa.int64()),
         }

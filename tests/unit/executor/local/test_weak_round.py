@@ -13,21 +13,15 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.local.interval import LocalInterval
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
 from millpond.statestore.errors import InvalidError, OutcomeUnknownError
-from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.files import PARQUET
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -258,50 +252,6 @@ def test_a_consumer_that_blocks_for_ever_ends_the_run():
     left[0].join(60)
 
     assert pond.counts("c") == {}
-
-
-class Meanwhile:
-    """
-    A table in which somebody else commits while an interval looks at its files.
-    """
-
-    def __init__(self) -> None:
-        self.looks = 0
-        self.interval: LocalInterval | None = None
-
-    def files_of(self, _interval):
-        self.looks += 1
-        if self.interval is not None:
-            self.interval.fall_behind()
-        return ()
-
-
-def test_an_interval_that_was_overtaken_while_it_looked_looks_again():
-    """
-    A bundle that was left behind looks at its files in its own time; a compaction meanwhile is not forgotten.
-    """
-    pipeline = EnginePipeline("p")
-    pipeline.inject("in", key="k", at="t").apply(Pass(), name="c")
-    of = Interval("c")
-    fence = Fence(Sequencer(1), CommitNumber(1))
-    part = IntervalPlan(interval=of, fence=fence, watermark=EventTimeMicros(0), files=(), due=False)
-    plan = SuperstepPlan(
-        superstep=Superstep(1), wall_time=WallTimeMicros(0), started_us=0, intervals=(part,), sources=()
-    )
-    table = Meanwhile()
-    interval = LocalInterval(pipeline.check().computations["c"], of, MemoryObjects(), PARQUET, 1 << 20)
-
-    def bundle() -> None:
-        interval.process(plan, part, (), table)
-        interval.confirm(None)
-
-    table.interval = interval
-    bundle()
-    table.interval = None
-    bundle()
-    bundle()
-
-    assert table.looks == 2
 
 
 def test_sinks_get_weak_productions_once(tmp_path):

@@ -1,0 +1,190 @@
+"""
+The outside records of one Spark task, as its intervals get them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.computation.values import ArrowValues
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.injectors.observation import InputObservation, observe_times
+from millpond.executor.pipeline.extract_rows import member_names, newest_mark, scoped_ids
+from millpond.executor.spark.routed_columns import (
+    TARGET,
+    is_readable,
+    position_of,
+    readable_rows,
+    readable_target,
+)
+from millpond.executor.spark.task_plan import RoutedInput, TaskPlan
+from millpond.executor.superstep.delivery import describe_value
+from millpond.executor.superstep.plan import IntervalPlan
+from millpond.statestore.check import check
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["RoutedRecords"]
+
+_DEAD_LETTERS_MAX: Final = 100_000
+
+
+class RoutedRecords:
+    """
+    The outside records of a slot, in Arrow until user code asks for a value.
+
+    Args:
+        source: the outside input.
+        table: the routed rows, at least one.
+        intervals: the intervals of the superstep, by position.
+    """
+
+    def __init__(self, source: RoutedInput, table: pa.Table, intervals: Sequence[IntervalPlan]) -> None:
+        self._source = source
+        self._columns = source.columns
+        self._table = _stamped(table, source)
+        self._intervals = intervals
+        self._targets = pc.unique(table.column(TARGET)).to_pylist()
+
+    @classmethod
+    def read(cls, plan: TaskPlan, batches: Iterable[pa.RecordBatch]) -> RoutedRecords | None:
+        """
+        Collect a partition's batches; ``None`` if there are no rows, or no outside input.
+        """
+        collected = [batch for batch in batches if batch.num_rows]
+        if plan.input is None or not collected:
+            return None
+        return cls(plan.input, pa.Table.from_batches(collected).combine_chunks(), plan.intervals)
+
+    def check_slot(self, slot: int, slots: int) -> None:
+        """
+        Refuse records of another slot: skipping them would lose them.
+
+        Raises:
+            InternalError: Spark has moved records to the wrong partition.
+        """
+        positions = map(position_of, self._targets)
+        strays = sorted(position for position in positions if position % slots != slot)
+        check(not strays, "records come to the slot of their interval", slot=slot, slots=slots, strays=strays)
+
+    def deliveries(self, position: int) -> tuple[Deliveries, ...]:
+        """
+        The records of the interval at a position of the plan.
+        """
+        target = readable_target(position)
+        if target not in self._targets:
+            return ()
+        table = self._of_target(target)
+        return (
+            Deliveries(
+                stream=self._source.stream,
+                keys=_column(table, self._columns.key),
+                at=_times(table, self._columns.at).to_numpy(zero_copy_only=False),
+                values=ArrowValues(table.select(self._columns.own)),
+                ids=self._ids(table, self._intervals[position].interval.computation),
+            ),
+        )
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """
+        A letter for each record without a readable key or time.
+
+        Raises:
+            InvalidError: there are more of them than one superstep can hold.
+        """
+        for target in self._targets:
+            if is_readable(target):
+                continue
+            table = self._of_target(target)
+            if table.num_rows > _DEAD_LETTERS_MAX:
+                raise InvalidError(
+                    "too many unreadable records in one superstep; look at the input first",
+                    input=self._source.stream,
+                    unreadable=table.num_rows,
+                    allowed=_DEAD_LETTERS_MAX,
+                )
+            yield from self._letters(table, self._intervals[position_of(target)].interval.computation)
+
+    def _letters(self, table: pa.Table, computation: str) -> Iterator[DeadLetter]:
+        columns = self._columns
+        keys = _column(table, columns.key).to_pylist()
+        times = _times(table, columns.at).to_pylist()
+        errors = (
+            [None] * table.num_rows if columns.error is None else _column(table, columns.error).to_pylist()
+        )
+        values = table.select(columns.own).to_pylist()
+        for key, at, error, value in zip(keys, times, errors, values, strict=True):
+            is_timed = at is not None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
+            yield DeadLetter(
+                computation=computation,
+                stream=self._source.stream,
+                key=key,
+                value=describe_value(value),
+                at=at if is_timed else None,
+                error=_why_unreadable(key, at) if error is None else error,
+            )
+
+    def observation(self) -> InputObservation:
+        """
+        The number of records, each counted for its first consumer only, and the times of all.
+        """
+        readable = self._table.filter(readable_rows(self._table.column(TARGET)))
+        first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
+        records = pc.sum(first).as_py() or 0
+        at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
+        if self._source.injector is None:
+            return observe_times(self._source.watch, at, records=records)
+        node, own = cloudpickle.loads(self._source.injector), readable.select(self._columns.own)
+        seen = observe_times(self._source.watch, at, member_names(node, own), records=records)
+        return replace(seen, mark_at=newest_mark(node, own))
+
+    def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
+        if self._columns.id is None:
+            return None
+        ids = _column(table, self._columns.id)
+        if pa.types.is_integer(ids.type):
+            ids = ids.cast(pa.string())
+        if ids.null_count == len(ids):
+            return None
+        return scoped_ids(ids.cast(pa.binary()), self._source.id_scopes.get(computation, b""))
+
+    def _of_target(self, target: int) -> pa.Table:
+        if len(self._targets) == 1:
+            return self._table
+        return self._table.filter(pc.equal(self._table.column(TARGET), target))
+
+
+def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
+    """
+    The records with the time of their arrival, if that is their event time.
+    """
+    stamp_at, name = source.watch.stamp_at, source.columns.at
+    if stamp_at is None:
+        return table
+    times = pa.array(np.full(table.num_rows, stamp_at, np.int64))
+    return table.set_column(table.column_names.index(name), name, times)
+
+
+def _why_unreadable(key: str | None, at: int | None) -> str:
+    if key is None:
+        return "the key is null"
+    if at is None:
+        return "the event time is null or unreadable"
+    return "the time lies outside the years 1 to 9999"
+
+
+def _times(table: pa.Table, name: str) -> Any:
+    # Spark's timestamps are microseconds already: only the type changes.
+    return _column(table, name).cast(pa.int64())
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

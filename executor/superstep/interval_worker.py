@@ -1,0 +1,236 @@
+"""
+The interval worker: runs one interval's bundles against soft state that follows the committed files.
+
+Both runners use it: a Spark task runs a bundle in one call (`IntervalWorker.run`), the local
+engine step by step, so that the files of several intervals are written in parallel. User code
+runs in `process`; the bundle counts only once the coordinator commits its manifest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+
+from millpond.executor.bundle.bundle import Bundle, Deliveries
+from millpond.executor.bundle.processor import IntervalProcessor
+from millpond.executor.bundle.result import BundleResult, Manifest
+from millpond.executor.computation.watchdog import OnStuck
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.weak import STRONG, WeakStreams
+from millpond.executor.soft_state.soft_state import SoftState, StoreRowReader
+from millpond.executor.superstep.plan import IntervalPlan
+from millpond.statestore.check import check
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
+from millpond.statestore.rows.row_format import RowFormat
+from millpond.statestore.types import Objects, Superstep, WallTimeMicros
+
+__all__ = ["IntervalWorker", "WorkerState", "bundle_of"]
+
+
+class WorkerState(Enum):
+    """
+    What an interval worker knows about the committed files.
+    """
+
+    BEHIND = auto()
+    """Another writer may have committed since soft state last followed the files."""
+
+    RAN = auto()
+    """A bundle has run since soft state last followed the files; its commit is not confirmed."""
+
+    FOLLOWING = auto()
+    """Soft state is exactly what the committed files say."""
+
+
+class IntervalWorker:
+    """
+    Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
+
+    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
+    manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
+    files first and undoes what is not among them. Only `fall_behind` and `write` may be called
+    while `process` runs on another thread.
+
+    Args:
+        node: the computation.
+        interval: the keys it owns.
+        objects: where row files are stored.
+        row_format: how row files are encoded.
+        cache_bytes: soft-state budget in bytes.
+        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        node: ComputationNode,
+        interval: Interval,
+        objects: Objects,
+        *,
+        row_format: RowFormat = PARQUET,
+        cache_bytes: int,
+        on_stuck: OnStuck | None = None,
+    ) -> None:
+        self._interval = interval
+        self._objects = objects
+        self._row_format = row_format
+        self._soft_state = SoftState(interval, StoreRowReader(objects), cache_bytes)
+        self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
+        self._state = WorkerState.BEHIND
+        self._transition = threading.Lock()
+
+    @property
+    def state(self) -> WorkerState:
+        """
+        What the worker knows about the committed files.
+        """
+        return self._state
+
+    def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
+        """
+        Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
+
+        Args:
+            bundle: the records and timers to handle.
+            files: returns the live files that may hold the interval's rows.
+            token: makes the file's name unique.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            DataError: a committed file is missing or its bytes are wrong.
+            UnavailableError: the object store cannot be reached.
+        """
+        try:
+            result = self.process(bundle, files)
+            return self.finish(bundle, result, self.write(bundle, result, token))
+        except BaseException:
+            self._reset()
+            raise
+
+    def process(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]]) -> BundleResult:
+        """
+        Run user code for a bundle; nothing is written yet.
+
+        Args:
+            bundle: the records and timers to handle.
+            files: returns the live files that may hold the interval's rows; called only if soft
+                state may differ from them, so a superstep does not cost more as files accumulate.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            DataError: a committed file is missing or its bytes are wrong.
+        """
+        if not self._begin():
+            self._soft_state.synchronise(files())
+        return self._processor.process(bundle)
+
+    def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
+        """
+        Write the row updates of a bundle, uncommitted; ``None`` if there are none.
+
+        Raises:
+            UnavailableError: the object store cannot be reached.
+        """
+        if result.updates is None:
+            return None
+        file = write_row_file(
+            self._objects,
+            self._interval,
+            result.updates,
+            superstep=bundle.superstep,
+            fence=bundle.fence,
+            token=token,
+            row_format=self._row_format,
+        )
+        reach("superstep.file_written")
+        return file
+
+    def finish(self, bundle: Bundle, result: BundleResult, file: RowFile | None) -> Manifest:
+        """
+        Associate soft state with the written file, and return the manifest to be committed.
+        """
+        check(
+            self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
+        )
+        self._soft_state.adopt(file)
+        return Manifest(
+            interval=self._interval,
+            fence=bundle.fence,
+            file=file,
+            result=replace(result, updates=None, weak=None),
+        )
+
+    def confirm(self, file: RowFile | None) -> None:
+        """
+        Note that the last bundle was committed, as part of a version that nothing else changed.
+
+        Args:
+            file: the bundle's row file; ``None`` if it changed nothing.
+        """
+        check(
+            self._state is not WorkerState.FOLLOWING,
+            "a bundle is confirmed once, after it ran",
+            state=self._state,
+        )
+        self._soft_state.confirm(file)
+        with self._transition:
+            # A bundle that outlived its superstep may have read the files before another writer's commit.
+            if self._state is WorkerState.RAN:
+                self._state = WorkerState.FOLLOWING
+
+    def fall_behind(self) -> None:
+        """
+        Note that another writer has committed: the next bundle reads the committed files first.
+        """
+        with self._transition:
+            self._state = WorkerState.BEHIND
+
+    def _begin(self) -> bool:
+        """
+        Note that a bundle runs from now on; return whether soft state still follows the files.
+
+        The state changes before the files are read: a `fall_behind` that comes later may concern a
+        commit which this bundle does not see, so it must outlast the bundle.
+        """
+        with self._transition:
+            is_following = self._state is WorkerState.FOLLOWING
+            self._state = WorkerState.RAN
+        return is_following
+
+    def _reset(self) -> None:
+        self._soft_state.reset()
+        self.fall_behind()
+
+
+def bundle_of(
+    part: IntervalPlan,
+    deliveries: Sequence[Deliveries],
+    *,
+    superstep: Superstep,
+    wall_time: WallTimeMicros,
+    weak: WeakStreams = STRONG,
+) -> Bundle:
+    """
+    The bundle of one interval in one superstep.
+
+    Args:
+        part: the interval's part in the superstep.
+        deliveries: its records.
+        superstep: number of the superstep.
+        wall_time: wall time of the whole superstep.
+        weak: which productions are delivered before the commit.
+    """
+    return Bundle(
+        interval=part.interval,
+        fence=part.fence,
+        superstep=superstep,
+        watermark=part.watermark,
+        wall_time=wall_time,
+        deliveries=deliveries,
+        percentile_watermarks=part.percentile_watermarks,
+        weak=weak,
+    )

@@ -1,0 +1,248 @@
+"""
+The interval worker: which bundles read the committed files first, and what a failure leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond.executor.bundle.bundle import Bundle, Deliveries
+from millpond.executor.bundle.result import Manifest
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.superstep.interval_worker import IntervalWorker, WorkerState, bundle_of
+from millpond.executor.superstep.plan import IntervalPlan
+from millpond.statestore.errors import InternalError, InvalidError, UnavailableError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+from millpond.testing.fixtures.interval_run import live_file
+
+INTERVAL = Interval("c")
+
+
+class Sum(Computation):
+    """
+    Adds numbers up, and refuses thirteen.
+    """
+
+    def process_record(self, context, record):
+        if record.value == 13:
+            raise ValueError("thirteen")
+        context.state.set(context.state.get(0) + record.value)
+
+
+class Table:
+    """
+    The committed files of one interval, and how often a worker has read them.
+    """
+
+    def __init__(self) -> None:
+        self.committed: list[LiveFile] = []
+        self.reads = 0
+        self.on_read: Callable[[], None] = lambda: None
+
+    def files(self) -> Sequence[LiveFile]:
+        self.reads += 1
+        self.on_read()
+        return tuple(self.committed)
+
+    def commit(self, manifest: Manifest) -> None:
+        assert manifest.file is not None
+        version = len(self.committed) + 1
+        self.committed.append(live_file(manifest.file, INTERVAL, version))
+
+
+class Setting:
+    """
+    A worker over a table in memory.
+    """
+
+    def __init__(self) -> None:
+        pipeline = EnginePipeline("p")
+        pipeline.inject("in", key="k", at="t").apply(Sum(), name="c", on_error="stop")
+        self.objects = FaultyObjects(MemoryObjects())
+        self.table = Table()
+        self.supersteps = 0
+        self.worker = IntervalWorker(
+            pipeline.check().computations["c"], INTERVAL, self.objects, cache_bytes=1 << 20
+        )
+
+    def bundle(self, *numbers: int) -> Bundle:
+        self.supersteps += 1
+        part = IntervalPlan(
+            interval=INTERVAL,
+            fence=Fence(Sequencer(1), CommitNumber(self.supersteps)),
+            watermark=EventTimeMicros(0),
+            files=(),
+            due=False,
+        )
+        records = Deliveries(
+            stream="in",
+            keys=pa.array(["k"] * len(numbers), pa.string()),
+            at=np.zeros(len(numbers), np.int64),
+            values=PythonValues(list(numbers)),
+        )
+        return bundle_of(part, [records], superstep=Superstep(self.supersteps), wall_time=WallTimeMicros(0))
+
+    def step(self, *numbers: int) -> Manifest:
+        """
+        The steps of the local engine, up to the commit.
+        """
+        bundle = self.bundle(*numbers)
+        result = self.worker.process(bundle, self.table.files)
+        return self.worker.finish(bundle, result, self.worker.write(bundle, result, self.token))
+
+    def run(self, *numbers: int) -> Manifest:
+        """
+        The one call of a Spark task.
+        """
+        return self.worker.run(self.bundle(*numbers), self.table.files, self.token)
+
+    @property
+    def token(self) -> str:
+        return f"{self.supersteps:032x}"
+
+    def state(self) -> Any:
+        return self.worker._soft_state.load(["k"])[0]
+
+
+def test_confirmed_bundles_do_not_read_the_table_again() -> None:
+    """
+    While every commit is the worker's own, only the first bundle reads the committed files.
+    """
+    setting = Setting()
+    for number in (1, 2, 3):
+        manifest = setting.step(number)
+        setting.table.commit(manifest)
+        setting.worker.confirm(manifest.file)
+
+    assert setting.table.reads == 1
+    assert setting.state() == "6"
+    assert setting.worker.state is WorkerState.FOLLOWING
+
+
+def test_a_bundle_that_is_not_confirmed_is_undone() -> None:
+    """
+    If the table has not got the last bundle's file, the next bundle does not count it.
+    """
+    setting = Setting()
+    first = setting.step(1)
+    setting.table.commit(first)
+    setting.worker.confirm(first.file)
+    setting.step(10)
+    setting.step(100)
+
+    assert setting.table.reads == 2
+    assert setting.state() == "101"
+
+
+def test_a_commit_of_another_writer_is_read_before_the_next_bundle() -> None:
+    """
+    A worker that has fallen behind reads the committed files once more.
+    """
+    setting = Setting()
+    first = setting.step(1)
+    setting.table.commit(first)
+    setting.worker.confirm(first.file)
+    setting.worker.fall_behind()
+
+    second = setting.step(2)
+    setting.table.commit(second)
+    setting.worker.confirm(second.file)
+    assert setting.table.reads == 2
+    assert setting.worker.state is WorkerState.FOLLOWING
+
+
+def test_a_commit_while_the_files_are_read_is_not_forgotten() -> None:
+    """
+    A worker that falls behind while it reads the files reads them again, though its bundle is confirmed.
+    """
+    setting = Setting()
+    setting.table.on_read = setting.worker.fall_behind
+    first = setting.step(1)
+    setting.table.commit(first)
+    setting.worker.confirm(first.file)
+    assert setting.worker.state is WorkerState.BEHIND
+
+    setting.table.on_read = lambda: None
+    for number in (2, 3):
+        manifest = setting.step(number)
+        setting.table.commit(manifest)
+        setting.worker.confirm(manifest.file)
+
+    assert setting.table.reads == 2
+    assert setting.state() == "6"
+
+
+def test_a_task_reads_the_table_before_every_bundle() -> None:
+    """
+    A Spark task learns of its commits from the files alone: nothing confirms them.
+    """
+    setting = Setting()
+    setting.table.commit(setting.run(1))
+    setting.run(10)
+    setting.table.commit(setting.run(100))
+
+    assert setting.table.reads == 3
+    assert setting.state() == "101"
+
+
+def test_a_failed_task_forgets_everything() -> None:
+    """
+    After a failure of user code, or of writing, a task's soft state is rebuilt from the committed files.
+    """
+    setting = Setting()
+    setting.table.commit(setting.run(1))
+    with pytest.raises(InvalidError, match="thirteen"):
+        setting.run(13)
+    assert setting.worker._soft_state.position is None
+    assert setting.worker.state is WorkerState.BEHIND
+    setting.objects.plan(Fault.REFUSED, "put_if_absent", within="", times=1_000)
+    with pytest.raises(UnavailableError):
+        setting.run(2)
+    assert setting.worker._soft_state.position is None
+    setting.objects.heal()
+
+    setting.table.commit(setting.run(3))
+    assert setting.state() == "4"
+
+
+def test_a_failed_step_can_be_repeated() -> None:
+    """
+    In the local engine a bundle whose file could not be written runs again, and counts once.
+    """
+    setting = Setting()
+    first = setting.step(1)
+    setting.table.commit(first)
+    setting.worker.confirm(first.file)
+    setting.objects.plan(Fault.REFUSED, "put_if_absent", within="", times=1_000)
+    with pytest.raises(UnavailableError):
+        setting.step(2)
+    setting.objects.heal()
+
+    setting.table.commit(setting.step(2))
+    assert setting.state() == "3"
+
+
+def test_a_bundle_is_confirmed_once() -> None:
+    """
+    To confirm or finish a bundle that has not run is an error of the engine, and is refused.
+    """
+    setting = Setting()
+    manifest = setting.step(1)
+    setting.worker.confirm(manifest.file)
+
+    with pytest.raises(InternalError, match="confirmed once"):
+        setting.worker.confirm(manifest.file)
+    with pytest.raises(InternalError, match="finished after it ran"):
+        setting.worker.finish(setting.bundle(2), manifest.result, manifest.file)
