@@ -91,7 +91,7 @@ class EnginePipeline(Generic[StreamT_co]):
         skew_limit: Duration | None = None,
     ) -> StreamT_co:
         """
-        Declare a stream of records from outside (MillWheel §4.3, §5.4).
+        Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
         Args:
             name: the stream's name; the runner takes its input under the same name.

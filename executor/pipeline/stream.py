@@ -27,7 +27,7 @@ class ComputationOptions(TypedDict, total=False):
     """
 
     exactly_once: bool
-    """Whether records that carry an id are deduplicated; ``True`` unless given (MillWheel §5.2.1)."""
+    """Whether records that carry an id are deduplicated; ``True`` unless given (MillWheel §6.1.1)."""
 
     on_error: OnError
     """
