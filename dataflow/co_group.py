@@ -5,8 +5,8 @@ Co-grouping: several streams in one windowed step, by the same key: the ground o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor
 from millpond.dataflow.step.element_wise import PaneKey
@@ -116,20 +116,20 @@ def co_group(
         InvalidError: no streams, streams of several pipelines, a stream under two tags, a tag in ``keys`` or
             ``of`` that no stream has, or an ``of`` that is no extractor.
     """
-    pipelines = {id(stream.pipeline): stream.pipeline for stream in streams.values()}
+    pipelines = {id(stream.pipeline) for stream in streams.values()}
     if len(pipelines) != 1 or len({stream.name for stream in streams.values()}) < len(streams):
         raise InvalidError("co_group takes different streams of one pipeline", step=name)
-    (pipeline,) = pipelines.values()
+    first, *_ = streams.values()
     extractors, wanted = keys or {}, of or {}
     if unknown := sorted({*extractors, *wanted} - streams.keys()):
         raise InvalidError("keys and of go by the tags of the streams", step=name, unknown=unknown)
     for extractor in wanted.values():
         check_extractor(extractor)
-    made = pipeline.add(
+    first.pipeline.add(
         _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, wanted),
         name=name,
         subscribes={stream.name: PaneKey.of(extractors.get(tag)) for tag, stream in streams.items()},
         produces=(name,),
         **options,
     )
-    return cast(DataflowStream, made[name])
+    return replace(first, name=name)

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast
 
 from millpond.dataflow.step.element_wise import PaneKey
 from millpond.dataflow.stream import DataflowStream
 from millpond.executor.pipeline.nodes import Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.stream import Stream
 from millpond.executor.pipeline.topology import Topology
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline(EnginePipeline):
+class Pipeline(EnginePipeline[DataflowStream]):
     """
     A graph of injectors, computations, windowed steps and sinks, joined by named streams.
 
@@ -32,19 +30,7 @@ class Pipeline(EnginePipeline):
         Stream('counts' of 'zeitgeist')
     """
 
-    stream_class: type[Stream] = DataflowStream
-
-    def inject(self, name: str, **arguments: Any) -> DataflowStream:
-        """
-        Let outside records in on a stream; see the engine's ``Pipeline.inject``.
-        """
-        return cast(DataflowStream, EnginePipeline.inject(self, name, **arguments))
-
-    def stream(self, name: str) -> DataflowStream:
-        """
-        The stream called ``name``, also one that is declared later.
-        """
-        return cast(DataflowStream, EnginePipeline.stream(self, name))
+    stream_class = DataflowStream
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """

@@ -4,7 +4,7 @@ Streams with windows: the verbs that the dataflow layer adds, and the pipeline t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -23,7 +23,6 @@ from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
-    from millpond.executor.computation.computation import Computation
     from millpond.executor.event_time.duration import Duration, Instant
     from millpond.executor.event_time.late_data_horizon import LateDataHorizon
     from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -142,21 +141,6 @@ class DataflowStream(Stream):
         """
         shift = TimestampShift(function, name, late_data_horizon)
         return self.apply(shift, name=name, key=PaneKey.of(key), **options)
-
-    def apply(
-        self,
-        computation: Computation,
-        *,
-        name: str,
-        key: KeyExtractor = None,
-        produces: str | Sequence[str] | None = None,
-        **options: Unpack[ComputationOptions],
-    ) -> DataflowStream:
-        """
-        Let a computation consume this stream; see `Stream.apply`.
-        """
-        made = Stream.apply(self, computation, name=name, key=key, produces=produces, **options)
-        return cast(DataflowStream, made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class ReplayedLog:
     """
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot: Snapshot = Snapshot()
         self.adds: dict[str, Add] = {}
         self.removes: dict[str, Remove] = {}
         self._txns: dict[str, Txn] = {}

@@ -94,8 +94,8 @@ class Store:
         self.path = path
         self.objects = objects
         self.row_format = row_format
-        self.storage_options = dict(storage_options)
-        self.log = Log(objects)
+        self.storage_options: dict[str, str] = dict(storage_options)
+        self.log: Log = Log(objects)
         self._clock = clock
         self._rng = rng
         self._resources = resources
@@ -105,7 +105,7 @@ class Store:
         self._read_only = leases is None
         snapshot = load(self.log)
         check_format(snapshot)
-        self.store_id = store_id_of(snapshot)
+        self.store_id: str = store_id_of(snapshot)
         self._leases: Leases | None = None
         self._server: EmbeddedZooKeeper | None = None
         self._revived_us = clock.monotonic_us()

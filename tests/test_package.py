@@ -47,7 +47,7 @@ def test_wheel_holds_every_module_once(wheel: Path) -> None:
     modules = {f"millpond/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")}
 
     assert {name for name in names if name.endswith(".py")} == modules | {"millpond/__init__.py"}
-    assert {"millpond/py.typed", "millpond/migrations/script.py.mako"} <= set(names)
+    assert {"millpond/py.typed", "millpond/__init__.pyi", "millpond/migrations/script.py.mako"} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"millpond"}
 
 

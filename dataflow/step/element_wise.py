@@ -87,7 +87,7 @@ class TimestampShift(Computation):
     ) -> None:
         self.function = function
         self.stream = stream
-        self.late_data_horizon = late_data_horizon
+        self.late_data_horizon: LateDataHorizon = late_data_horizon
 
     def process_record(self, context: Context, record: Record) -> None:
         """

@@ -85,8 +85,8 @@ class KeyWindows:
             {} if percentile_watermarks is None else percentile_watermarks
         )
         fields = state or {}
-        self.windows = WindowStates(fields.get(_WINDOWS, ()), on_open)
-        self.counts = dict.fromkeys(WINDOW_COUNTERS, 0)
+        self.windows: WindowStates = WindowStates(fields.get(_WINDOWS, ()), on_open)
+        self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
         self.output: list[WindowedValue] = []
 
     def to_json(self) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ A windowed step as a computation: its state is the key's windows, its timers are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, extract
@@ -81,7 +81,7 @@ class WindowedComputation(Computation):
         finish: what becomes of the combined value; ``None`` shows it as it is.
     """
 
-    counters = WINDOW_COUNTERS
+    counters: Collection[str] = WINDOW_COUNTERS
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class WindowedComputation(Computation):
         finish: Finish | None = None,
     ) -> None:
         self.strategy = strategy
-        self.percentiles = tuple(sorted(strategy.trigger.percentiles))
+        self.percentiles: Collection[float] = tuple(sorted(strategy.trigger.percentiles))
         self.combine = combine
         self.stream = stream
         self.of = of

@@ -143,10 +143,10 @@ class TriggerContext:
             {} if percentile_watermarks is None else percentile_watermarks
         )
         self._sources = sources
-        self.watermark = watermark
-        self.wall_time = wall_time
-        self.path = path
-        self.firing = Firing() if firing is None else firing
+        self.watermark: int = watermark
+        self.wall_time: int = wall_time
+        self.path: str = path
+        self.firing: Firing = Firing() if firing is None else firing
 
     @property
     def window(self) -> Window:

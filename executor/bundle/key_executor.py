@@ -79,13 +79,13 @@ class KeyExecutor:
     ) -> None:
         self._limit = limit
         self._input = InputTime()
-        self.timers = KeyTimers(bundle.clocks)
+        self.timers: KeyTimers = KeyTimers(bundle.clocks)
         holds = Holds(self.timers, self._input)
-        self.state = KeyState(node.computation.codec, holds)
-        self.productions = Productions()
-        self.counters = Counters()
+        self.state: KeyState = KeyState(node.computation.codec, holds)
+        self.productions: Productions = Productions()
+        self.counters: Counters = Counters()
         self.dead_letters: list[DeadLetter] = []
-        self.fired = 0
+        self.fired: int = 0
         self._node = node
         self._columns = columns
         self._records = Records(columns, self._input, self.state)

@@ -21,20 +21,28 @@ __all__ = ["Computation"]
 
 class Computation:
     """
-    Base class of user code: override the hooks that the computation needs.
+    Base class of user code: override the hooks that the computation needs (MillWheel §4.1, §5.1).
 
-    An instance is pickled, and one copy serves many keys on many machines, so what must
-    be remembered belongs in ``context.state``, not in ``self``. A hook may run again for
-    the same record (after a failure of machine or code); only its effects on state,
-    timers and productions happen once.
+    An instance is pickled and one copy serves many keys on many machines, so state belongs in
+    ``context.state``, not in ``self``. After a failure of the machine or the code, a hook may run
+    again for the same record; its effects on state, timers, productions and counters happen once.
 
     Attributes:
-        codec: how the state becomes the row's ``state`` column; JSON unless overridden.
-        percentiles: the percentile watermarks that the code asks for, besides 100.
-        late_data_horizon: how far below a record's time the code may produce; the output
-            watermark is held back by as much, always. ``"unbounded"`` holds nothing back, so
-            what is produced below the record's time may be late.
-        counters: names of what the code counts with ``context.count``, over all keys.
+        codec: encodes the state for the row's ``state`` column; JSON by default.
+        percentiles: the percentile watermarks that the code uses in addition to 100, each above 0
+            and below 100.
+        late_data_horizon: how far before a record's event time the code may produce, as a duration.
+            The output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a
+            production before the record's time may be late.
+        counters: the names of the counters that the code uses with ``context.count``, over all keys.
+
+    Example::
+
+        class Counter(mp.Computation):
+            def process_record(self, context, record):
+                count = context.state.get(0) + 1
+                context.state.set(count)
+                context.produce("counts", count)
     """
 
     codec: Codec = JsonCodec()
@@ -44,7 +52,15 @@ class Computation:
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """
-        Handle one record.
+        Process one record. Required of a computation that does not override `process_records`.
+
+        Args:
+            context: state, timers and productions of the record's key; valid until the hook returns.
+            record: the record.
+
+        Raises:
+            InvalidError: the class does not override this hook. Any exception that an override raises
+                is handled as ``on_error`` and ``retries`` of `ComputationOptions` say.
         """
         raise InvalidError(
             "the computation got a record but has no process_record", computation=type(self).__name__
@@ -52,11 +68,15 @@ class Computation:
 
     def process_records(self, context: Context, records: Records) -> None:
         """
-        Handle all of one key's records of a bundle, by (time, arrival); by default one by one.
+        Process all records of one key in a bundle; by default calls `process_record` for each.
 
-        Overriding it saves a call per record, and reading and setting the state more than
-        once. It gives up control over how many records come together: how records fall into
-        bundles is not repeatable, and after an exception each comes in a call of its own.
+        An override saves a call per record and reads and sets the state once per bundle. It cannot
+        rely on which records arrive together: bundles are not repeatable, and after an exception each
+        record is retried in its own call.
+
+        Args:
+            context: state, timers and productions of the key; valid until the hook returns.
+            records: the records in order of event time, then arrival; valid until the hook returns.
         """
         process_record = self.process_record
         for record in records.one_by_one():
@@ -64,7 +84,14 @@ class Computation:
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
-        Handle a timer that has fired; it is no longer pending.
+        Process a timer that has fired and is no longer pending. Required of a computation that sets timers.
+
+        Args:
+            context: state, timers and productions of the timer's key; valid until the hook returns.
+            timer: the timer, as it was set.
+
+        Raises:
+            InvalidError: the class does not override this hook.
         """
         raise InvalidError(
             "the computation set a timer but has no process_timer", computation=type(self).__name__

@@ -1,5 +1,5 @@
 """
-The context of a hook: everything user code may do, for exactly one key (MillWheel §5.1).
+The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""
 
 _EVENT: Final = TimeDomain.EVENT
-_DOMAINS: Final[dict[str, TimeDomain]] = {each.value: each for each in (TimeDomain.EVENT, TimeDomain.WALL)}
+_DOMAINS: Final[dict[str, TimeDomain]] = {
+    domain.value: domain for domain in (TimeDomain.EVENT, TimeDomain.WALL)
+}
 
 
 class _Producer(Protocol):
@@ -41,14 +43,15 @@ class _Producer(Protocol):
 
 class Context:
     """
-    State, timers and productions of one key; valid only until the hook returns.
+    State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
 
-    Times are microseconds since 1970 UTC, or ``datetime`` objects with an offset.
+    Times that it returns are microseconds since 1970 UTC. Times that it takes are microseconds too, or
+    ``datetime`` objects with an offset.
 
     Attributes:
         key: the key that the hook runs for.
-        state: its persistent state.
-        watermark: the computation's input low watermark; records below it are late.
+        state: the key's persistent state.
+        watermark: the computation's input low watermark; a record before it is late.
         wall_time: the wall time of the superstep, the same for all its hooks.
     """
 
@@ -90,32 +93,35 @@ class Context:
         self._timers = timers
         self._productions = productions
         self._input = input_time
-        self.key = ""
-        self.state = state
-        self.watermark = EventTimeMicros(clocks.watermark)
-        self.wall_time = WallTimeMicros(clocks.wall_time)
+        self.key: str = ""
+        self.state: State = state
+        self.watermark: EventTimeMicros = EventTimeMicros(clocks.watermark)
+        self.wall_time: WallTimeMicros = WallTimeMicros(clocks.wall_time)
 
     @property
     def oldest_at(self) -> EventTimeMicros:
         """
-        The oldest time that may be produced at: that of the input, or one that the key owes already.
+        The earliest event time that the hook may produce at.
 
-        For records it is older by the computation's ``late_data_horizon``.
-
-        A key owes the output times of its pending timers and what its state holds; those that it
-        owed when its turn began count until the turn ends.
+        It is the time of the input, less the computation's ``late_data_horizon`` for records, or an
+        earlier time that already holds the output watermark: the ``output_at`` of a pending timer or a
+        hold of the state. Those that held it when the key's turn in the bundle began count until the
+        turn ends.
         """
         return EventTimeMicros(self._holds.floor())
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
         """
-        The input watermark of a share of the records: about so many percent are in up to here.
+        The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
 
         Args:
-            percentile: 100, the low watermark itself, or one of the computation's ``percentiles``.
+            percentile: one of the computation's ``percentiles``, or 100 for the low watermark.
+
+        Returns:
+            The watermark in microseconds (MillWheel §7.2).
 
         Raises:
-            InvalidError: the computation does not declare it.
+            InvalidError: the computation does not declare this percentile.
         """
         return EventTimeMicros(self._clocks.of(_EVENT, self._declared(percentile)))
 
@@ -137,25 +143,28 @@ class Context:
         percentile: float = EXACT,
     ) -> None:
         """
-        Have ``process_timer`` called once the domain's clock reaches ``at``.
+        Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
 
-        It replaces the pending timer of the same tag and domain. A time that has passed
-        already fires in this very bundle.
+        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the
+        timer fires in the current bundle.
 
         Args:
             at: when to fire.
-            tag: the timer's name within key and domain.
+            tag: the timer's name, unique within key and domain.
             domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
-            output_at: event time of what the timer will produce, which holds the low
-                watermark back. By default ``at`` for an event timer (or the input's time,
+            output_at: the event time of the timer's productions, which holds the output watermark
+                back until the timer fires. By default ``at`` for an event timer (or the input's time,
                 if that is later) and the input's time for a wall timer.
-            percentile: in event time, the watermark to wait for: 100 or one of the computation's
-                ``percentiles``. At most ``100 - percentile`` percent of the records before
-                ``at`` are still to come when it fires, and they are not late.
+            percentile: in the event domain, the watermark to wait for: 100 or one of the computation's
+                ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the
+                records before ``at`` are still to come, and those are not late.
 
         Raises:
-            InvalidError: not a time, an unknown domain, a percentile that is not declared, or
-                ``output_at`` below `oldest_at`.
+            InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared, or
+                ``output_at`` is before `oldest_at`.
+
+        Example:
+            ``context.set_timer(record.at + 60_000_000, tag="flush")``
         """
         moment = at if type(at) is int else to_micros(at)
         known = _DOMAINS.get(domain) or self._unknown(domain)
@@ -169,28 +178,37 @@ class Context:
         else:
             output = input_time.at
         timers = self._timers
-        # Windows set the same timer with every record: what is pending has been checked before.
+        # Windows set the same timer with every record: a pending timer has been checked already.
         if not timers.has(tag, known, moment, output, percentile):
             timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """
-        Remove a pending timer, if there is one.
+        Delete a pending timer; does nothing if there is none.
+
+        Args:
+            tag: the timer's name.
+            domain: the domain in which it was set.
+
+        Raises:
+            InvalidError: the domain is unknown.
         """
         self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
     def produce(self, stream: str, value: Any, key: str | None = None, at: Moment | None = None) -> None:
         """
-        Send a record to all consumers of ``stream``, once this bundle is durable.
+        Produce a record to all consumers of ``stream``; it is delivered once, when this bundle is durable.
+
+        Weak productions are delivered earlier; see ``productions`` of `ComputationOptions`.
 
         Args:
-            stream: one of the streams that the computation was declared to produce.
-            value: what JSON can carry, or bytes.
-            key: the record's own key; this key unless given.
-            at: its event time; that of the record or timer at hand unless given.
+            stream: one of the streams in the computation's ``produces``.
+            value: a JSON-compatible value, or ``bytes``.
+            key: the record's key; the current key unless given.
+            at: its event time; the time of the current record or timer unless given.
 
         Raises:
-            InvalidError: an undeclared stream, or a time below `oldest_at` (§4.5).
+            InvalidError: the stream is not declared, or ``at`` is before `oldest_at` (MillWheel §4.5).
         """
         if stream not in self._produces:
             raise InvalidError(
@@ -205,16 +223,16 @@ class Context:
 
     def count(self, counter: str, amount: int = 1) -> None:
         """
-        Add to a counter of the computation, over all its keys; see ``by_computation`` in `Totals`.
+        Add to a counter of the computation, summed over all its keys; see ``by_computation`` of `Totals`.
 
-        Like state it counts exactly once: what a failing hook has counted is taken back.
+        Counters are exactly-once, as state is: the additions of a failing hook are rolled back.
 
         Args:
             counter: one of the computation's ``counters``.
-            amount: how much, up to 2**40. Counters only rise; what falls again is counted by another one.
+            amount: a whole number from 0 to 2**40. A counter only rises: count decreases in a second one.
 
         Raises:
-            InvalidError: the computation does not declare it, or the amount is none that can be counted.
+            InvalidError: the counter is not declared, or the amount is out of range.
         """
         if counter not in self._declared_counters:
             raise InvalidError(
@@ -224,7 +242,7 @@ class Context:
             )
         if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
             raise InvalidError(
-                "a counter counts whole numbers, and only rises",
+                "the amount of a counter is not a whole number from 0 to amount_max",
                 computation=self._name,
                 counter=counter,
                 amount=amount,
@@ -244,7 +262,7 @@ class Context:
         if moment >= floor or moment >= self._holds.floor():
             return moment
         raise InvalidError(
-            "a time may not be below that of the input",
+            "a time may not be before that of the input",
             computation=self._name,
             input_at=floor,
             **{name: moment},

@@ -1,8 +1,9 @@
 """
-Counters: numbers that user code keeps of a computation as a whole, beside the state of its keys.
+Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
 
-They are sums over all keys and all time, exact like state (a count stands if and only if the
-superstep in which it was made was committed), and bounded: a computation declares their names.
+A counter adds up all keys over the pipeline's whole life. It is exact, as state is: an addition counts
+if and only if its superstep is committed. The number of counters is bounded: a computation declares
+their names.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["AMOUNT_MAX", "COUNTERS_MAX", "Counters", "declared_counters"]
 
 AMOUNT_MAX: Final = 2**40
-"""So much may be added at once: sums are positions of the table, which never fall and have 64 bits."""
+"""The most that one call may add: sums are positions of the table, which never fall and have 64 bits."""
 
 COUNTERS_MAX: Final = 32
-"""So many counters may a computation declare."""
+"""The most counters that a computation may declare."""
 
 
 def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
     The counters that a computation declares.
 
     Raises:
-        InvalidError: they are no names, or too many.
+        InvalidError: ``declared`` is not a collection of names, or has more than `COUNTERS_MAX`.
     """
     if not isinstance(declared, tuple | list | frozenset | set):
         raise InvalidError("counters is a tuple of names", computation=computation, found=declared)
@@ -41,7 +42,7 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
 
 class Counters:
     """
-    What a bundle counts; counts of a hook that failed are taken back.
+    The additions of one bundle; those of a failing hook are rolled back.
     """
 
     __slots__ = ("_entries", "_sums")
@@ -55,19 +56,19 @@ class Counters:
 
     def add(self, name: str, amount: int) -> None:
         """
-        Count; `truncate` can take it back until `settle`.
+        Add to a counter; `truncate` can undo it until `settle`.
         """
         self._entries.append((name, amount))
 
     def truncate(self, length: int) -> None:
         """
-        Take back all but the first ``length`` since `settle`.
+        Undo all but the first ``length`` additions since `settle`.
         """
         del self._entries[length:]
 
     def settle(self) -> None:
         """
-        The key's turn is over: what was counted stands.
+        Make the additions of the key's turn final.
         """
         if self._entries:
             for name, amount in self._entries:
@@ -76,7 +77,7 @@ class Counters:
 
     def sums(self) -> Mapping[str, int]:
         """
-        What stands.
+        The final sums by counter.
         """
         self.settle()
         return dict(self._sums)

@@ -1,9 +1,9 @@
 """
-Holds: event times that a key's state still owes something for (MillWheel §5.2).
+Holds: event times at which a key's state may still produce (MillWheel §5.2).
 
-While a state holds a time, the computation's output watermark does not pass it, and the key
-may produce at it, whatever time its input has by then. Holds are kept among the key's timers,
-in the same atomic row update as the state, so they survive whatever the state survives.
+While a state holds a time, the computation's output watermark does not pass it, and the key may
+produce at it, however late its input is by then. Holds are stored among the key's timers, in the same
+atomic row update as the state, so they are as durable as the state.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Holds"]
 
 class Holds:
     """
-    The holds of the key at hand.
+    The holds of the current key.
 
     Args:
-        timers: the key's timers, which they are kept among.
-        input_time: the time of what the code is busy with.
+        timers: the key's timers, among which holds are stored.
+        input_time: the time of the record or timer that user code is processing.
     """
 
     __slots__ = ("_input", "_timers")
@@ -37,40 +37,40 @@ class Holds:
 
     def set(self, at: Moment, tag: str) -> None:
         """
-        Hold a time, in place of what the same tag held.
+        Hold a time; replaces a hold of the same tag.
 
         Raises:
-            InvalidError: not a time, or below both the input's and every time that the key owes.
+            InvalidError: ``at`` is not a time, or is before `floor`.
         """
         moment = to_micros(at)
         if moment < self.floor():
-            raise InvalidError("a hold may not be below the input", input_at=self._input.floor_at, at=moment)
+            raise InvalidError("a hold may not be before the input", input_at=self._input.floor_at, at=moment)
         self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str) -> None:
         """
-        Let go of what a tag holds, if it does.
+        Release the hold called ``tag``; does nothing if there is none.
         """
         self._timers.delete(tag, TimeDomain.HOLD)
 
     def release_all(self) -> None:
         """
-        Let go of everything.
+        Release every hold.
         """
         for timer in self._timers.holds():
             self._timers.delete(timer.tag, TimeDomain.HOLD)
 
     def oldest(self) -> int | None:
         """
-        The oldest time that is held.
+        The earliest held time; ``None`` without a hold.
         """
         return min((timer.at for timer in self._timers.holds()), default=None)
 
     def floor(self) -> int:
         """
-        Nothing may be produced below this: the input's time, or an older one that the key owes already.
+        The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
 
-        A key owes what its state holds and what its timers are to produce.
+        A key holds the times of its holds and the output times of its timers.
         """
         owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
         return floor if owed is None else min(owed, floor)

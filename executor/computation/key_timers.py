@@ -1,5 +1,5 @@
 """
-The timers of the key at hand, while its hooks run (MillWheel §4.6).
+The timers of the current key, while its hooks run (MillWheel §4.6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TimerId: TypeAlias = tuple[str, TimeDomain]
 @dataclass(frozen=True, slots=True)
 class TimersSavepoint:
     """
-    Timers as they stood between two hooks.
+    A copy of the timers between two hooks, for `KeyTimers.restore`.
     """
 
     pending: dict[_TimerId, Timer]
@@ -30,10 +30,10 @@ class TimersSavepoint:
 
 class KeyTimers:
     """
-    Set, replaced, deleted, fired; one object for all keys of a bundle.
+    Sets, replaces, deletes and fires timers; one object serves all keys of a bundle.
 
     Args:
-        clocks: timers up to what they show are due.
+        clocks: timers up to their times are due.
     """
 
     __slots__ = ("_clocks", "_pending", "_row", "due")
@@ -46,7 +46,7 @@ class KeyTimers:
 
     def bind(self, row: Timers) -> None:
         """
-        Become the timers of another key.
+        Switch to the timers of another key.
         """
         self._row = row
         self._pending = None
@@ -56,7 +56,7 @@ class KeyTimers:
 
     def has(self, tag: str, domain: TimeDomain, at: int, output_at: int, percentile: float = EXACT) -> bool:
         """
-        Whether this very timer is pending.
+        Whether exactly this timer is pending.
         """
         pending = self._pending
         if pending is None:
@@ -65,42 +65,42 @@ class KeyTimers:
 
     def set(self, timer: Timer) -> None:
         """
-        Add the timer, replacing the one of the same tag and domain.
+        Add a timer; replaces one of the same tag and domain.
         """
         self._opened()[(timer.tag, timer.domain)] = timer
         self._note(timer)
 
     def delete(self, tag: str, domain: TimeDomain) -> None:
         """
-        Remove the timer, if it is pending.
+        Remove a timer if it is pending.
         """
         self._opened().pop((tag, domain), None)
 
     def holds(self) -> list[Timer]:
         """
-        What the state holds: timers that never fire.
+        The holds of the state, which are stored as timers that never fire.
         """
         pending = self._row if self._pending is None else self._pending.values()
         return [timer for timer in pending if timer.domain is TimeDomain.HOLD]
 
     def owed_at(self) -> int | None:
         """
-        The oldest output time that the key owes, or owed when its turn began.
+        The earliest output time of the key's timers and holds, including those at the start of its turn.
 
-        The bundle's commit settles what it owed then, so nobody's watermark has passed it yet.
+        The latter hold the watermark until the bundle is committed, so no consumer's watermark has passed them.
         """
         row = self._row
         return hold_of(row if self._pending is None else (*row, *self._pending.values()))
 
     def pop_due(self) -> Timer | None:
         """
-        Take out the first due timer by (time, domain, percentile, tag).
+        Remove and return the first due timer by (time, domain, percentile, tag); ``None`` if none is due.
         """
         pending = self._opened()
         while self.due:
             timer = heappop(self.due)[4]
             name = (timer.tag, timer.domain)
-            # An entry that was deleted or replaced since is no longer the pending object.
+            # The entry of a timer that was deleted or replaced is not the pending object any more.
             if pending.get(name) is timer:
                 del pending[name]
                 return timer
@@ -108,7 +108,7 @@ class KeyTimers:
 
     def changed(self) -> Timers | None:
         """
-        All pending timers in firing order; ``None`` when they are the row's.
+        All pending timers in firing order; ``None`` when they equal those in the row.
         """
         if self._pending is None:
             return None
@@ -123,13 +123,13 @@ class KeyTimers:
 
     def savepoint(self) -> TimersSavepoint:
         """
-        What `restore` goes back to.
+        Copy the timers for `restore`.
         """
         return TimersSavepoint(dict(self._opened()), list(self.due))
 
     def restore(self, savepoint: TimersSavepoint) -> None:
         """
-        Undo what was done since the savepoint; it may be used again.
+        Undo all changes since the savepoint, which stays usable.
         """
         self._pending = dict(savepoint.pending)
         self.due = list(savepoint.due)

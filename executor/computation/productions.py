@@ -1,5 +1,5 @@
 """
-What a bundle produces, column by column, in order of emission (MillWheel §6.1.2).
+A bundle's productions, column by column, in order of emission (MillWheel §6.1.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _encode: Final = JsonCodec().encode
 
 class Productions:
     """
-    Columns of produced records; values are encoded at once, so later changes do not reach them.
+    The columns of produced records; values are encoded immediately, so later changes do not affect them.
     """
 
     __slots__ = ("at", "blobs", "keys", "streams", "texts")
@@ -32,10 +32,10 @@ class Productions:
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
         """
-        Add a production; bytes stay bytes, anything else becomes JSON.
+        Add a production; ``bytes`` stay bytes, any other value becomes JSON.
 
         Raises:
-            InvalidError: JSON cannot carry the value.
+            InvalidError: JSON cannot represent the value.
         """
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
@@ -47,7 +47,7 @@ class Productions:
 
     def truncate(self, count: int) -> None:
         """
-        Take back all but the first ``count``.
+        Remove all but the first ``count`` productions.
         """
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]

@@ -1,14 +1,14 @@
 """
-Records: what a computation's code is handed (MillWheel §4.1).
+Records: the input of a computation's hooks (MillWheel §4.1).
 
-Records are made when they are looked at and decode their value when it is asked for: a
-computation that only counts pays for neither.
+A record is created when iteration reaches it and decodes its value on first access, so a computation
+that only counts pays for neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from millpond.executor.computation.record_columns import HookEnd, InputTime, RecordColumns
 from millpond.statestore.types import EventTimeMicros
@@ -22,11 +22,11 @@ class Record:
 
     Attributes:
         key: the consumer's key.
-        value: the decoded value; changing it changes nobody else's.
-        at: event time in microseconds.
-        stream: the stream it came on.
-        late: whether it was behind the low watermark when it was handled.
-        id: its publisher's id, if it has one.
+        value: the decoded value; each consumer has its own copy.
+        at: event time in microseconds since 1970 UTC.
+        stream: the name of the stream that it arrived on.
+        late: whether it is before the low watermark that the hook sees.
+        id: the publisher's id; ``None`` if the record has none.
     """
 
     __slots__ = ("_columns", "_index", "at", "id", "key", "late", "stream", "value")
@@ -57,27 +57,27 @@ class Record:
         self.id = id
 
     def __getattr__(self, name: str) -> Any:
-        # Python comes here only while the slot is empty: a record of a bundle fills it now.
+        # Python calls this only while the slot is empty; a record of a bundle fills it on first access.
         if name == "value":
             columns = self._columns
             columns.values_are_wanted = True
-            self.value = found = columns.value(self._index)
-            return found
+            self.value = value = columns.value(self._index)
+            return value
         if name == "id":
-            self.id = found = self._columns.id(self._index)
-            return found
+            self.id = record_id = self._columns.id(self._index)
+            return record_id
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """
-        Travel with value and id, and without the bundle.
+        Pickle the value and the id, without the bundle.
         """
         return (Record, _fields(self))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and _fields(self) == _fields(other)
 
-    __hash__ = None  # type: ignore[assignment]  # values need not be hashable
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # __eq__ unsets it: values need not be hashable
 
     def __repr__(self) -> str:
         return (
@@ -93,18 +93,21 @@ def _fields(record: Record) -> tuple[object, ...]:
 def _read_value(record: Record, columns: RecordColumns, index: int) -> None:
     try:
         value = columns.read(columns.sources[index])
-    except Exception:  # noqa: BLE001 - the code that asks for this value meets the error, no other does
+    except Exception:  # noqa: BLE001 - raised again to code that reads this value, and to no other
         return
     record.value = value
 
 
 class Records(Sequence[Record]):
     """
-    All of one key's records in a bundle, by (time, arrival).
+    All records of one key in a bundle, in order of event time, then arrival.
 
-    Valid until the hook that it was handed to returns; single records stay valid.
-    While it is iterated, productions get the time of the record last seen; before and
-    after that, the newest record's. None may be below the oldest.
+    The sequence is valid until its hook returns; single records stay valid. During iteration a
+    production gets the time of the current record by default; before and after the iteration, that of
+    the newest. No production may be before the oldest record.
+
+    Example:
+        ``total = sum(record.value for record in records)``
     """
 
     __slots__ = ("_columns", "_hook_end", "_input", "_key", "_start", "_stop")
@@ -119,7 +122,7 @@ class Records(Sequence[Record]):
 
     def bind(self, key: str, start: int, stop: int) -> None:
         """
-        Become the records ``start`` to ``stop``, which are the key's.
+        Switch to the records ``start`` to ``stop``, which are those of ``key``.
         """
         self._key = key
         self._start = start
@@ -140,10 +143,10 @@ class Records(Sequence[Record]):
 
     def one_by_one(self) -> Iterator[Record]:
         """
-        The records, each as an input of its own, as ``process_record`` sees them.
+        Iterate the records, each as a separate input, as ``process_record`` sees them.
 
-        Nothing may be produced below the record at hand, and a state that was read but
-        not set is read again for the next one.
+        No production may be before the current record, and a state that was read but not set is
+        decoded again for the next one.
         """
         # The hottest loop of the engine: what `_made` does, without a second generator.
         input_time, end_hook = self._input, self._hook_end.end_hook
@@ -185,12 +188,12 @@ class Records(Sequence[Record]):
         if isinstance(index, slice):
             return list(self._made())[index]
         count = self._stop - self._start
-        place = index + count if index < 0 else index
-        if not 0 <= place < count:
+        position = index + count if index < 0 else index
+        if not 0 <= position < count:
             raise IndexError(index)
-        return self._one(self._start + place)
+        return self._record(self._start + position)
 
-    def _one(self, index: int) -> Record:
+    def _record(self, index: int) -> Record:
         columns = self._columns
         at = columns.at[index]
         record = Record.__new__(Record)

@@ -1,10 +1,10 @@
 """
-A bundle's records in columns, and the input time that their productions go by.
+A bundle's records in columns, and the input time that bounds their productions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,31 +18,31 @@ __all__ = ["HookEnd", "InputTime", "RecordColumns"]
 
 class InputTime:
     """
-    The event time of the input that user code is busy with.
+    The event time of the input that user code is processing, in microseconds.
 
     Attributes:
-        at: default time of what is produced.
-        floor_at: nothing may be produced below it (§4.5: no smaller than any source record).
-        slack_us: unless the computation may go so far below it.
+        at: the default time of productions.
+        floor_at: no production may be before it (MillWheel §4.5: no smaller than any source record) …
+        slack_us: … by more than this, which is the computation's late data horizon.
     """
 
     __slots__ = ("at", "floor_at", "slack_us")
 
     def __init__(self) -> None:
-        self.at = 0
-        self.floor_at = 0
-        self.slack_us = 0
+        self.at: int = 0
+        self.floor_at: int = 0
+        self.slack_us: int = 0
 
     def of_one(self, at: int) -> None:
         """
-        One record or timer.
+        Set the time of a single record or timer.
         """
         self.at = self.floor_at = at
 
 
 class HookEnd(Protocol):
     """
-    Told when user code is done with one record.
+    Receives the end of each record's hook.
     """
 
     def end_hook(self) -> None:
@@ -58,15 +58,15 @@ class RecordColumns:
 
     Args:
         at: event times.
-        streams: the streams they came on.
-        sources: positions in ``values`` and ``ids``.
+        streams: the stream of each record.
+        sources: each record's index in ``values`` and ``ids``.
         values: values in order of arrival.
-        ids: ids in order of arrival, if there are any.
-        watermark: records below it are late.
+        ids: ids in order of arrival; ``None`` if no record has one.
+        watermark: records before it are late.
 
     Attributes:
-        values_are_wanted: user code has asked for a value, so it will ask for others: from
-            then on they are decoded at once, which is cheaper than on demand.
+        values_are_wanted: user code has read a value and will probably read the others: from then
+            on values are decoded when their record is made, which is cheaper than on demand.
     """
 
     __slots__ = ("_ids", "at", "read", "sources", "streams", "values_are_wanted", "watermark")
@@ -81,11 +81,11 @@ class RecordColumns:
         watermark: int,
     ) -> None:
         self.at: list[int] = at.tolist()
-        self.streams = streams
-        self.watermark = watermark
+        self.streams: Sequence[str] = streams
+        self.watermark: int = watermark
         self.sources: list[int] = sources.tolist()
-        self.read = values.value
-        self.values_are_wanted = False
+        self.read: Callable[[int], Any] = values.value
+        self.values_are_wanted: bool = False
         self._ids = ids
 
     def value(self, index: int) -> Any:
@@ -98,6 +98,6 @@ class RecordColumns:
         """
         The id of the record at ``index``, as its publisher gave it.
         """
-        found: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
-        # Where streams share a computation, their names keep their ids apart: `Topology.id_scope`.
-        return None if found is None else found.removeprefix(f"{self.streams[index]}\0".encode())
+        scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
+        # Where a computation has several streams, each id has its stream's name in front: `Topology.id_scope`.
+        return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())

@@ -1,7 +1,7 @@
 """
-A key's persistent state, as user code holds it (MillWheel §4.4).
+A key's persistent state, as user code sees it (MillWheel §4.4).
 
-Values, not objects, are kept: what `State.set` is given is encoded once, at the end of
+State is kept by value, not by reference: the object given to `State.set` is encoded once, at the end of
 the key's turn in the bundle, and decoded once, at the first `State.get`.
 """
 
@@ -17,19 +17,21 @@ from millpond.statestore.rows.codec import Codec
 __all__ = ["Encoded", "KeyState", "State"]
 
 Encoded: TypeAlias = str | bytes
-"""State as the row keeps it: text or bytes, as the codec has it."""
+"""State as the row stores it: text or bytes, depending on the codec."""
 
 _UNREAD: Final = object()
 
-# Objects of these very types come back from a codec as they went in; anything else
-# (a tuple, a user's class) goes through the codec at once, so that what a hook gets
-# never depends on how records fell into bundles.
+# A codec returns objects of exactly these types unchanged. Any other object (a tuple, a user's class)
+# goes through the codec immediately, so that the result of `get` never depends on how records are bundled.
 _ROUND_TRIP: Final = frozenset({dict, list, str, int, float, bool, type(None), bytes})
 
 
 class State:
     """
-    The state of the key at hand.
+    The state of the current key, as ``context.state`` (MillWheel §4.4).
+
+    Example:
+        ``context.state.set(context.state.get(0) + 1)``
     """
 
     __slots__ = ("_codec", "_encoded", "_holds", "_is_live", "_value")
@@ -43,9 +45,12 @@ class State:
 
     def get(self, default: Any = None) -> Any:
         """
-        The state, or ``default`` when the key has none.
+        The state, or ``default`` if the key has none.
 
-        The object may be changed, but only `set` makes the change count.
+        The returned object may be modified, but only `set` saves the modification.
+
+        Args:
+            default: returned for a key without state.
         """
         value = self._value
         if value is _UNREAD:
@@ -58,13 +63,19 @@ class State:
         """
         Replace the state.
 
-        Until the key's turn in the bundle ends, `get` gives this very object: it costs nothing, and
-        asks two things. The object must not be changed any more without setting it again. And a
-        container must hold what the codec gives back, a list rather than a tuple (a tuple that is the
-        state itself is taken care of), or what `get` gives depends on how records fell into bundles.
+        Until the key's turn in the bundle ends, `get` returns this same object without a copy. Do not
+        modify it without calling `set` again. Values inside a container must survive the codec
+        unchanged: put lists rather than tuples into it, or the result of `get` depends on how records
+        are bundled. A tuple as the state itself is converted immediately.
 
-        A value that the codec refuses fails the record or timer at hand, when its hook or
-        the key's turn ends.
+        A value that the codec refuses fails the current record or timer when its hook or the key's
+        turn ends.
+
+        Args:
+            value: any value that the computation's ``codec`` encodes.
+
+        Raises:
+            InvalidError: the codec refuses the value, where it is encoded immediately.
         """
         self._value = value
         self._is_live = True
@@ -73,7 +84,7 @@ class State:
 
     def delete(self) -> None:
         """
-        Forget the state and all that it holds; `get` gives its default from here on.
+        Delete the state and all its holds; from now on `get` returns its default.
         """
         self._holds.release_all()
         self._encoded = None
@@ -82,37 +93,40 @@ class State:
 
     def hold(self, at: Moment, tag: str = "") -> None:
         """
-        Keep the computation's output watermark from passing ``at``, until it is released.
+        Hold the computation's output watermark at ``at`` until the hold is released.
 
-        The key may produce at a time that it holds, however late its input is by then. Nobody
-        downstream sees his watermark pass it meanwhile, so a hold that is never released stops
-        all that waits for event time there.
+        The key may produce at a time that it holds, however late its input is by then. No consumer's
+        watermark passes that time meanwhile, so a hold that is never released stops every downstream
+        timer and window that waits for a later event time.
 
         Args:
-            at: the time; not below the input's, or an older one that the key owes already.
-            tag: the hold's name: setting it again replaces it.
+            at: the time to hold; not before ``context.oldest_at``.
+            tag: the hold's name; a second hold of the same name replaces the first.
 
         Raises:
-            InvalidError: not a time, or too old.
+            InvalidError: ``at`` is not a time, or is too early.
         """
         self._holds.set(at, tag)
 
     def release(self, tag: str = "") -> None:
         """
-        Let go of what ``tag`` holds, if it does.
+        Release the hold called ``tag``; does nothing if there is none.
         """
         self._holds.release(tag)
 
     @property
     def held_at(self) -> int | None:
         """
-        The oldest time that the state holds; ``None``: it holds nothing.
+        The earliest time that the state holds, in microseconds; ``None`` without a hold.
         """
         return self._holds.oldest()
 
     def settle(self) -> Encoded | None:
         """
-        Encode what was set; ``None`` when the key has no state.
+        Encode the current value; called by the engine at the end of the key's turn.
+
+        Returns:
+            The encoded state; ``None`` if the key has none.
 
         Raises:
             InvalidError: the codec refuses the value.
@@ -133,7 +147,7 @@ class KeyState(State):
 
     def bind(self, encoded: Encoded | None) -> None:
         """
-        Become the state of another key, or go back to an earlier state of this one.
+        Switch to the state of another key, or back to an earlier state of the same key.
         """
         self._encoded = encoded
         self._value = _UNREAD
@@ -141,7 +155,7 @@ class KeyState(State):
 
     def end_hook(self) -> None:
         """
-        Forget a value that was read and perhaps changed, but not set.
+        Drop a value that was read, and perhaps modified, but not set.
         """
         if not self._is_live:
             self._value = _UNREAD

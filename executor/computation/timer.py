@@ -1,9 +1,9 @@
 """
 Timers: hooks that wait for a low watermark or a wall time (MillWheel §4.6).
 
-A key's pending timers live in its row; they are known by (tag, domain), and setting one
-again replaces it. In memory an interval keeps only the earliest timer of each key and
-domain, in heaps: enough to say which keys are due and when the next one will be.
+A key's pending timers are stored in its row and identified by (tag, domain): a second timer of the same
+tag and domain replaces the first. In memory an interval keeps only the earliest timer of each key and
+domain, in heaps, which tells which keys are due and when the next one is.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ __all__ = [
 
 _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
-"""Below so many entries a heap is not worth cleaning."""
+"""A heap with fewer entries is not worth cleaning."""
 
 _REBUILD_SHARE: Final = 8
-"""When more than one in so many keys changes, making the heap anew is cheaper than pushing."""
+"""When more than one key in this many changes, rebuilding the heap is cheaper than pushing."""
 
 
 class Timer(NamedTuple):
     """
-    A pending timer.
+    A timer, as `Context.set_timer` set it (MillWheel §4.6).
 
     Attributes:
-        tag: the user's name for it; ``""`` unless given.
-        domain: the clock that it waits for.
-        at: when it fires: once the domain's clock has reached this time.
-        output_at: event time of what it will produce; holds the low watermark back until then.
-        percentile: which watermark it waits for, in event time; 100 is the low watermark.
+        tag: the timer's name; ``""`` unless given.
+        domain: the clock that it waits for: event time or wall time.
+        at: when it fires, in microseconds: once the domain's clock has reached this time.
+        output_at: the event time of its productions in microseconds; it holds the output watermark
+            back until the timer has fired.
+        percentile: which event-time watermark it waits for; 100 is the low watermark.
     """
 
     tag: str
@@ -69,21 +70,21 @@ _OUTPUT_AT: Final = itemgetter(3)
 
 def firing_order(timers: Iterable[Timer]) -> Timers:
     """
-    The timers by time, then domain, then percentile, for the hasty ones come first, then tag.
+    The timers by time, then domain, then percentile (lower ones fire first), then tag.
     """
     return tuple(sorted(timers, key=_FIRING_ORDER))
 
 
 def hold_of(timers: Iterable[Timer]) -> int | None:
     """
-    The oldest output time that the timers owe; ``None`` when there are none.
+    The earliest output time of the timers; ``None`` when there are none.
     """
     return min(map(_OUTPUT_AT, timers), default=None)
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
     """
-    The oldest of some times when the oldest few are left out: at *p*, at most 100 - *p* percent of them.
+    The earliest time after skipping the earliest few: for percentile *p*, at most 100 - *p* percent of them.
 
     Args:
         at: the times, at least one.
@@ -95,14 +96,14 @@ def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[
     """
     ordered = np.sort(at)
     count = len(ordered)
-    left_out = {each: min(int(count * (EXACT - each) / EXACT), count - 1) for each in percentiles}
-    return {each: EventTimeMicros(int(ordered[place])) for each, place in left_out.items()}
+    skipped = {share: min(int(count * (EXACT - share) / EXACT), count - 1) for share in percentiles}
+    return {share: EventTimeMicros(int(ordered[index])) for share, index in skipped.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTimes:
     """
-    One time for each of some keys.
+    Keys, and one time for each.
     """
 
     keys: pa.StringArray
@@ -111,9 +112,9 @@ class KeyTimes:
 
 class EarliestByKey:
     """
-    One time per key, the least of all at hand: a heap whose outdated entries are skipped.
+    One time per key with quick access to the earliest: a heap whose outdated entries are skipped.
 
-    Memory is two entries per key at most, besides `_STALE_MIN`.
+    It holds at most two entries per key plus `_STALE_MIN`.
     """
 
     __slots__ = ("_at", "_heap")
@@ -127,13 +128,13 @@ class EarliestByKey:
 
     def items(self) -> Iterable[tuple[str, int]]:
         """
-        Every key that has a time, with it.
+        Every key and its time.
         """
         return self._at.items()
 
     def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
         """
-        Give keys their times, and take away those of the keys ``without``.
+        Set the times of some keys and remove those of the keys in ``without``.
         """
         known, heap = self._at, self._heap
         for key in without if known else ():
@@ -151,12 +152,12 @@ class EarliestByKey:
 
     def fill(self, keys: Sequence[str], at: npt.NDArray[np.int64]) -> None:
         """
-        Start anew with these keys and times.
+        Replace everything with these keys and times.
         """
         self._at = dict(zip(keys, at.tolist(), strict=True))
         order = np.argsort(at)
         # A sorted list is a heap already.
-        self._heap = list(zip(at[order].tolist(), [keys[place] for place in order.tolist()], strict=True))
+        self._heap = list(zip(at[order].tolist(), [keys[index] for index in order.tolist()], strict=True))
 
     def _clean(self) -> None:
         self._heap = [(at, key) for key, at in self._at.items()]
@@ -164,7 +165,7 @@ class EarliestByKey:
 
     def earliest(self) -> int | None:
         """
-        The least time of all keys.
+        The earliest time of all keys; ``None`` without one.
         """
         heap = self._heap
         while heap:
@@ -176,25 +177,25 @@ class EarliestByKey:
 
     def until(self, bound: int) -> set[str]:
         """
-        The keys whose time is not after ``bound``; nothing is taken out.
+        The keys whose time is not after ``bound``; they stay in.
         """
-        heap, found, places = self._heap, set[str](), [0]
-        # A child in a heap is never earlier than its parent, so whole branches are left out.
-        while places:
-            place = places.pop()
-            if place < len(heap) and heap[place][0] <= bound:
-                at, key = heap[place]
+        heap, keys, nodes = self._heap, set[str](), [0]
+        # A child in a heap is never earlier than its parent, so whole branches are skipped.
+        while nodes:
+            node = nodes.pop()
+            if node < len(heap) and heap[node][0] <= bound:
+                at, key = heap[node]
                 if self._at.get(key) == at:
-                    found.add(key)
-                places += (2 * place + 1, 2 * place + 2)
-        return found
+                    keys.add(key)
+                nodes += (2 * node + 1, 2 * node + 2)
+        return keys
 
 
 class TimerQueue:
     """
-    When the keys of an interval want to be woken, and what they hold back.
+    When the timers of an interval's keys fire, and which output times they hold.
 
-    The timers themselves are in the rows; this has a time per key, domain and purpose.
+    The timers themselves are in the rows; the queue has one time per key, domain and purpose.
     """
 
     __slots__ = ("_event", "_hold", "_percentiles", "_wall")
@@ -210,7 +211,7 @@ class TimerQueue:
 
     def put(self, timers_by_key: Mapping[str, Timers]) -> None:
         """
-        Replace what is known of the keys; each key's timers are in firing order.
+        Replace the timers of some keys; each key's timers are in firing order.
         """
         event: dict[str, int] = {}
         wall: dict[str, int] = {}
@@ -241,7 +242,7 @@ class TimerQueue:
         percentiles: Mapping[float, KeyTimes] | None = None,
     ) -> None:
         """
-        Start anew with the earliest times of all keys.
+        Replace everything with the earliest times of all keys.
         """
         self._percentiles = {percentile: EarliestByKey() for percentile in percentiles or {}}
         for percentile, times in (percentiles or {}).items():
@@ -266,28 +267,28 @@ class TimerQueue:
 
     def next_percentile_timers(self) -> dict[float, EventTimeMicros]:
         """
-        The earliest firing time of those that wait for each percentile watermark.
+        The earliest timer that waits for each percentile watermark.
         """
-        found = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
-        return {percentile: EventTimeMicros(at) for percentile, at in found.items() if at is not None}
+        earliest = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
+        return {percentile: EventTimeMicros(at) for percentile, at in earliest.items() if at is not None}
 
     def next_at(self, domain: TimeDomain) -> int | None:
         """
-        The earliest firing time in a domain.
+        The earliest firing time in a domain; ``None`` without a timer there.
         """
         return (self._event if domain is TimeDomain.EVENT else self._wall).earliest()
 
     def hold(self) -> int | None:
         """
-        The oldest output time that any timer owes.
+        The earliest output time of any timer or hold; ``None`` without one.
         """
         return self._hold.earliest()
 
     def holds(self, percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
         """
-        The oldest output times that keys owe, when a share of the keys is left out of account.
+        The earliest output times by percentile: for *p*, after skipping 100 - *p* percent of the keys.
 
-        Costs a pass over all keys that owe anything: it is for pipelines that ask for percentiles.
+        It costs a pass over all keys with timers or holds, and only pipelines that use percentiles need it.
         """
         wanted = list(percentiles)
         if not wanted or not len(self._hold):
@@ -296,7 +297,7 @@ class TimerQueue:
 
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
         """
-        How long each key with timers waits for its next one, on whichever clock is nearer.
+        How long each key waits for its next timer in microseconds, on whichever clock is nearer.
         """
         waits = {key: float(at - event_us) for key, at in self._event.items()}
         for queue in self._percentiles.values():

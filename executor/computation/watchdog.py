@@ -1,13 +1,13 @@
 """
-Code limits: user code that hangs is interrupted, so that one key does not stop all others.
+The user code watchdog: it interrupts code that hangs, so that one key does not stop all others.
 
-Whoever runs user code says when a key's turn begins and ends; a watcher looks four times within the
-limit, and if it has seen the same turn at each look, interrupts it. It counts looks, not seconds: a
-process that was itself stopped for an hour has not hung. Looking costs user code nothing.
+The caller of user code reports when a key's turn begins and ends. The watchdog checks four times within
+the limit and interrupts a turn that it sees at every check. It counts checks, not seconds: a process that
+was itself suspended for an hour has not hung. A check costs user code nothing.
 
-In a process's main thread (a Spark task, `LocalRunner.run`) a signal interrupts, also within calls that
-block, such as a sleep or a read from a socket. In other threads an exception is raised at the next
-step of Python code; a call that blocks for ever cannot be interrupted there, and is told of instead.
+In a process's main thread (a Spark task, `LocalRunner.run`) a signal interrupts the code, even in blocking
+calls such as a sleep or a read from a socket. In other threads an exception is raised at the next step of
+Python code; a call that blocks forever cannot be interrupted there and is reported instead.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ __all__ = ["CodeTimeoutError", "OnStuck", "UserCodeWatchdog"]
 
 _LOOKS: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
-"""Code that does not end at so many interruptions is stuck."""
+"""Code that survives this many interruptions is stuck."""
 
 _STEPS_TO_ARRIVE: Final = 1_000
 """Python looks for such an exception at each turn of a loop."""
 
 OnStuck = Callable[[InvalidError], None]
-"""Told of code that cannot be interrupted, in a thread that is not its own."""
+"""Receives the error of code that cannot be interrupted, in the watchdog's thread."""
 
 
 class CodeTimeoutError(BaseException):
     """
-    Raised within user code that has taken too long.
+    Raised within user code that exceeds its time limit.
 
-    It is no `Exception`, so that code which catches those does not go on.
+    It is not an `Exception`, so that user code which catches all exceptions does not swallow it.
     """
 
 
 class UserCodeWatchdog:
     """
-    How long one computation's code may take for a key; for one thread at a time.
+    Enforces the time limit of one computation's code; used by one thread at a time.
 
     Args:
-        computation: its name, for errors.
+        computation: the computation's name, for errors.
         timeout_ms: the limit for a key's turn, and for each record or timer when they run one by one.
-        on_stuck: told if the code cannot be interrupted; ``None``: it is interrupted again and again.
+        on_stuck: receives the error if the code cannot be interrupted; with ``None`` it is interrupted
+            again at every limit.
     """
 
     def __init__(self, computation: str, timeout_ms: float, on_stuck: OnStuck | None = None) -> None:
@@ -70,23 +71,23 @@ class UserCodeWatchdog:
 
     def error(self) -> InvalidError:
         """
-        What is said of the turn at hand.
+        The error of the current turn.
         """
         return InvalidError(
-            "user code takes longer than it may",
+            "user code exceeds its time limit",
             computation=self._computation,
             key=self._key,
             user_code_timeout_ms=self._timeout_ms,
         )
 
-    # -- for who runs the code -------------------------------------------------------------
+    # -- for the caller of the code -------------------------------------------------------------
 
     def begin(self, key: str) -> None:
         """
-        A key's code begins; from here on `CodeTimeoutError` may be raised.
+        Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
 
         Raises:
-            CodeTimeoutError: code was stuck before; when it comes back nobody waits for more of it.
+            CodeTimeoutError: an earlier turn was stuck; the run has given up on this thread.
         """
         if self._is_stuck:
             raise CodeTimeoutError
@@ -96,21 +97,21 @@ class UserCodeWatchdog:
 
     def end(self) -> None:
         """
-        It has ended; once this has returned nothing is raised any more.
+        End the turn; `CodeTimeoutError` is not raised after this returns.
         """
         with self._lock:
             self._is_running = False
             if self._was_raised:
-                # It may have ended by itself at the last moment: what is still on its way arrives here.
+                # The turn may have ended just before the exception was delivered: it arrives here.
                 self._was_raised = False
                 _await_raised()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """
-        Look after the turns of a bundle, which must run in this thread.
+        Watch the turns of a bundle, which must run in this thread.
         """
-        # An exception that came right at a turn's end may have kept `end` from being heard.
+        # An exception right at a turn's end may have interrupted `end` itself.
         self._is_running = False
         if _may_use_signals():
             with self._by_signal():
@@ -133,7 +134,7 @@ class UserCodeWatchdog:
             signal.signal(signal.SIGALRM, before)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._hangs():
+        if self._count_check():
             raise CodeTimeoutError
 
     @contextmanager
@@ -153,7 +154,7 @@ class UserCodeWatchdog:
     def _look_until(self, done: threading.Event, watched: int) -> None:
         while not done.wait(self._timeout_ms / _LOOKS / 1_000):
             with self._lock:
-                if not self._hangs():
+                if not self._count_check():
                     continue
                 if self._interruptions <= _INTERRUPTIONS_MAX or self._on_stuck is None:
                     self._was_raised = True
@@ -163,9 +164,9 @@ class UserCodeWatchdog:
             self._on_stuck(self.error())
             return
 
-    def _hangs(self) -> bool:
+    def _count_check(self) -> bool:
         """
-        Whether the same turn has been seen at so many looks as make a limit.
+        Count a check, and say whether the same turn has now been seen for the whole limit.
         """
         if not self._is_running or self._turn != self._seen:
             self._seen = self._turn
@@ -181,7 +182,7 @@ class UserCodeWatchdog:
 
 def _may_use_signals() -> bool:
     """
-    Whether this is the main thread, and nobody else uses the alarm.
+    Whether this is the main thread and the alarm signal is not in use.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -190,7 +191,7 @@ def _may_use_signals() -> bool:
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
     """
-    Have an exception raised in a thread at its next step.
+    Raise an exception in a thread at its next step.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 

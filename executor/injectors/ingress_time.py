@@ -1,11 +1,11 @@
 """
-Ingress time: records get the time of their arrival as event time (windowing patent, §"arrival time").
+Ingress time: the event time of a record is the time of its arrival (windowing patent, §"arrival time").
 
-The injector stamps a superstep's records with one time, no earlier than its own watermark, and
-the stamp is part of what the superstep commits: a task that runs again finds the same one, and
-a superstep that is lost is stamped anew, before anybody has seen the first stamp. The watermark
-follows the clock on the wall between supersteps, silence or not, so it is never a guess: nothing
-is ever late, and a window by ingress time is complete when the clock has passed its end.
+The injector stamps all records of a superstep with one time, no earlier than its own watermark. The
+superstep commits the stamp: a task that runs again uses the same one, and a superstep that is lost gets a
+new stamp before any consumer has seen the first. Between supersteps the watermark follows the wall clock,
+with or without records, so it is exact: no record is ever late, and a window by ingress time is complete
+when the clock has passed its end.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["IngressTime", "stamp_of"]
 @dataclass(frozen=True, slots=True)
 class IngressTime:
     """
-    As ``at`` of `Pipeline.inject`: event time is the time of arrival.
+    As ``at`` of `Pipeline.inject`: the event time of a record is the time of its arrival.
 
-    It brings its own watermark. Clocks that are set back are borne: time stands until they
-    have caught up.
+    It brings its own watermark, which follows the wall clock. If the clock is set back, event time stands
+    still until the clock has caught up.
 
     Example:
         ``pipeline.inject("clicks", key="user", at=IngressTime())``
@@ -32,13 +32,13 @@ class IngressTime:
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side of the watermark; it goes on from a journaled one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return FollowingLogic(saved, 0)
 
 
 def stamp_of(now: WallTimeMicros, watermark: EventTimeMicros) -> EventTimeMicros:
     """
-    The event time of what arrives now: never behind the watermark, unless the input had ended.
+    The event time of records that arrive now: never before the watermark, unless the input has ended.
     """
     return EventTimeMicros(now) if watermark == TIME_MAX_US else EventTimeMicros(max(now, watermark))

@@ -1,9 +1,9 @@
 """
-Observations: what is remembered of the times of outside records once the records are gone.
+Observations: summaries of the event times of outside records, from which watermarks are computed.
 
-A task sees a part of a superstep's records in no particular order; an observation of each part
-can be summed up with those of the others. How late records come is measured against the newest
-record that was *committed* before: that is what the watermark they met had been worked out from.
+A task sees part of a superstep's records in no particular order; the observations of all parts are merged.
+A record's delay is measured against the newest record *committed* before, because the watermark that the
+record met had been computed from it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DEFAULT_MEMBER: Final = ""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """
-    What to look at while records of a stream come in.
+    What to observe in the records of a stream.
 
     Attributes:
         stream: the injected stream.
-        newest: the newest time that has been committed, by member.
-        with_delays: whether anybody asks how late records come.
-        stamp_at: the event time that records get on arrival; ``None``: they bring their own.
+        newest: the newest committed time, by member.
+        with_delays: whether to measure the delays of records.
+        stamp_at: the event time to give to records; ``None`` if they carry their own.
     """
 
     stream: str
@@ -45,14 +45,14 @@ class Watch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesSeen:
     """
-    The times of some records of one member.
+    The event times of some records of one member, in microseconds since 1970 UTC.
 
     Attributes:
-        newest_at: the greatest of them.
-        oldest_at: the least of them.
-        delays: how far each lay behind what had been committed before; ``None``: nobody asked,
-            or nothing had been.
-        mark_at: the greatest time in the column that the source puts its own marks into, if it does.
+        newest_at: the greatest event time.
+        oldest_at: the least event time.
+        delays: how far each record lay behind the newest committed before; ``None`` if delays are not
+            measured, or there was no record before.
+        mark_at: the greatest mark of the source; ``None`` if it makes none.
     """
 
     newest_at: EventTimeMicros
@@ -64,16 +64,16 @@ class TimesSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputObservation:
     """
-    What was seen of one outside input: feeds the injector's low watermark.
+    The observation of one outside input, from which the injector's low watermark follows.
 
     Attributes:
         stream: the injected stream.
-        records: readable records, each counted once however many consumers it has.
-        newest_at: greatest event time among them, ``None`` when there were none.
-        oldest_at: least event time among them.
-        delays: how far they lay behind what had been committed before, if anybody asked.
-        mark_at: the greatest of the source's own marks, if it makes any.
-        members: the same by member, where the stream has members.
+        records: the number of readable records, each counted once for all its consumers.
+        newest_at: the greatest event time; ``None`` without a record.
+        oldest_at: the least event time; ``None`` without a record.
+        delays: how far the records lay behind the newest committed before, if that is measured.
+        mark_at: the greatest mark of the source, if it makes any.
+        members: the times by member, where the stream has members.
     """
 
     stream: str
@@ -93,13 +93,13 @@ def observe_times(
     records: int | None = None,
 ) -> InputObservation:
     """
-    Sum up the times of readable records.
+    Summarise the times of readable records.
 
     Args:
-        watch: what to look at.
-        at: their event times.
-        members: the member that each comes from, where the stream has members; ``None``: unknown.
-        records: how many they count for, when that is not their number.
+        watch: what to observe.
+        at: the event times.
+        members: the member that sent each record, ``None`` if unknown; where the stream has members.
+        records: the count to report if it is not the number of times.
     """
     count = len(at) if records is None else records
     if not len(at):
@@ -117,7 +117,7 @@ def observe_times(
 
 def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
     """
-    Sum up the times of one member's records, of which there is at least one.
+    Summarise the times of one member's records, at least one.
     """
     known = watch.newest.get(member)
     delays = None
@@ -132,6 +132,6 @@ def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSee
 def _by_member(
     watch: Watch, at: npt.NDArray[np.int64], members: Sequence[str | None]
 ) -> dict[str, TimesSeen]:
-    names = np.array(["" if member is None else member for member in members], dtype=object)
-    found = sorted({member for member in members if member is not None})
-    return {name: times_seen(watch, at[names == name], name) for name in found}
+    senders = np.array(["" if member is None else member for member in members], dtype=object)
+    names = sorted({member for member in members if member is not None})
+    return {name: times_seen(watch, at[senders == name], name) for name in names}

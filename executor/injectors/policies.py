@@ -1,8 +1,9 @@
 """
-More ways for an injector's low watermark to follow from its records (MillWheel §5.2, §7.2).
+Further watermark policies (MillWheel §5.2, §7.2).
 
-`Monotone` for sources in order, `ObservedPercentile` for those whose disorder is not known
-beforehand, `UserWatermark` for those that the user knows better, `Perfect` for bounded ones.
+`Monotone` suits ordered sources, `ObservedPercentile` sources of unknown disorder, `MarkColumn` sources
+that announce their own progress, `UserWatermark` those that a function of the user's judges best, and
+`Perfect` bounded input.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ __all__ = ["MarkColumn", "Monotone", "ObservedPercentile", "Perfect", "UserWater
 @dataclass(frozen=True, slots=True)
 class Monotone:
     """
-    Records come in order of time: the watermark is the newest one's time.
+    Records arrive in order of event time: the watermark is the time of the newest record.
 
-    What is older than a record of an earlier superstep is late; order within one does not matter.
+    A record older than one of an earlier superstep is late; order within a superstep does not matter.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return FollowingLogic(saved, 0)
 
@@ -39,14 +40,14 @@ class Monotone:
 @dataclass(frozen=True, slots=True)
 class Perfect:
     """
-    The input is bounded and all of it will be waited for: the watermark stands until its end.
+    The input is bounded: the watermark stays at the beginning of time until the input ends.
 
-    No record is ever late, and nothing that waits for event time happens before the end.
+    No record is ever late. Event timers fire and windows close only at the end.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return FollowingLogic(saved, None)
 
@@ -54,19 +55,21 @@ class Perfect:
 @dataclass(frozen=True, slots=True)
 class ObservedPercentile:
     """
-    The watermark stays as far behind the newest record as ``percentile`` of the records have come.
+    The watermark's distance behind the newest record is a percentile of the observed delays.
 
-    How far the others lay behind is measured all the time, over the last 100,000 to 200,000
-    records, so the bound follows a source that changes. About ``100 - percentile`` percent of
-    the records are late.
+    Delays are measured over the last 100,000 to 200,000 records, so the distance adapts to a source that
+    changes. About ``100 - percentile`` percent of the records are late.
 
     Args:
-        percentile: above 0 and not above 100; 100 waits as long as the latest record seen.
-        records_min: records that must have been measured before the watermark moves; after a
-            restart they are measured anew while the journaled watermark stands.
+        percentile: above 0 and at most 100; 100 waits as long as the largest observed delay.
+        records_min: the number of records to measure before the watermark moves. After a restart the
+            journaled watermark stays until that many have been measured again.
 
     Raises:
-        InvalidError: an argument that cannot work.
+        InvalidError: an argument is out of range.
+
+    Example:
+        ``pipeline.inject("clicks", key="user", at="time", watermark=ObservedPercentile(99.9))``
     """
 
     percentile: float
@@ -76,15 +79,15 @@ class ObservedPercentile:
 
     def __post_init__(self) -> None:
         """
-        Refuse arguments that cannot work while the caller is still near.
+        Refuse arguments that are out of range.
         """
         check_percentile(self.percentile)
         if self.records_min < 1:
-            raise InvalidError("records_min is at least 1", value=self.records_min)
+            raise InvalidError("records_min must be at least 1", value=self.records_min)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return _PercentileLogic(saved, self)
 
@@ -92,31 +95,32 @@ class ObservedPercentile:
 @dataclass(frozen=True, slots=True)
 class MarkColumn:
     """
-    The watermark is the greatest time in a column into which the source puts marks of its own.
+    The watermark is the greatest time in a column that the source fills with marks of its progress.
 
-    For Spark's file sources it is that of figure 10: files come whole, in the order of their
-    modification, so with ``_metadata.file_modification_time`` in a column (or the time that a
-    file was opened, if its name tells) no unfinished file is older than the mark.
+    This gives Spark's file sources the watermark of MillWheel's figure 10: files arrive whole, in order
+    of modification, so with ``_metadata.file_modification_time`` in the column (or the time at which the
+    file was opened, if its name has it) no unfinished file is older than the mark.
 
     Args:
-        column: a column of times, or a function of the row; rows without one say nothing.
+        column: the name of a column of times, or a function of the row; a row without a time does not
+            move the watermark.
 
     Raises:
-        InvalidError: it is neither a name nor a function.
+        InvalidError: ``column`` is neither a name nor a function.
     """
 
     column: str | Callable[[Any], Any]
 
     def __post_init__(self) -> None:
         """
-        Refuse what is no column while the caller is still near.
+        Refuse an argument that is neither a name nor a function.
         """
         if not self.column or not (isinstance(self.column, str) or callable(self.column)):
             raise InvalidError("marks come from a column or a function of the row", column=self.column)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return _MarkLogic(saved, None)
 
@@ -124,13 +128,16 @@ class MarkColumn:
 @dataclass(frozen=True, slots=True)
 class UserWatermark:
     """
-    The watermark is what a function of the user's makes of what was seen.
+    The watermark is computed by a function of the user's.
 
     Args:
-        function: given the `TimesSeen` of a superstep's records (``newest_at``, ``oldest_at``),
-            returns a time that the watermark may move up to, or ``None`` to leave it. It runs
-            on the driver, once a superstep (on Spark once a task), and may keep what it likes in
-            itself: all of that is lost with the process, and the watermark is not.
+        function: takes the `TimesSeen` of a superstep's records (``newest_at``, ``oldest_at``) and
+            returns the time to raise the watermark to, or ``None`` to leave it. It runs on the
+            driver, once per superstep (on Spark once per task). It may keep state of its own, which is
+            lost with the process; the watermark is not.
+
+    Raises:
+        InvalidError: ``function`` is not callable.
 
     Example:
         >>> policy = UserWatermark(lambda seen: seen.oldest_at)
@@ -140,28 +147,28 @@ class UserWatermark:
 
     def __post_init__(self) -> None:
         """
-        Refuse what is no function while the caller is still near.
+        Refuse an argument that is not callable.
         """
         if not callable(self.function):
-            raise InvalidError("the watermark's function cannot be called", type=type(self.function).__name__)
+            raise InvalidError("the watermark's function is not callable", type=type(self.function).__name__)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return _UserLogic(saved, self.function)
 
 
 def wants_delays(policy: object) -> bool:
     """
-    Whether a policy asks how late records come; measuring it costs a sort of their times.
+    Whether a policy needs the delays of records, which cost a sort of their times to measure.
     """
     return bool(getattr(policy, "with_delays", False))
 
 
 class _PercentileLogic(FollowingLogic):
     """
-    Follows the newest record at a distance that is measured.
+    Follows the newest record at a measured distance.
     """
 
     __slots__ = ("_delays", "_newest_at", "_policy")
@@ -182,7 +189,7 @@ class _PercentileLogic(FollowingLogic):
 
 class _MarkLogic(FollowingLogic):
     """
-    Follows the source's own marks.
+    Follows the marks of the source.
     """
 
     __slots__ = ()
@@ -194,7 +201,7 @@ class _MarkLogic(FollowingLogic):
 
 class _UserLogic(FollowingLogic):
     """
-    Does as the user's function says.
+    Follows the user's function.
     """
 
     __slots__ = ("_function",)
@@ -207,8 +214,8 @@ class _UserLogic(FollowingLogic):
 
     def observe(self, seen: TimesSeen) -> None:
         try:
-            found = self._function(seen)
+            instant = self._function(seen)
         except Exception as cause:
             raise InvalidError(f"the watermark's function raised {type(cause).__name__}: {cause}") from cause
-        if found is not None:
-            self.advance(instant_us(found))
+        if instant is not None:
+            self.advance(instant_us(instant))

@@ -1,12 +1,11 @@
 """
-Injectors: outside data comes in, and with it a low watermark (MillWheel §5.2).
+Watermark policies: how the low watermark of outside data follows from its records (MillWheel §5.2).
 
-A policy is what the user writes down, frozen and without state; its *logic* is what runs:
-told what has been consumed, it says how far event time has come, and never goes back. Logic
-is rebuilt from the journaled watermark alone, so a restart loses nothing but patience.
+A policy is the user's configuration: frozen, without state. Its *logic* runs: it observes the consumed
+records and gives the stream's low watermark, which never falls. Logic is rebuilt from the journaled
+watermark alone, so a restart can delay the watermark and never moves it back.
 
-`injector_policies` has the policies that need more than a bound; the runners know only the
-two protocols.
+`policies` has the policies that need more than a bound; the runners know only the two protocols.
 """
 
 from __future__ import annotations
@@ -24,36 +23,39 @@ __all__ = ["BoundedDisorder", "FollowingLogic", "InjectorLogic", "ManualWatermar
 
 class InjectorLogic(Protocol):
     """
-    The running side of a watermark policy, one per injected stream.
+    The running side of a `WatermarkPolicy`, one per injected stream; used by one thread at a time.
     """
 
     @property
     def watermark(self) -> EventTimeMicros:
         """
-        Lower bound on the times of records still to come; never falls.
+        The lower bound of the event times still to come, in microseconds; it never falls.
         """
         ...
 
     def observe(self, seen: TimesSeen) -> None:
         """
-        Tell of records that are consumed with the commit at hand.
+        Note the times of records that the current commit consumes.
 
-        What the watermark becomes counts only once they are committed: before, it could pass
-        a record that nobody has processed.
+        The engine publishes the resulting watermark only after that commit: earlier, it could pass a
+        record that has not been processed.
+
+        Args:
+            seen: the times of the superstep's records.
         """
         ...
 
     def advance(self, at: EventTimeMicros) -> None:
         """
-        Let the source itself promise that nothing older than ``at`` will come.
+        Raise the watermark to ``at``, because the source promises no older record.
 
-        What comes nevertheless is late.
+        An older record that arrives anyway is late. A time before the current watermark has no effect.
         """
         ...
 
     def finish(self) -> None:
         """
-        Tell that the input has ended: every record that still comes is late.
+        Move the watermark to the end of time, because the input has ended: any further record is late.
         """
         ...
 
@@ -62,11 +64,17 @@ class InjectorLogic(Protocol):
 class WatermarkPolicy(Protocol):
     """
     How an injected stream's low watermark follows from its records: configuration without state.
+
+    Implement it for a policy of your own; `UserWatermark` is enough if a function can decide.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic.
+
+        Args:
+            saved: the watermark that the store journaled last, in microseconds, from which the logic
+                continues; ``None`` on the first run.
         """
         ...
 
@@ -74,11 +82,13 @@ class WatermarkPolicy(Protocol):
 @dataclass(frozen=True, slots=True)
 class BoundedDisorder:
     """
-    No record is more than ``bound`` older than the newest one before it; what is older is late.
+    Records are at most ``bound`` out of order: the watermark stays ``bound`` behind the newest record.
+
+    A record before the watermark is late.
 
     Args:
-        bound: microseconds, text such as ``"30s"``, or a `timedelta`; not negative. A longer
-            bound makes fewer records late, and every window and timer wait longer.
+        bound: a duration that is not negative: microseconds, text such as ``"30s"``, or a
+            `timedelta`. A longer bound makes fewer records late and delays every window and timer.
 
     Example:
         >>> logic = BoundedDisorder("10us").start()
@@ -87,14 +97,14 @@ class BoundedDisorder:
         90
 
     Raises:
-        InvalidError: the bound is no duration or negative.
+        InvalidError: ``bound`` is not a duration, or is negative.
     """
 
     bound: Duration
 
     def __post_init__(self) -> None:
         """
-        Refuse a bound that cannot work while the caller is still near.
+        Refuse an invalid bound.
         """
         if self.bound_us < 0:
             raise InvalidError("the bound on disorder is negative", bound=self.bound)
@@ -108,7 +118,7 @@ class BoundedDisorder:
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return FollowingLogic(saved, self.bound_us)
 
@@ -116,19 +126,25 @@ class BoundedDisorder:
 @dataclass(frozen=True, slots=True)
 class ManualWatermark:
     """
-    The watermark stands still until the source moves it: for sources that know, and for scripts.
+    The watermark moves only when the source or the user moves it, with ``run.advance_watermark``.
+
+    It suits sources that know their own progress, and tests.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """
-        Make the running side; it goes on from a journaled watermark, if there is one.
+        Create the running logic, which continues from the watermark ``saved`` if there is one.
         """
         return FollowingLogic(saved, None)
 
 
 class FollowingLogic:
     """
-    Follows the newest record at a fixed distance (``None``: not at all), and promises of the source.
+    Follows the newest record at a fixed distance, and what `advance` is told.
+
+    Args:
+        saved: the watermark to continue from; ``None``: the beginning of time.
+        bound_us: the distance in microseconds; ``None`` ignores records.
     """
 
     __slots__ = ("_bound_us", "_watermark")
@@ -140,25 +156,25 @@ class FollowingLogic:
     @property
     def watermark(self) -> EventTimeMicros:
         """
-        How far event time has come.
+        The current watermark.
         """
         return self._watermark
 
     def observe(self, seen: TimesSeen) -> None:
         """
-        Move on with the newest record, unless this watermark does not follow records.
+        Follow the newest record, unless this watermark ignores records.
         """
         if self._bound_us is not None:
             self.advance(EventTimeMicros(seen.newest_at - self._bound_us))
 
     def advance(self, at: EventTimeMicros) -> None:
         """
-        Move up to ``at``; never back.
+        Raise the watermark to ``at``; never lower it.
         """
         self._watermark = max(self._watermark, at)
 
     def finish(self) -> None:
         """
-        Move after all time.
+        Move to the end of time.
         """
         self._watermark = TIME_MAX_US

@@ -79,7 +79,7 @@ class LocalWorker:
     ) -> None:
         self.engine = engine
         self.coordinator = coordinator
-        self.intake = Intake(intake_records_max)
+        self.intake: Intake = Intake(intake_records_max)
         self._clock = clock
         self._progress = progress
         self._pause_timeout_ms = pause_timeout_ms
@@ -89,7 +89,7 @@ class LocalWorker:
         self._taken = Taken()
         self._is_stranded = False
         engine.on_stuck = self._strand
-        self.status = self._stand()
+        self.status: RunStatus = self._stand()
 
     # -- steps -----------------------------------------------------------------------------
 

@@ -24,21 +24,30 @@ _EARLY_ROUNDS: Final = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepPolicy:
     """
-    How a running pipeline keeps its store small.
+    When and where a running pipeline compacts its store and collects garbage (MillWheel §6.1.1).
 
     Args:
-        compaction: when an interval's files become one.
-        id_slack: how far behind the low watermark record ids are still known. What it gives up:
-            an outside record that comes again after more than that counts again, as a late one.
-        retention: how long a version of the table stays readable after it has been replaced;
-            savepoints keep theirs for as long as they are open.
-        collect_every: after so many versions garbage is collected, and a checkpoint written; after a
-            sixteenth of them already when compactions have replaced half as many bytes as are live.
-        background: whether compactions are prepared beside the supersteps; without, within `Upkeep.run`.
-        place: where compactions are prepared then: ``spark``, each as a Spark job (`SparkRunner` only);
-            ``process``, a helper process of this machine, where the store can be opened from there;
-            ``thread``, one of this process, which takes turns with the supersteps. ``auto`` is
-            ``spark`` where Spark has other machines than the driver's, else ``process``.
+        compaction: when the files of an interval are merged.
+        id_slack: how far behind the low watermark record ids are kept, as a duration. A publisher that
+            repeats a record later than this is not recognised: the record counts again, as a late one.
+        retention: how long a replaced version of the table stays readable, as a duration. Savepoints
+            keep their versions for as long as they are open.
+        collect_every: the number of versions between two garbage collections, each of which writes a
+            checkpoint. Collection starts after a sixteenth of that number if compactions have
+            replaced half as many bytes as are live.
+        background: whether compactions are prepared in parallel with supersteps; if not, they are
+            prepared between supersteps.
+        place: where compactions are prepared in the background. ``"spark"`` runs each as a Spark job
+            (`SparkRunner` only). ``"process"`` uses a helper process on this machine, if that can open
+            the store. ``"thread"`` uses a thread of this process, which competes with the supersteps for
+            the interpreter. ``"auto"`` is ``"spark"`` if Spark has machines other than the driver's,
+            else ``"process"``.
+
+    Raises:
+        InvalidError: ``place`` is unknown.
+
+    Example:
+        ``mp.LocalRunner(store, upkeep=mp.UpkeepPolicy(id_slack="1d", retention="6h"))``
     """
 
     compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
@@ -50,7 +59,7 @@ class UpkeepPolicy:
 
     def __post_init__(self) -> None:
         """
-        Refuse an unknown place.
+        Refuse an unknown ``place``.
         """
         if self.place not in get_args(Place):
             raise InvalidError("compactions are prepared in auto, spark, process or thread", place=self.place)
@@ -58,14 +67,14 @@ class UpkeepPolicy:
     @property
     def id_slack_us(self) -> int:
         """
-        The slack in microseconds.
+        ``id_slack`` in microseconds.
         """
         return duration_us(self.id_slack)
 
     @property
     def kept(self) -> Retention:
         """
-        What collectors leave.
+        What garbage collection keeps.
         """
         keep_ms = duration_us(self.retention) // 1_000
         return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_early)
@@ -73,6 +82,6 @@ class UpkeepPolicy:
     @property
     def collect_early(self) -> int:
         """
-        After so many versions at least garbage is collected, whatever there is of it.
+        The number of versions after which garbage is collected early.
         """
         return max(1, self.collect_every // _EARLY_ROUNDS)

@@ -52,8 +52,8 @@ class OwnedInterval:
     def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
         self.interval = interval
         self.lease = lease
-        self.fence = Fence(lease.sequencer, CommitNumber(0))
-        self.summary = summary
+        self.fence: Fence = Fence(lease.sequencer, CommitNumber(0))
+        self.summary: IntervalSummary = summary
 
     @property
     def next_fence(self) -> Fence:
@@ -104,7 +104,7 @@ class Ownership:
         self._topology = topology
         self._intervals = intervals
         self._on_held = on_held
-        self.patience = ServiceRetry(clock, pause_timeout_ms)
+        self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms)
         self._on_taken = on_taken
         self._owned: dict[Interval, OwnedInterval] = {}
         self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}

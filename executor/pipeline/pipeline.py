@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Unpack, get_args
+from typing import Any, Final, Generic, Unpack, get_args
+
+from typing_extensions import TypeVar
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.counters import declared_counters
@@ -42,14 +44,17 @@ __all__ = ["DEAD_LETTERS", "EnginePipeline"]
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
+StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
+"""The class of a pipeline's streams: an `EnginePipeline` without a parameter has plain `Stream` objects."""
 
-class EnginePipeline:
+
+class EnginePipeline(Generic[StreamT_co]):
     """
     A graph of injectors, computations and sinks, joined by named streams.
 
     Args:
-        name: the pipeline's name; its positions in the store are kept under it, so a pipeline
-            that is renamed starts anew.
+        name: the pipeline's name. The store keeps its input positions under this name, so a renamed
+            pipeline reads its inputs again from the start.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -57,14 +62,14 @@ class EnginePipeline:
         Stream('queries' of 'zeitgeist')
 
     Raises:
-        InvalidError: the name is empty or has bad characters.
+        InvalidError: the name is empty or contains a character that is not allowed.
     """
 
-    stream_class: type[Stream] = Stream
-    """What streams are made of; a layer above replaces it in a subclass to add its own verbs."""
+    stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
+    """The class of this pipeline's streams; a subclass sets it together with the type parameter."""
 
     def __init__(self, name: str) -> None:
-        self.name = check_name("pipeline", name)
+        self.name: str = check_name("pipeline", name)
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -84,31 +89,41 @@ class EnginePipeline:
         members: Sequence[str] = (),
         member: FieldExtractor | None = None,
         skew_limit: Duration | None = None,
-    ) -> Stream:
+    ) -> StreamT_co:
         """
-        Let outside records in on a stream.
+        Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
         Args:
-            name: the stream, and the name under which runners are given its input.
-            key: a column's name, or a function of the row as a ``dict``; must give text.
-            at: the event time, likewise: microseconds, a time with a zone, or ISO text; or
-                ``IngressTime()``, the time of arrival, which brings its own watermark.
-            id: the id under which the publisher may repeat a record, likewise; ``None``
-                means that every record counts, also one that comes twice.
-            watermark: how the low watermark follows from the records.
-            idle_after: how long the stream, or one of its members, may be silent before it holds
-                nobody back any more; what it brings after that may be late. ``None``: for ever.
-            members: the senders that are expected. The watermark is the least of theirs, so one
-                that is missing or silent holds it, until it is idle or declared gone. What
-                others send is taken in and moves nothing.
-            member: how the sender of a row is got: a column's name or a function of the row.
-            skew_limit: the stream waits while its watermark is further than this ahead of the
-                slowest computation, so that what waits for a slow stream does not fill memory
-                and state. A stream that never comes makes it wait for ever, unless that one is
-                idle or gone. Bounded runs (``run``) know no limit: they wait for nobody.
+            name: the stream's name; the runner takes its input under the same name.
+            key: where a row's key is: a column's name, or a function of the row as a ``dict``. The
+                key must be a ``str``.
+            at: where a row's event time is, likewise: an ``int`` in microseconds since 1970 UTC, a
+                ``datetime`` with an offset, or ISO 8601 text. ``IngressTime()`` uses the time of
+                arrival instead and brings its own watermark.
+            id: where the publisher's id of a record is, likewise. Records that repeat an id are
+                dropped; with ``None`` every row counts, including a repeated one.
+            watermark: how the stream's low watermark follows from its records. The default,
+                ``BoundedDisorder("0s")``, assumes that rows arrive in order of event time.
+            idle_after: how long the stream, or one of its members, may be silent before it stops
+                holding the watermark back. Records that arrive after that may be late. ``None``
+                waits without a limit.
+            members: the names of the expected senders. The watermark is the minimum of theirs, so
+                a missing or silent member holds it until the member is idle or declared gone.
+                Records of unknown senders are accepted and do not move the watermark.
+            member: where the name of a row's sender is: a column's name, or a function of the row.
+            skew_limit: how far the stream's watermark may run ahead of the slowest computation's
+                before the stream pauses. This bounds the state and memory of records that wait for
+                a slower stream. If that stream sends nothing, this one stays paused until the other
+                is idle or declared gone. Bounded runs (``run``) ignore the limit.
+
+        Returns:
+            The stream.
 
         Raises:
-            InvalidError: the name is bad or taken, or an argument is of the wrong type.
+            InvalidError: the name is malformed or taken, or an argument has the wrong type.
+
+        Example:
+            ``pipeline.inject("clicks", key="user", at="clicked_at", id="uuid", watermark=BoundedDisorder("30s"))``
         """
         check_name("stream", name)
         if name in self._injectors:
@@ -149,22 +164,26 @@ class EnginePipeline:
         subscribes: Mapping[str, KeyExtractor],
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
-    ) -> dict[str, Stream]:
+    ) -> dict[str, StreamT_co]:
         """
-        Add a computation with any number of streams on both sides.
+        Add a computation with any number of input and output streams.
 
         Args:
-            computation: the user's code.
-            name: its name, and its table in SQL.
-            subscribes: stream → how the key is got there.
-            produces: the streams that it may produce to.
-            options: `ComputationOptions`.
+            computation: an instance of the user's `Computation`.
+            name: the computation's name, which is also its table in SQL.
+            subscribes: the input streams by name, each with the way its records' keys are extracted:
+                a field of the value, a function of the value, or ``None`` for the record's own key.
+            produces: the names of the streams that the computation may produce to.
+            options: further settings; see `ComputationOptions`.
 
         Returns:
-            The streams that it produces to, by name.
+            The streams in ``produces``, by name.
 
         Raises:
-            InvalidError: the declaration cannot be right; the error names the culprit.
+            InvalidError: the declaration is invalid; the error names the wrong argument.
+
+        Example:
+            ``pipeline.add(Join(), name="join", subscribes={"clicks": "user", "orders": "buyer"}, produces=["joined"])``
         """
         check_name("computation", name)
         if name in self._computations:
@@ -185,10 +204,15 @@ class EnginePipeline:
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
         """
-        Let a stream flow into a sink; `Stream.sink` is the shorter way.
+        Write a stream to a sink, each record exactly once; `Stream.sink` is the shorter form.
+
+        Args:
+            name: the sink's name, unique within the pipeline.
+            stream: the name of the stream; it may be declared later.
+            sink: the destination, for example a `DeltaSink`.
 
         Raises:
-            InvalidError: the name is bad or taken, or ``sink`` is no sink.
+            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
         """
         check_name("sink", name, reserved=frozenset())
         if name in self._sinks:
@@ -197,25 +221,33 @@ class EnginePipeline:
             raise InvalidError("the sink is no sink", sink=name, type=_type_name(sink))
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> StreamT_co:
         """
-        The stream called ``name``, also one that is declared later: this is how cycles are drawn.
+        The stream called ``name``, which may be declared later: this allows cycles.
+
+        Args:
+            name: the stream's name.
 
         Raises:
-            InvalidError: the name is empty or has bad characters.
+            InvalidError: the name is empty or contains a character that is not allowed.
         """
         check_name("stream", name, reserved=frozenset())
         return self.stream_class(self, name)
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """
-        Check everything that can be known before running, and freeze the result.
+        Check everything that can be checked before the run, and freeze the result.
+
+        Every runner calls this before it starts; call it directly to test a declaration.
 
         Args:
-            inputs: names of the inputs that the runner was given; ``None`` leaves them unchecked.
+            inputs: the names of the inputs given to the runner; ``None`` skips their check.
+
+        Returns:
+            The checked, immutable graph.
 
         Raises:
-            InvalidError: names the computation, stream, sink or input that is wrong.
+            InvalidError: the graph is invalid; the error names the computation, stream, sink or input.
         """
         topology = Topology(
             name=self.name,
@@ -240,10 +272,10 @@ def _check_field(argument: str, field: object, stream: str) -> None:
 
 
 def _positive(stream: str, argument: str, duration: Duration) -> int:
-    found = duration_us(duration)
-    if found <= 0:
-        raise InvalidError(f"{argument} is longer than nothing", stream=stream, value=duration)
-    return found
+    micros = duration_us(duration)
+    if micros <= 0:
+        raise InvalidError(f"{argument} must be positive", stream=stream, value=duration)
+    return micros
 
 
 def _check_ingress(

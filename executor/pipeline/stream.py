@@ -1,12 +1,12 @@
 """
-Streams as users hold them: a name in a pipeline, and what may be done with it (MillWheel §4.3).
+Streams: the named edges of a pipeline, and the operations that users call on them (MillWheel §4.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypedDict, Unpack
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypedDict, Unpack
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -20,21 +20,49 @@ __all__ = ["ComputationOptions", "Stream", "StreamGraph"]
 
 class ComputationOptions(TypedDict, total=False):
     """
-    What may be said of a computation beyond its edges; `ComputationNode` explains each.
+    The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
+
+    Example:
+        ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
     """
 
     exactly_once: bool
+    """Whether records that carry an id are deduplicated; ``True`` unless given (MillWheel §6.1.1)."""
+
     on_error: OnError
+    """
+    What happens to a record whose code still raises after all ``retries``: ``"dead_letter"``, the default,
+    writes it to the stream of dead letters and continues; ``"stop"`` ends the run.
+    """
+
     retries: int
+    """How many times a failing record is tried again before ``on_error`` applies; 2 unless given."""
+
     intervals: int | None
+    """How many key intervals the computation starts with; the runner chooses unless given."""
+
     on_late: OnLate | Mapping[str, OnLate]
+    """
+    What happens to a record behind the input low watermark: ``"process"``, the default, passes it to the code;
+    ``"drop"`` only counts it. A mapping sets it by stream; a stream that is not in it is processed.
+    """
+
     productions: ProductionMode
+    """
+    ``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
+    superstep that made it (MillWheel §6.1.3).
+    """
+
     user_code_timeout_ms: float | None
+    """
+    The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds it is
+    interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """
 
 
 class StreamGraph(Protocol):
     """
-    What a stream needs of its pipeline: where its verbs declare computations and sinks.
+    The part of a pipeline that a stream needs: it declares the stream's consumers there.
     """
 
     name: str
@@ -47,15 +75,15 @@ class StreamGraph(Protocol):
         subscribes: Mapping[str, KeyExtractor],
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
-    ) -> dict[str, Stream]:
+    ) -> Mapping[str, Stream]:
         """
-        Add a computation with any number of streams on both sides.
+        Add a computation with any number of input and output streams.
         """
         ...
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
         """
-        Let a stream flow into a sink.
+        Write a stream to a sink.
         """
         ...
 
@@ -63,10 +91,14 @@ class StreamGraph(Protocol):
 @dataclass(frozen=True, slots=True, repr=False)
 class Stream:
     """
-    A named edge of one pipeline; made by `Pipeline.inject`, `apply` and `Pipeline.stream`.
+    A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
 
-    A layer above adds its own verbs (windows, say) in a subclass, and a pipeline subclass
-    that names it as ``stream_class``.
+    A layer above adds operations (windows, for example) in a subclass, and a pipeline subclass
+    returns it by setting ``stream_class``.
+
+    Attributes:
+        pipeline: the pipeline that the stream belongs to.
+        name: the stream's name, unique within the pipeline.
     """
 
     pipeline: StreamGraph
@@ -83,43 +115,45 @@ class Stream:
         key: KeyExtractor = None,
         produces: str | Sequence[str] | None = None,
         **options: Unpack[ComputationOptions],
-    ) -> Stream:
+    ) -> Self:
         """
-        Let a computation consume this stream.
+        Process this stream with a computation.
 
         Args:
-            computation: the user's code.
-            name: its name, and its table in SQL.
-            key: how it gets its key: a field of the value, a function of the value, or ``None``
-                for the key that the record was produced with.
-            produces: the stream or streams that it produces to; ``None`` means one named as itself.
-            options: `ComputationOptions`.
+            computation: an instance of the user's `Computation`.
+            name: the computation's name, which is also its table in SQL.
+            key: how a record's key is extracted: a field of the value, a function of the value, or
+                ``None`` for the key that the record was produced with.
+            produces: the stream or streams that the computation produces to; ``None`` for a single
+                stream with the computation's name.
+            options: further settings; see `ComputationOptions`.
 
         Returns:
-            The (first) stream that it produces to.
+            The stream that the computation produces to; the first one if there are several.
 
         Raises:
-            InvalidError: the declaration cannot be right; the error names the culprit.
+            InvalidError: the declaration is invalid; the error names the wrong argument.
+
+        Example:
+            ``counts = words.apply(Counter(), name="counts", key="word")``
         """
         streams = _stream_names(name, produces)
-        made = self.pipeline.add(
-            computation, name=name, subscribes={self.name: key}, produces=streams, **options
-        )
-        return made[streams[0]]
+        self.pipeline.add(computation, name=name, subscribes={self.name: key}, produces=streams, **options)
+        return replace(self, name=streams[0])
 
-    def sink(self, name: str, sink: Sink) -> Stream:
+    def sink(self, name: str, sink: Sink) -> Self:
         """
-        Let this stream flow out of Millpond, exactly once.
+        Write this stream's records outside Millpond, each exactly once.
 
         Args:
-            name: the sink's name.
-            sink: where to, for example a `DeltaSink`.
+            name: the sink's name, unique within the pipeline.
+            sink: the destination, for example a `DeltaSink`.
 
         Returns:
             This stream, so that calls can be chained.
 
         Raises:
-            InvalidError: the name is bad or taken, or ``sink`` is no sink.
+            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
         """
         self.pipeline.add_sink(name, self.name, sink)
         return self
@@ -132,7 +166,7 @@ def _stream_names(name: str, produces: str | Sequence[str] | None) -> tuple[str,
         return (produces,)
     if not produces:
         raise InvalidError(
-            "apply returns a stream, so it needs one: use Pipeline.add for a computation that produces nothing",
+            "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
             computation=name,
         )
     return tuple(produces)

@@ -1,13 +1,13 @@
 """
-Sinks: streams on their way out of Millpond, exactly once (MillWheel §6.1, architecture §6).
+Sinks: streams leave Millpond through them, each record exactly once (MillWheel §6.1, architecture §6).
 
-A runner hands a sink each committed superstep's productions, in order, and after a crash the
-last superstep again. The sink stores the superstep's number in the same commit as the data, so
-what it already has it skips. Nothing that has not been committed ever reaches a sink.
+A runner passes each committed superstep's productions to the sink, in order, and repeats the last one
+after a crash. The sink stores the superstep's number in the same commit as the data and skips a superstep
+that it already has. Uncommitted productions never reach a sink.
 
-`DeltaSink` is the one that comes with Millpond: it appends what comes, retractions included, or keeps
-one row for each key, which retractions delete and new panes replace; another is a class with ``identity`` and
-``open`` whose writer remembers the superstep as safely as it keeps the records.
+`DeltaSink` writes a Delta table: it appends every production, retractions included, or keeps one row per
+key, which new panes replace and retractions delete. A sink of your own implements `Sink`; its writer must
+store the superstep as durably as the records.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ _ROW_KEYS: Final = ("window_start", "window_end", "key")
 
 class SinkWriter(Protocol):
     """
-    The running side of a sink; used by one thread at a time.
+    The running side of a `Sink`; used by one thread at a time.
     """
 
     @property
     def delivered(self) -> Superstep:
         """
-        The last superstep that the sink has; 0 when it has none.
+        The last superstep that the sink has stored; 0 before the first.
         """
         ...
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """
-        Deliver a superstep's productions, unless the sink has them already.
+        Store a superstep's productions, unless the sink has stored that superstep already.
 
         Args:
-            superstep: the superstep that produced them, already committed.
-            productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
+            superstep: the number of the superstep that produced them, which is committed.
+            productions: the columns ``key`` (text), ``at`` (microseconds), ``value`` (JSON text) and
+                ``value_bytes``; one of the last two is null.
 
         Raises:
-            InvalidError: the records do not fit the sink.
-            UnavailableError: the sink is away; the same call may be made again.
-            OutcomeUnknownError: the records may have arrived; the same call may be made again.
+            InvalidError: the records do not fit the sink; the run stops.
+            UnavailableError: the sink does not respond; the runner repeats the call.
+            OutcomeUnknownError: the records may have been stored; the runner repeats the call.
         """
         ...
 
@@ -68,13 +69,15 @@ class SinkWriter(Protocol):
 @runtime_checkable
 class Sink(Protocol):
     """
-    Where a stream goes: configuration without state.
+    The destination of a stream: configuration without state.
+
+    Implement it to write to a system of your own; give an instance to `Stream.sink`.
     """
 
     @property
     def identity(self) -> str:
         """
-        The place that is written to; two sinks of one pipeline must not share it.
+        The destination, as text: two sinks of one pipeline must not share it.
         """
         ...
 
@@ -82,18 +85,18 @@ class Sink(Protocol):
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
         """
-        Make the running side for one sink of one pipeline of one store.
+        Create the writer of one sink of one pipeline of one store.
 
         Args:
             store_id: the store whose supersteps are counted.
-            pipeline: the pipeline.
-            name: the sink's name in it.
-            clock: for timestamps and waiting; the machine's unless given.
-            rng: for file names; the machine's unless given.
+            pipeline: the pipeline's name.
+            name: the sink's name in the pipeline.
+            clock: used for timestamps and waiting; the system's unless given.
+            rng: used for file names; the system's unless given.
 
         Raises:
-            InvalidError: the place holds something else.
-            UnavailableError: the place does not answer.
+            InvalidError: the destination holds something else.
+            UnavailableError: the destination does not respond.
         """
         ...
 
@@ -101,27 +104,30 @@ class Sink(Protocol):
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """
-    A Delta table that follows a stream; made when it is not there.
+    Writes a stream to a Delta table, which is created if it does not exist.
 
-    With ``mode="append"`` everything is appended, in order of production: of a windowed step, each
-    pane and each retraction (``pane.is_retraction``, or the column ``is_retraction``). With
-    ``mode="upsert"`` the table has one row for each value of ``keys``: a new pane replaces it, a
-    retraction deletes it, and at every version a reader finds what stands at that moment. The files
-    that this replaces stay until you vacuum the table, as in any Delta table (docs/windows.md).
+    With ``mode="append"`` every production is appended, in order: for a windowed step, each pane and each
+    retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table
+    has one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each
+    version of the table holds the current results. Replaced files stay until you vacuum the table, as in
+    any Delta table (docs/windows.md).
 
     Args:
         path: the table's folder or URL.
-        schema: its columns; ``key`` and ``at`` are the record's own, the others are fields of
-            its value. Without one the columns are ``key``, ``at`` and ``value`` as JSON text.
-            A value that does not fit stops the run: nothing is dropped in silence. Of a pane,
-            columns may also be ``window_start`` and ``window_end``, and fields of the value inside.
-            When rows are replaced, the columns without a schema are ``key``, ``window_start``,
-            ``window_end``, ``at`` and ``value``.
-        storage_options: what ``obstore`` needs to open the URL.
+        schema: the table's columns. ``key`` and ``at`` are the record's own, the others are fields of its
+            value; for a pane, ``window_start``, ``window_end`` and fields of the value inside it are
+            allowed too. Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text,
+            and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit
+            stops the run.
+        storage_options: the options that ``obstore`` needs to open the URL.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
-        keys: with ``"upsert"``, the columns that tell rows apart: text, whole numbers or times. Rows
-            lie in this order, so a superstep costs least if the first one follows time. By default
-            those of ``window_start``, ``window_end`` and ``key`` that there are.
+        keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are
+            sorted by them, so supersteps cost least if the first one follows time. By default
+            ``window_start``, ``window_end`` and ``key``, as far as the table has them.
+
+    Raises:
+        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and
+            ``keys`` do not fit each other or the columns.
 
     Example:
         >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
@@ -136,7 +142,7 @@ class DeltaSink:
 
     def __post_init__(self) -> None:
         """
-        Refuse what can never be a table while the caller is still near.
+        Refuse arguments that cannot describe a table.
         """
         if not isinstance(self.path, str) or not self.path:
             raise InvalidError("a Delta sink needs a path", path=self.path)
@@ -151,8 +157,8 @@ class DeltaSink:
 
     def _row_keys(self) -> tuple[str, ...]:
         schema = ROW_SCHEMA_BY_WINDOW if self.schema is None else self.schema
-        wanted = (name for name in _ROW_KEYS if name in schema.names) if self.keys is None else self.keys
-        keys = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        names = (name for name in _ROW_KEYS if name in schema.names) if self.keys is None else self.keys
+        keys = (names,) if isinstance(names, str) else tuple(names)
         if not keys or len(set(keys)) < len(keys) or not set(keys) <= set(schema.names):
             raise InvalidError("keys are some of the table's columns", keys=keys, columns=schema.names)
         key_columns(schema.empty_table(), keys)
@@ -169,10 +175,10 @@ class DeltaSink:
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
         """
-        Open the table, or make it.
+        Open the table, or create it; see `Sink.open`.
 
         Raises:
-            InvalidError: there is a table with other columns, or a partitioned one.
+            InvalidError: the existing table has other columns or is partitioned.
             UnavailableError: the folder or bucket cannot be opened.
         """
         writer: Callable[..., SinkWriter] = DeltaSinkWriter

@@ -48,7 +48,7 @@ class KnownFiles:
     def __init__(self) -> None:
         self._files: dict[str, FileKeys] = {}
         self.position: str | None = None
-        self.superstep = 0
+        self.superstep: int = 0
 
     @property
     def all(self) -> list[FileKeys]:

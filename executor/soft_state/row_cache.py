@@ -70,7 +70,7 @@ class RowCache:
         self._timers: dict[str, Timers] = {}
         self._cold: ColdRows | None = None
         self._existing: RecordIdFilter | None = None
-        self.used_bytes = 0
+        self.used_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._states) + (0 if self._cold is None else len(self._cold))

@@ -111,9 +111,11 @@ class Coordinator:
             pause_timeout_ms=pause_timeout_ms,
             on_taken=self._journal.record,
         )
-        self.names = OwnedNames(rng, topology.name, lambda: self._ownership.control.fence.sequencer)
-        self.watermarks = PipelineWatermarks(topology, clock)
-        self.sinks = SinkDelivery(store, topology, clock, self.names, in_background=threads)
+        self.names: OwnedNames = OwnedNames(
+            rng, topology.name, lambda: self._ownership.control.fence.sequencer
+        )
+        self.watermarks: PipelineWatermarks = PipelineWatermarks(topology, clock)
+        self.sinks: SinkDelivery = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
             store,
             self._ownership,

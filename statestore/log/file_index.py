@@ -30,7 +30,7 @@ class FileIndex:
     def __init__(self) -> None:
         self._by_path: dict[str, LiveFile] = {}
         self._groups: dict[str, dict[str, dict[str, LiveFile]]] = {}
-        self.size_bytes = 0
+        self.size_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._by_path)

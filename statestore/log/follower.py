@@ -55,7 +55,7 @@ class LogFollower:
         retry: RetryPolicy,
         high_water: HighWater | None = None,
     ) -> None:
-        self.snapshot = snapshot
+        self.snapshot: Snapshot = snapshot
         self._log = log
         self._clock = clock
         self._rng = rng

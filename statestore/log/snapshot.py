@@ -55,11 +55,11 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.version: TableVersion = NO_TABLE
-        self.digest = ""
+        self.digest: str = ""
         self.txns: dict[str, int] = {}
         self.watermarks: dict[str, int] = {}
         self.metadata: Metadata | None = None
-        self.protocol = Protocol()
+        self.protocol: Protocol = Protocol()
         self._files = FileIndex()
 
     @property

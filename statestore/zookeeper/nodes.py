@@ -43,8 +43,8 @@ class StorePaths:
     """
 
     def __init__(self, store_id: str) -> None:
-        self.store = f"/millpond/{quote(store_id, safe='')}"
-        self.leases = f"{self.store}/leases"
+        self.store: str = f"/millpond/{quote(store_id, safe='')}"
+        self.leases: str = f"{self.store}/leases"
 
     def node(self, interval: Interval) -> str:
         """

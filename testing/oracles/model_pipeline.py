@@ -44,8 +44,8 @@ class ModelPipeline:
 
     def __init__(self, topology: Topology) -> None:
         self.produced: dict[str, list[ModelProduction]] = {}
-        self.dead_letters = 0
-        self.duplicates = 0
+        self.dead_letters: int = 0
+        self.duplicates: int = 0
         self._topology = topology
         self._intervals = {name: ModelInterval(node) for name, node in topology.computations.items()}
         self._injectors: dict[str, InjectorLogic] = {

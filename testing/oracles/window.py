@@ -113,10 +113,10 @@ class WindowOracle:
         own = percentiles_of(spec.trigger)
         self._own = (*own, EXACT)
         self._promised: dict[int, int] = dict.fromkeys({*(own if kept is None else kept), EXACT}, TIME_MIN_US)
-        self.wall = wall
+        self.wall: int = wall
         self.panes: list[OraclePane] = []
-        self.dropped = 0
-        self.after_last = 0
+        self.dropped: int = 0
+        self.after_last: int = 0
         self._keys: dict[str, dict[Bounds, _Window]] = {}
 
     # -- what happens ----------------------------------------------------------------------

@@ -40,13 +40,13 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
     "undeclared": (lambda context, _: context.produce("elsewhere", 1), "does not declare this stream"),
     "early": (
         lambda context, record: context.produce(LEDGER, 1, at=record.at - 1),
-        "a time may not be below that of the input",
+        "a time may not be before that of the input",
     ),
     "production": (lambda context, _: context.produce(LEDGER, object()), "the codec cannot encode"),
     "production key": (lambda context, _: context.produce(LEDGER, 1, key=3), "key is text"),  # type: ignore[arg-type]
     "timer": (
         lambda context, record: context.set_timer(record.at, output_at=record.at - 1),
-        "a time may not be below that of the input",
+        "a time may not be before that of the input",
     ),
 }
 """What can go wrong in a hook, and what the dead letter says about it."""

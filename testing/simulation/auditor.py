@@ -51,7 +51,7 @@ class Auditor:
     """
 
     def __init__(self, world: World, workload: Workload, topology: Topology) -> None:
-        self.version = -1
+        self.version: int = -1
         self.rows: dict[str, dict[str, RowVersion]] = {}
         self.fences: dict[Interval, int] = {}
         self.landed_us: dict[int, int] = {}

@@ -71,7 +71,7 @@ class ProcessClock:
         self._born_us = self._since_us = now_us()
         self._counted_us = 0
         self.offset_us = 0
-        self.rate = 1.0
+        self.rate: float = 1.0
 
     def now_us(self) -> WallTimeMicros:
         """

@@ -72,7 +72,7 @@ class Swarm:
         unknown = sorted(chosen - set(FAULTS))
         if unknown:
             raise InvalidError("there is no such fault", fault=unknown[0], faults=", ".join(FAULTS))
-        self.kinds = tuple(kind for kind in FAULTS if kind in chosen)
+        self.kinds: tuple[str, ...] = tuple(kind for kind in FAULTS if kind in chosen)
         self.struck: Counter[str] = Counter()
         self.active = True
 

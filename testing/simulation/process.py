@@ -103,15 +103,15 @@ class SimulatedProcess:
     ) -> None:
         self.world = world
         self.name = name
-        self.clock = ProcessClock(lambda: world.now_us, self._sleep)
-        self.last_words = ""
-        self.leases = _Leases(world.registry, self.clock, writer_id=name)
+        self.clock: ProcessClock = ProcessClock(lambda: world.now_us, self._sleep)
+        self.last_words: str = ""
+        self.leases: _Leases = _Leases(world.registry, self.clock, writer_id=name)
         self.leases.stand_by = self._stand_by
         self.inbox: deque[Message] = deque()
-        self.is_dead = False
+        self.is_dead: bool = False
         self.ended_by: BaseException | None = None
-        self.store_away_until_us = 0
-        self.born_us = world.now_us
+        self.store_away_until_us: int = 0
+        self.born_us: int = world.now_us
         self._make_pipeline = make_pipeline
         self._settings = settings
         self._on_held = on_held

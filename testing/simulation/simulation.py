@@ -105,14 +105,14 @@ class Simulation:
         kinds: Iterable[str] | None = None,
         deaths: Iterable[str] = (),
     ) -> None:
-        self.world = World(seed, kinds, deaths)
+        self.world: World = World(seed, kinds, deaths)
         self.processes: list[SimulatedProcess] = []
         self._workload = workload
         workload.begin(Draw(f"{seed}/workload"))
         self._steps = steps
         self._topology: Topology = workload.pipeline().check()
-        self.auditor = Auditor(self.world, workload, self._topology)
-        self.publisher = Publisher(self.world, workload, self._topology.injectors, self._alive)
+        self.auditor: Auditor = Auditor(self.world, workload, self._topology)
+        self.publisher: Publisher = Publisher(self.world, workload, self._topology.injectors, self._alive)
         self._settings = self._draw_settings()
         self.world.landed = self.auditor.landed
         self.world.others_act = self._others_act

@@ -24,7 +24,7 @@ class Trace:
     def __init__(self, kept: int = _KEPT) -> None:
         self._hash = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=kept)
-        self.events = 0
+        self.events: int = 0
 
     def add(self, at_us: int, who: str, what: str) -> None:
         """

@@ -82,13 +82,13 @@ class World:
         self, seed: int | str, kinds: Iterable[str] | None = None, deaths: Iterable[str] = ()
     ) -> None:
         self.seed = seed
-        self.draw = Draw(f"{seed}/world")
-        self.swarm = Swarm(Draw(f"{seed}/swarm"), kinds)
-        self.deaths = deque(deaths)
-        self.deaths_planned = bool(self.deaths)
-        self.trace = Trace()
-        self.now_us = START_US
-        self.registry = MemoryRegistry()
+        self.draw: Draw = Draw(f"{seed}/world")
+        self.swarm: Swarm = Swarm(Draw(f"{seed}/swarm"), kinds)
+        self.deaths: deque[str] = deque(deaths)
+        self.deaths_planned: bool = bool(self.deaths)
+        self.trace: Trace = Trace()
+        self.now_us: int = START_US
+        self.registry: MemoryRegistry = MemoryRegistry()
         self.disks: dict[str, MemoryObjects] = {}
         self.failpoints: Counter[str] = Counter()
         self.turns: list[Mortal] = []

@@ -85,7 +85,7 @@ class Shelf:
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.delivered = Superstep(0)
+        self.delivered: Superstep = Superstep(0)
         self.panes: list[tuple[str, WindowedValue]] = []
 
     def open(

@@ -247,7 +247,7 @@ class TestProduce:
     @pytest.mark.parametrize(
         ("hook", "reason"),
         [
-            (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be below that of the input"),
+            (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be before that of the input"),
             (lambda c, _: c.produce("nowhere", 1), "does not declare this stream"),
             (lambda c, _: c.produce("out", object()), "cannot encode"),
             (lambda c, _: c.produce("out", 1, key=5), "production key is text"),
@@ -259,7 +259,7 @@ class TestProduce:
             (lambda c, _: c.delete_timer(domain="lunar"), "event or wall"),
             (lambda c, _: c.set_timer(1, tag=1), "timer tag is text"),
             (lambda c, _: c.set_timer(1, tag="\ud800"), "UTF-8"),
-            (lambda c, r: c.set_timer(500, output_at=r.at - 1), "may not be below that of the input"),
+            (lambda c, r: c.set_timer(500, output_at=r.at - 1), "may not be before that of the input"),
         ],
     )
     def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:
