@@ -1,5 +1,5 @@
 """
-What every collector has in common: one kind of garbage, found and taken away behind a horizon.
+The interface of collectors: each finds one kind of garbage and deletes it behind the horizon.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ __all__ = ["Collection", "Collector"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """
-    What a collector took away, or would take away on a dry run.
+    What a collector deleted, or would delete on a dry run.
 
     Attributes:
         kind: the kind of garbage.
-        paths: the files that went.
-        made: the files that came in their place, or that made it possible.
-        freed_bytes: what that frees, now or once the removed files are vacuumed; 0 where unknown.
-        skipped: why something was left, a sentence each.
+        paths: the deleted files, relative to the table's root.
+        made: the files that replaced them, or that made the deletion possible.
+        freed_bytes: space freed, now or once the removed files are vacuumed; 0 where unknown.
+        skipped: reasons why garbage was left, one sentence each.
     """
 
     kind: str
@@ -32,24 +32,24 @@ class Collection:
 
 class Collector(Protocol):
     """
-    Takes one kind of garbage away.
+    Collects one kind of garbage.
     """
 
     @property
     def kind(self) -> str:
         """
-        The word for its garbage.
+        Name of the kind of garbage, as reports print it.
         """
         ...
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """
-        Take the garbage away; with ``dry_run`` only say what would go.
+        Delete the garbage; with ``dry_run`` only report it.
 
-        Collecting twice is harmless, and being killed midway leaves garbage and no damage.
+        Collecting twice is harmless, and a collection that is killed midway leaves garbage but no damage.
 
         Raises:
-            UnavailableError: the store or the catalog is away.
-            DataError: what would have to be read is damaged; nothing was taken away.
+            UnavailableError: the store or the catalog is unavailable.
+            DataError: data that the collector must read is damaged; nothing was deleted.
         """
         ...

@@ -1,18 +1,18 @@
 """
-Compactions: an interval's files rewritten so that each key is one row in them, without its garbage.
+Compactions: rewrite files of an interval into one file with one row per key, without garbage.
 
 A compaction reads its files with their checksums, combines the updates of each key by the reader's
-rule, keeps what somebody may still need, and writes one file. Its rows carry the newest
-contributing (sequencer, commit number, superstep), so they stand where they stood against all
-other updates of their keys. What goes:
+rule, keeps what may still be needed, and writes one file. Its rows carry the newest
+contributing (sequencer, commit number, superstep), so they keep their order relative to all
+other updates of their keys. It drops:
 
-- updates that a newer one in the compaction overrides;
-- productions that have been delivered: those of all supersteps before the last one;
-- record ids that lie further behind the low watermark than the slack (MillWheel §6.1.1);
+- updates that a newer update in the compaction overrides;
+- productions that have been delivered: those of all supersteps before the last one (MillWheel §6.1.2);
+- record ids further behind the low watermark than the slack (MillWheel §6.1.1);
 - tombstones and empty rows, if the compaction is complete: no older file of the interval is left.
 
-Nobody waits for a compaction. It is prepared beside the supersteps and becomes part of the table by a
-commit of the interval's owner, with the owner's next commit number, like any other write.
+Supersteps never wait for a compaction. It is prepared in parallel with them and becomes part of the table
+by a commit of the interval's owner, with the owner's next commit number, like any other write.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Compacted", "CompactionRules", "compact_files", "compact_updates", "
 
 _STREAMED_BYTES: Final = 1 << 27
 _BATCH_BYTES_MIN: Final = 1 << 20
-"""A compaction through the disk decodes about that much at a time, all its files together."""
+"""Least number of bytes of one file that a compaction through the disk decodes at a time."""
 
 _Index = npt.NDArray[np.int64]
 
@@ -73,11 +73,11 @@ class CompactionRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     """
-    A compaction that has been prepared and waits to be committed.
+    A compaction that is prepared but not yet committed.
 
     Attributes:
-        compaction: what was rewritten.
-        file: what it became; ``None`` when nothing of it was needed any more.
+        compaction: the files that were rewritten.
+        file: the file that replaces them; ``None`` when none of their rows is still needed.
     """
 
     compaction: Compaction
@@ -85,10 +85,10 @@ class Compacted:
 
     def write(self, fence: Fence) -> IntervalWrite:
         """
-        The interval's part of the commit that puts the new file in the place of the old ones.
+        The interval's part of the commit that replaces the old files by the new one.
 
         Args:
-            fence: the owner's next one.
+            fence: the owner's next fence.
         """
         added = () if self.file is None else (self.file,)
         return IntervalWrite(
@@ -103,7 +103,7 @@ class Compacted:
     @property
     def freed_bytes(self) -> int:
         """
-        How much smaller the table becomes.
+        By how many bytes the table shrinks.
         """
         before = sum(file.size_bytes for file in self.compaction.files)
         return before - (0 if self.file is None else self.file.size_bytes)
@@ -121,25 +121,25 @@ def compact_files(
     scratch: str | None = None,
 ) -> Compacted:
     """
-    Read the files of a compaction and write the one that is to replace them; nothing is committed.
+    Read the files of a compaction and write their replacement; nothing is committed.
 
-    Files of more than ``memory_bytes_max`` go through the local disk, in memory that does not grow
-    with them; what is written means the same.
+    Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that
+    does not grow with them; the result is equivalent.
 
     Args:
         objects: the table's root.
         compaction: what to rewrite.
         rules: what to keep.
-        fence: the owner's last or next one; no row may be newer.
-        token: 32 fresh hexadecimal digits.
-        row_format: the encoding of the new file; only Parquet goes through the disk.
-        memory_bytes_max: what is compacted in memory, in bytes of the files.
-        scratch: folder of this machine for what goes through the disk; the system's by default. It
-            needs room for the files and for the new one.
+        fence: the owner's last or next fence; no row may be newer.
+        token: 32 unique hexadecimal digits.
+        row_format: the encoding of the new file; only Parquet is merged through the disk.
+        memory_bytes_max: size of the files up to which they are compacted in memory.
+        scratch: local folder for a merge through the disk; the system's temporary folder by default. It
+            needs room for the old files and the new one.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
-        UnavailableError: the store is away.
+        UnavailableError: the store is unavailable, or the local disk has no room.
     """
     if compaction.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
         file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
@@ -172,17 +172,17 @@ def _compact_through_disk(
     scratch: str | None,
 ) -> RowFile | None:
     """
-    Merge the sorted files, one stretch of keys after the other.
+    Merge the sorted files, one range of keys after the other.
     """
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder(scratch)))
         batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
         runs: list[Run] = []
         for number, file in enumerate(compaction.files):
-            place = folder / str(number)
-            place.mkdir()
+            run_folder = folder / str(number)
+            run_folder.mkdir()
             runs += open_runs(
-                objects, file.path, interval=compaction.interval, scratch=place, batch_bytes=batch_bytes
+                objects, file.path, interval=compaction.interval, scratch=run_folder, batch_bytes=batch_bytes
             )
         reach("compaction.read")
         writer = RowFileWriter(
@@ -196,27 +196,27 @@ def _compact_through_disk(
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
     """
-    The updates of all runs, cut by key: every update of a key is in one piece, and keys rise from piece to piece.
+    The updates of all runs, cut by key: all updates of a key are in one piece, and keys rise from piece to piece.
 
-    Within a piece the runs keep their order. One batch of each run is held at a time.
+    Within a piece the runs keep their order. One batch of each run is in memory at a time.
 
     Args:
         runs: each sorted by key, no key in two of its batches.
     """
     heads = [next(run, None) for run in runs]
     while True:
-        for place, run in enumerate(runs):
-            while (head := heads[place]) is not None and not head.num_rows:
-                heads[place] = next(run, None)
+        for index, run in enumerate(runs):
+            while (head := heads[index]) is not None and not head.num_rows:
+                heads[index] = next(run, None)
         waiting = [head for head in heads if head is not None]
         if not waiting:
             return
-        # Up to here every run has shown its updates; at least one batch is used up.
+        # The current batches hold all updates up to this key, and at least one batch is used up.
         bound = min(_key(head, head.num_rows - 1) for head in waiting)
-        taken = [0 if head is None else _rows_up_to(head, bound) for head in heads]
-        pieces = [head.slice(0, rows) for head, rows in zip(heads, taken, strict=True) if head and rows]
+        counts = [0 if head is None else _rows_up_to(head, bound) for head in heads]
+        pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head and rows]
         yield pa.concat_tables(pieces)
-        heads = [head and head.slice(rows) for head, rows in zip(heads, taken, strict=True)]
+        heads = [head and head.slice(rows) for head, rows in zip(heads, counts, strict=True)]
 
 
 def _key(table: pa.Table, row: int) -> str:
@@ -233,26 +233,26 @@ def _scratch_folder(parent: str | None) -> Iterator[str]:
     try:
         folder = TemporaryDirectory(prefix="millpond-compaction-", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
-        raise UnavailableError("there is no folder to compact in", folder=parent, cause=error) from error
+        raise UnavailableError("cannot create a folder to compact in", folder=parent, cause=error) from error
     with folder as path:
         yield path
 
 
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
     """
-    One update per key, sorted by key, that means what all of them mean, without what nobody needs.
+    One update per key, sorted by key, equivalent to all of its updates, without garbage.
 
     Args:
         updates: row updates in `ROW_SCHEMA`, in any order.
         rules: what to keep.
-        is_complete: there are no older updates of these keys elsewhere.
+        is_complete: no older updates of these keys exist elsewhere.
     """
     combined = combine_updates(updates)
     keys = combined.column("key").combine_chunks()
-    places = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
+    slots = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
     columns = {name: combined.column(name) for name in combined.column_names}
-    columns["record_ids"] = _record_ids(updates, places, len(keys), rules.ids_from)
-    columns["productions"] = _productions(updates, places, len(keys), rules.pending_from)
+    columns["record_ids"] = _record_ids(updates, slots, len(keys), rules.ids_from)
+    columns["productions"] = _productions(updates, slots, len(keys), rules.pending_from)
     rows = pa.table({name: columns[name] for name in ROW_SCHEMA.names}, schema=ROW_SCHEMA)
     return rows.filter(_is_needed(rows)) if is_complete else rows
 
@@ -265,12 +265,14 @@ def _is_needed(rows: pa.Table) -> pa.ChunkedArray:
     return needed
 
 
-def _record_ids(updates: pa.Table, places: _Index, count: int, ids_from: EventTimeMicros) -> pa.ListArray:
+def _record_ids(updates: pa.Table, slots: _Index, count: int, ids_from: EventTimeMicros) -> pa.ListArray:
     """
-    By key, the ids of all its updates that are not older than ``ids_from``; null where there are none.
+    Per key, the ids of all its updates that are not older than ``ids_from``; null where there are none.
+
+    ``slots`` gives the key of each update, as an index below ``count``.
     """
     lists = updates.column("record_ids").combine_chunks()
-    ids, owners = lists.flatten(), places[pc.list_parent_indices(lists).to_numpy()]
+    ids, owners = lists.flatten(), slots[pc.list_parent_indices(lists).to_numpy()]
     times = pc.fill_null(ids.field("at").cast(pa.int64()), np.iinfo(np.int64).max).to_numpy()
     kept = np.flatnonzero(times >= ids_from)
     kept = kept[np.argsort(owners[kept], kind="stable")]
@@ -279,17 +281,17 @@ def _record_ids(updates: pa.Table, places: _Index, count: int, ids_from: EventTi
 
 
 def _productions(
-    updates: pa.Table, places: _Index, count: int, pending_from: Superstep
+    updates: pa.Table, slots: _Index, count: int, pending_from: Superstep
 ) -> pa.ListArray | pa.Array:
     """
-    By key, what its updates of ``pending_from`` and later produced; null where that is nothing.
+    Per key, the productions of its updates of ``pending_from`` and later; null where there are none.
     """
     lists = updates.column("productions").combine_chunks()
     owners = pc.list_parent_indices(lists).to_numpy()
     pending = updates.column("superstep").to_numpy()[owners] >= pending_from
     kept = np.flatnonzero(pending)
-    kept = kept[np.argsort(places[owners[kept]], kind="stable")]
-    lengths = np.bincount(places[owners[kept]], minlength=count)
+    kept = kept[np.argsort(slots[owners[kept]], kind="stable")]
+    lengths = np.bincount(slots[owners[kept]], minlength=count)
     return _lists(lists.flatten().take(pa.array(kept)), lengths, "productions")
 
 

@@ -1,15 +1,15 @@
 """
-Which files a compaction rewrites: size-tiered, per interval, and never out of order.
+Compaction planning: which files to rewrite, size-tiered, per interval, and never out of order.
 
-The files of an interval, oldest first, are a run in time: each holds the updates of supersteps
+The files of an interval, oldest first, form a sequence in time: each holds the updates of supersteps
 after those of the file before it. A compaction replaces a *contiguous stretch* of them by one file, so
-files keep holding disjoint stretches of time and combining updates stays right (a compaction of the
+files keep covering disjoint stretches of time and updates still combine in the right order (compacting the
 first and third of three updates would put the first above the second).
 
-Two rules bound what readers pay. Tiers: as soon as ``fan_in`` files of about a size have
-gathered at the young end, they become one; so each row is rewritten once a tier, and a tier
+Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files of similar size
+have gathered at the young end, they become one; so each row is rewritten once per tier, and a tier
 holds few files. Garbage: when the young files together are as large as the oldest, which holds
-the interval's bulk, everything becomes one file, and what is dead goes. Nothing here does any
+the interval's bulk, everything becomes one file and dead rows are dropped. This module does no
 input or output.
 """
 
@@ -28,13 +28,12 @@ __all__ = [
     "MEMORY_BYTES_MAX",
     "Compaction",
     "CompactionPolicy",
-    "newest_superstep",
     "plan_compaction",
     "younger_than",
 ]
 
 MEMORY_BYTES_MAX: Final = 1 << 26
-"""Files of so many bytes are compacted in memory."""
+"""Default size of the files, together, up to which a compaction runs in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +42,13 @@ class CompactionPolicy:
     When files are compacted.
 
     Args:
-        fan_in: as many files of a tier become one.
-        files_max: above that many files of an interval the young ones are compacted whatever their
-            sizes; readers of a key meet that many files, and those that came since.
+        fan_in: how many files of a tier become one.
+        files_max: with this many files in an interval the young files are compacted whatever their
+            sizes; it bounds the files that a read of a key opens, except those added since.
         small_bytes: files up to this size are the first tier; each further tier is ``fan_in`` times larger.
-        garbage_ratio: young files of this share of the oldest file's bytes are compacted into it.
-        memory_bytes_max: a compaction of more bytes of files than that goes through files on the local
-            disk, piece by piece; it bounds memory, and no compaction is too large.
+        garbage_ratio: the young files are compacted into the oldest when their bytes reach this share of it.
+        memory_bytes_max: a compaction of more bytes is merged piece by piece through the local
+            disk; this bounds memory, so no compaction is too large.
     """
 
     fan_in: int = 8
@@ -60,14 +59,14 @@ class CompactionPolicy:
 
     def __post_init__(self) -> None:
         """
-        Refuse bounds under which compacting never ends or never begins.
+        Refuse bounds under which compaction never ends or never begins.
         """
         if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
             raise InvalidError("a compaction policy cannot work with these bounds", policy=self)
 
     def tier(self, size_bytes: int) -> int:
         """
-        The tier of a file of that size.
+        The tier of a file of ``size_bytes``.
 
         Example:
             >>> [CompactionPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
@@ -82,12 +81,12 @@ class CompactionPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
     """
-    Files of an interval that are to become one.
+    Files of an interval that will become one.
 
     Attributes:
-        interval: whose files.
+        interval: the interval that the files belong to.
         files: oldest first.
-        is_complete: no older file of the interval is left, so what is deleted may go for good.
+        is_complete: no older file of the interval is left, so tombstones may be dropped.
     """
 
     interval: Interval
@@ -106,7 +105,7 @@ class Compaction:
         """
         The newest superstep among the files.
         """
-        return Superstep(max(newest_superstep(file) or 0 for file in self.files))
+        return Superstep(max(file.max_superstep or 0 for file in self.files))
 
 
 def plan_compaction(
@@ -122,20 +121,20 @@ def plan_compaction(
 
     Args:
         files: all live files that can hold keys of the interval.
-        interval: whose.
+        interval: the interval to plan for.
         before: files with rows of this superstep or a later one stay as they are: their
-            productions may be undelivered, and soft state may not have heard of them.
+            productions may be undelivered, and soft state may not include them yet.
         policy: when to compact.
-        everything: compaction all that may be compacted, whatever the policy says about sizes.
+        everything: compact all files that may be compacted, whatever the policy says about sizes.
     """
-    if any(newest_superstep(file) is None for file in files):
+    if any(file.max_superstep is None for file in files):
         return None
-    ordered = sorted(files, key=lambda file: (newest_superstep(file) or 0, file.added_version, file.path))
-    settled = [file for file in ordered if (newest_superstep(file) or 0) < before]
+    ordered = sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
+    settled = [file for file in ordered if (file.max_superstep or 0) < before]
     if any(_is_foreign(file) for file in ordered[len(settled) :]):
-        # It may hold old rows beside new ones; once the superstep has passed it can be compacted too.
+        # It may hold old rows next to new ones; once the superstep has passed it can be compacted too.
         return None
-    first = 1 + max((place for place, file in enumerate(settled) if _spans(file, interval)), default=-1)
+    first = 1 + max((index for index, file in enumerate(settled) if _spans(file, interval)), default=-1)
     begin = _everything(settled, first) if everything else _begin(settled, first, policy)
     begin = _in_order(settled, first, begin)
     if begin is None:
@@ -145,28 +144,18 @@ def plan_compaction(
 
 def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
     """
-    The files that may be compacted while ``compaction`` is being prepared: those of later supersteps only.
+    The files that may be compacted while ``compaction`` is in preparation: those of later supersteps only.
 
-    What is older stays out too: a compaction of files on both sides of a stretch would change places with it.
-    None where another engine's file mixes the times.
+    Older files stay out too: a compaction of files on both sides of a stretch would reorder them around it.
+    No file qualifies if a file of another engine mixes older and younger rows.
     """
     last = compaction.superstep
     rest = [file for file in files if file not in compaction.files]
-    younger = [file for file in rest if (newest_superstep(file) or 0) > last]
+    younger = [file for file in rest if (file.max_superstep or 0) > last]
     mixed = (
         _is_foreign(file) and (file.min_superstep is None or file.min_superstep <= last) for file in rest
     )
     return [] if any(mixed) else younger
-
-
-def newest_superstep(file: LiveFile) -> int | None:
-    """
-    The newest superstep among a file's rows; a compaction's output tells it by its tag only.
-    """
-    if file.max_superstep is not None:
-        return file.max_superstep
-    tag = file.tags.get("superstep", "")
-    return int(tag) if tag.isdecimal() else None
 
 
 def _is_foreign(file: LiveFile) -> bool:
@@ -175,7 +164,7 @@ def _is_foreign(file: LiveFile) -> bool:
 
 def _spans(file: LiveFile, interval: Interval) -> bool:
     """
-    Whether a file may hold keys of other intervals too, so that this one cannot replace it.
+    Whether a file may hold keys of other intervals too, so that a compaction of this interval cannot replace it.
     """
     if file.interval_id:
         return file.interval_id != interval.app_id
@@ -195,11 +184,11 @@ def _begin(settled: Sequence[LiveFile], first: int, policy: CompactionPolicy) ->
     if first == 0 and _is_half_garbage(sizes, policy):
         return 0
     for tier in range(policy.tier(max(sizes[first:])) + 1):
-        begin, found = len(sizes), 0
+        begin, in_tier = len(sizes), 0
         while begin > first and policy.tier(sizes[begin - 1]) <= tier:
             begin -= 1
-            found += policy.tier(sizes[begin]) == tier
-        if found >= policy.fan_in:
+            in_tier += policy.tier(sizes[begin]) == tier
+        if in_tier >= policy.fan_in:
             return begin
     return first + 1 if count >= policy.files_max else None
 
@@ -212,7 +201,7 @@ def _is_half_garbage(sizes: Sequence[int], policy: CompactionPolicy) -> bool:
 
 def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None) -> int | None:
     """
-    The nearest start at or before ``begin`` from which the files are a stretch of time of their own.
+    The last start at or before ``begin`` from which the files cover a stretch of time of their own.
     """
     if begin is None:
         return None
@@ -225,7 +214,7 @@ def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None) -> int
 def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
     if start == 0:
         return True
-    older = newest_superstep(settled[start - 1]) or 0
+    older = settled[start - 1].max_superstep or 0
     return all(
         not _is_foreign(file) or (file.min_superstep is not None and file.min_superstep > older)
         for file in settled[start:]

@@ -1,15 +1,16 @@
 """
 The horizon: the oldest table version that garbage collection leaves readable.
 
-Three things hold it back: the retention (how long ago a version must have been replaced before
-anything of it goes), the versions that readers have published, and open savepoints. A
+Three things hold it back: the retention (how long a version stays readable after it was replaced),
+the versions that readers have pinned, and open savepoints. A
 collector publishes its horizon in the catalog *before* it deletes, and is refused when that
-contradicts what others have published (`millpond.statestore.catalog.pins`); so no order of the
-two lets it delete what a reader stands on (fact F11). Once published it never falls.
+contradicts a pin (`millpond.statestore.catalog.pins`); so in either order of the
+two it never deletes a file that a reader needs. A published horizon never falls.
 
-Readers publish theirs by `millpond.statestore.catalog.reading`. A writer needs no horizon of its own: it stands
-on the newest version, and looks at the boundary that a cleanup of the log publishes before it
-deletes (`millpond.statestore.log.boundary`, fact F4).
+Readers pin versions through `millpond.statestore.catalog.reading`. A writer needs no pin: it works
+on the newest version, and checks the boundary that a cleanup of the log publishes before it
+deletes (`millpond.statestore.log.boundary`). MillWheel's store, Bigtable, collects old cell
+versions itself (MillWheel §4.4); a Delta table leaves that to its writers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Horizon:
 
     Attributes:
         version: this version and all later ones stay readable.
-        held_by: what holds it back, for people: "retention", "a reader", "a savepoint", …
+        held_by: what holds it back, for reports: "retention", "a reader", "a savepoint", …
     """
 
     version: TableVersion
@@ -57,8 +58,8 @@ class Horizons:
 
     Args:
         log: the table's log.
-        catalog: where horizons and savepoints are; ``None`` for a store without one, which
-            knows only the savepoints in its log and the retention.
+        catalog: holds horizons and savepoints; ``None`` for a store without a catalog, which
+            has only the savepoints in its log and the retention.
         clock: the source of time.
         retention_ms: how long a version stays readable after it has been replaced.
     """
@@ -71,44 +72,44 @@ class Horizons:
 
     def find(self, snapshot: Snapshot) -> Horizon:
         """
-        Where the horizon could be now.
+        Compute the horizon; nothing is published.
 
         Args:
-            snapshot: the table as it is.
+            snapshot: the table at its newest version.
         """
         before_ms = self._clock.now_us() // 1_000 - self._retention_ms
-        found = Horizon(version=version_at(self._log, snapshot.version, before_ms), held_by="retention")
+        horizon = Horizon(version=version_at(self._log, snapshot.version, before_ms), held_by="retention")
         for version, holder in self._pins(snapshot):
-            if version < found.version:
-                found = Horizon(version=version, held_by=holder)
-        return found
+            if version < horizon.version:
+                horizon = Horizon(version=version, held_by=holder)
+        return horizon
 
     def publish(self, snapshot: Snapshot) -> Horizon:
         """
-        Find the horizon and say so, before anything is deleted.
+        Compute the horizon and publish it; call it before anything is deleted.
 
         Raises:
-            UnavailableError: the catalog is away.
-            ConflictError: readers keep coming first.
+            UnavailableError: the catalog is unavailable.
+            ConflictError: readers kept pinning versions first.
         """
-        found = self.find(snapshot)
+        horizon = self.find(snapshot)
         if self._catalog is None:
-            return found
+            return horizon
         for _ in range(_TRIES):
             try:
-                self._catalog.publish_horizon(_COLLECTOR, found.version, HorizonKind.COLLECTOR)
+                self._catalog.publish_horizon(_COLLECTOR, horizon.version, HorizonKind.COLLECTOR)
             except ConflictError:
                 # A reader or a savepoint came in between, or an earlier horizon is above this one.
-                again = self.find(snapshot)
+                fresh = self.find(snapshot)
                 published = collected_below(self._catalog.horizons())
-                found = max(
-                    again,
+                horizon = max(
+                    fresh,
                     Horizon(version=published, held_by="an earlier collection"),
-                    key=lambda each: each.version,
+                    key=lambda candidate: candidate.version,
                 )
             else:
-                return found
-        raise ConflictError("readers keep coming first", horizon=found.version)
+                return horizon
+        raise ConflictError("readers keep coming first", horizon=horizon.version)
 
     def _pins(self, snapshot: Snapshot) -> Iterator[tuple[TableVersion, str]]:
         for app_id, version in snapshot.txns.items():
@@ -120,7 +121,7 @@ class Horizons:
         if needed is not None:
             yield needed, "a reader or a savepoint"
         if self._clock.now_us() - self._catalog.created_us < self._trust_ms * 1_000:
-            # It may not have heard of all readers yet: it is new, or has been lost and made again.
+            # It may not list all readers yet: it is new, or was lost and rebuilt.
             yield TableVersion(0), "the catalog's youth"
 
     @property
@@ -130,15 +131,15 @@ class Horizons:
 
 def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
     """
-    The version that was the newest one at a time; the oldest one that is left if all are younger.
+    The newest version as of ``before_ms``; the oldest version that is left if all are younger.
 
-    Commits are read by bisection, since their times rise (as far as clocks do). A commit that
-    tells no time counts as new.
+    Commits are bisected, since their times rise (as far as clocks do). A commit without
+    a time counts as new.
     """
     low, high = 0, int(newest)
     while low < high:
         middle = (low + high + 1) // 2
-        at_ms = _time_of(log, TableVersion(middle))
+        at_ms = _committed_ms(log, TableVersion(middle))
         if at_ms is None or at_ms <= before_ms:
             low = middle
         else:
@@ -146,9 +147,9 @@ def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
     return TableVersion(low)
 
 
-def _time_of(log: Log, version: TableVersion) -> int | None:
+def _committed_ms(log: Log, version: TableVersion) -> int | None:
     """
-    When a version was committed; ``None`` when its commit file is gone, so that it is old.
+    When a version was committed; ``None`` when its commit file was cleaned up, which makes it old.
     """
     data = log.read(version)
     if data is None:

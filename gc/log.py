@@ -1,16 +1,16 @@
 """
-The log: checkpoints, and the commit files that a checkpoint stands for.
+Log cleanup: write checkpoints, and delete the commit files that a checkpoint replaces.
 
-A checkpoint sums the log up, so that a cold open does not read it from version 0. Once the
-horizon has passed a checkpoint, the commits before it are deleted; its own commit file stays,
-and with it the digest that the next commit is chained to and the high-water mark is held
-against. Oldest files go first, so a collection that is killed leaves a shorter log and no hole.
+A checkpoint sums up the log, so that a cold open does not read it from version 0. Once the
+horizon has passed a checkpoint, the commits before it are deleted; the checkpoint's own commit file stays,
+and with it the digest that the next commit is chained to and that the high-water mark is compared
+with. Oldest files go first, so a collection that is killed leaves a shorter log without a hole.
 
-Before anything is deleted the boundary is published, and writers look at it after each put
-(`millpond.statestore.log.boundary`, fact F4): whatever clocks say, no commit gets lost in a part of the
-log that was deleted under its writer. It would be refused, though, and readers that are opening
-the table would begin again; so commits of the last half minute stay whatever the retention, and a
-running pipeline, which has seen the table by a clock that only goes forward, says what is younger.
+The boundary is published before anything is deleted, and writers check it after each put
+(`millpond.statestore.log.boundary`): no commit gets lost in a deleted part of the log,
+whatever clocks say. Such a commit would be refused, though, and readers that are opening
+the table would start over; so commits of the last half minute stay whatever the retention. A
+running pipeline observes the table with a monotonic clock and passes the version that it saw then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 
 from millpond.gc.collector import Collection
 from millpond.gc.horizon import version_at
-from millpond.gc.replayed_log import sum_log
+from millpond.gc.replayed_log import replay_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
 from millpond.statestore.errors import ObjectExistsError
@@ -37,7 +37,7 @@ __all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
 _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
 
 KEPT_MS: Final = 30_000
-"""Commits of so long stay; writers trust what they saw for a third of it."""
+"""Commits younger than this stay; writers trust a version that they saw for a third of it."""
 
 
 class LogCollector:
@@ -45,10 +45,10 @@ class LogCollector:
     Deletes commit files and checkpoints behind a checkpoint that the horizon has passed.
 
     Args:
-        survey: the store as it was found.
+        survey: the survey of the store.
         clock: tells how old commits are.
-        seen: the newest version of `KEPT_MS` ago, as the caller saw it; ``None`` where he has
-            not been there for so long and goes by the commits' own times.
+        seen: the newest version as the caller saw it `KEPT_MS` ago; ``None`` if the caller has not
+            run for that long and relies on the commits' own times.
     """
 
     kind = "log"
@@ -60,44 +60,44 @@ class LogCollector:
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """
-        Delete them, or name them.
+        Delete the files, or only list them on a dry run.
 
         Raises:
-            UnavailableError: the store is away; some may be gone.
+            UnavailableError: the store is unavailable; some files may be deleted.
         """
         limit = self._limit()
         matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
         paths = tuple(path for path, match in matches if match and int(match[1]) < limit)
         if paths and not dry_run:
-            # From here on a writer that stands below knows that nothing it puts there counts.
+            # From here on a writer below the boundary learns that its puts there do not count.
             publish_log_boundary(self._survey.objects, limit)
             delete_files(self._survey.objects, paths)
         return Collection(kind=self.kind, paths=paths)
 
     def _limit(self) -> TableVersion:
         """
-        The version of the checkpoint that stands for everything before it.
+        The version of the checkpoint before which everything may be deleted.
         """
         settled = self._survey.settled
         if settled is None:
             return TableVersion(0)
         log = Log(self._survey.objects)
         young = version_at(log, self._survey.newest.version, self._clock.now_us() // 1_000 - KEPT_MS)
-        known = [each.version for each in log.inventory().checkpoints]
+        versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
         last = min(settled.version, young, young if self._seen is None else self._seen)
-        return max((each for each in known if each <= last), default=TableVersion(0))
+        return max((version for version in versions if version <= last), default=TableVersion(0))
 
 
 def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     """
-    Write a checkpoint of the newest version, if there is none of the last ``every`` versions.
+    Write a checkpoint of the newest version, unless the last ``every`` versions have one.
 
     Returns:
-        The version of the checkpoint that was written.
+        The version of the new checkpoint; ``None`` when none was written.
 
     Raises:
         DataError: the log is damaged.
-        UnavailableError: the store is away.
+        UnavailableError: the store is unavailable.
     """
     log = Log(objects)
     inventory = log.inventory()
@@ -105,17 +105,17 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     if inventory.latest is None or inventory.latest - last < every:
         return None
     listed = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
-    total = sum_log(log, inventory.latest)
-    actions = tuple(total.actions(on_disk=listed))
+    replayed = replay_log(log, inventory.latest)
+    actions = tuple(replayed.actions(on_disk=listed))
     reach("checkpoint.summed")
     try:
-        path = checkpoint_path(total.version)
+        path = checkpoint_path(replayed.version)
         objects.put_if_absent(path, write_part(actions, path))
     except ObjectExistsError:
-        # Somebody else has written it, and it says the same.
+        # Another process has written an equivalent checkpoint.
         return None
     reach("checkpoint.written")
-    pointer = {"version": total.version, "size": len(actions)}
+    pointer = {"version": replayed.version, "size": len(actions)}
     objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
     reach("checkpoint.named")
-    return total.version
+    return replayed.version

@@ -1,18 +1,18 @@
 """
-Orphans: row files that no commit ever named, left by tasks that failed or ran twice (fact F12).
+Orphans: row files that no commit ever named, left by tasks that failed or ran twice.
 
-A file's name tells its superstep, and a superstep that has been committed takes no file any
-more. So a file that the log knows nothing of, of a superstep that is past, belongs to nobody,
-whoever wrote it and whenever it lands. Only the owner of a computation may say so, though: a
-compaction that is being prepared has such a name too, and only the owner knows that there is none;
-a former owner's compaction is fenced. And an owner may be a former one without knowing it: the files
-were listed before the log was read, so where the log still names him, nobody else's compaction was
-among them, and where it does not, nothing goes. Files with other names are other engines', and
-stay.
+A file's name contains its superstep, and a committed superstep accepts no more files. So a file of
+a past superstep that the log does not name is garbage, regardless of who wrote it and when
+it lands. Only the owner of a computation may conclude this, though: the output of a
+compaction in preparation has such a name too, and only the owner knows that there is none;
+a former owner's compaction is fenced. And an owner may have lost the interval without knowing it: the
+files were listed before the log was read, so if the log still names this owner, no other owner's
+compaction was among the files; if it does not, nothing is deleted. Files with other names belong to
+other engines and stay.
 
-The log's sum may have forgotten a file that it named: checkpoints of other engines leave out what was
-removed a week ago. So before anything goes, all versions that are kept are looked at: what the
-horizon's has and every commit since has added, and what open savepoints have.
+The replayed log may have forgotten a file that it once named: checkpoints of other engines omit files
+removed a week ago. So before anything is deleted, all retained versions are checked: the files of the
+horizon's version, the files added by every commit since, and the files of open savepoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from millpond.gc.collector import Collection
-from millpond.gc.replayed_log import sum_log
+from millpond.gc.replayed_log import replay_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
 from millpond.statestore.catalog.facts import savepoints_of
@@ -45,11 +45,11 @@ _READ_MAX: Final = 1_000
 @dataclass(frozen=True, slots=True)
 class Owned:
     """
-    What the caller knows of an interval that he owns, or believes to own.
+    An interval that the caller owns, or believes to own.
 
     Attributes:
-        sequencer: of his lease.
-        superstep: the last one that he has committed.
+        sequencer: the sequencer of the caller's lease.
+        superstep: the last superstep that the caller has committed.
     """
 
     sequencer: Sequencer
@@ -61,10 +61,9 @@ class OrphanCollector:
     Deletes row files of past supersteps that were never committed.
 
     Args:
-        survey: the store as it was found, after the intervals were taken.
-        owned: the intervals that the caller owns. An interval that is not all of its computation
-            (several pipelines share their dead letters) is told from the others by reading the
-            file's keys.
+        survey: the survey of the store, made after the intervals were taken.
+        owned: the intervals that the caller owns. Where they cover only a part of a computation
+            (several pipelines share the dead letters), the file's keys are read to decide.
     """
 
     kind = "orphans"
@@ -79,11 +78,11 @@ class OrphanCollector:
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """
-        Delete them, or name them.
+        Delete the files, or only list them on a dry run.
 
         Raises:
-            DataError: a version that is kept cannot be read; nothing was taken away.
-            UnavailableError: the store is away; some may be gone.
+            DataError: a retained version cannot be read; nothing was deleted.
+            UnavailableError: the store is unavailable; some files may be deleted.
         """
         unnamed = tuple(self._unnamed())
         needed = self._needed() | self._added_since_horizon(unnamed) if unnamed else frozenset()
@@ -93,38 +92,40 @@ class OrphanCollector:
         return Collection(kind=self.kind, paths=paths)
 
     def _needed(self) -> frozenset[str]:
-        seen, log = self._survey, Log(self._survey.objects)
-        kept = {seen.horizon.version}
+        survey, log = self._survey, Log(self._survey.objects)
+        kept = {survey.horizon.version}
         kept |= {
-            TableVersion(at) for _, at in savepoints_of(seen.newest.snapshot.txns) if at < seen.newest.version
+            TableVersion(version)
+            for _, version in savepoints_of(survey.newest.snapshot.txns)
+            if version < survey.newest.version
         }
         needed: set[str] = set()
         for version in sorted(kept):
             try:
-                needed.update(sum_log(log, version).adds)
+                needed.update(replay_log(log, version).adds)
             except ObjectMissingError:
-                # The log does not reach back that far: nobody can read that version.
+                # The log does not reach back that far: that version is unreadable.
                 continue
         return frozenset(needed)
 
     def _added_since_horizon(self, unnamed: Iterable[str]) -> frozenset[str]:
         """
-        Those that some commit after the horizon has added; the newest commits first, until all are found.
+        The files among ``unnamed`` that a commit after the horizon added; newest commits first, until none is left.
         """
-        seen, log = self._survey, Log(self._survey.objects)
-        left, found = set(unnamed), set[str]()
-        for number in range(seen.newest.version, seen.horizon.version, -1):
+        survey, log = self._survey, Log(self._survey.objects)
+        left, needed = set(unnamed), set[str]()
+        for number in range(survey.newest.version, survey.horizon.version, -1):
             if not left:
                 break
             version = TableVersion(number)
             data = log.read(version)
             if data is None:
-                # Somebody else cleaned the log: what that commit has added cannot be told, and costs only space.
+                # Another process cleaned the log: what that commit added is unknown; keeping files costs only space.
                 return frozenset(unnamed)
             added = {action.path for action in decode(data, commit_path(version)) if isinstance(action, Add)}
-            found |= added & left
+            needed |= added & left
             left -= added
-        return frozenset(found)
+        return frozenset(needed)
 
     def _unnamed(self) -> Iterator[str]:
         newest, reads = self._survey.newest, 0
@@ -140,14 +141,14 @@ class OrphanCollector:
                 yield path
             elif reads < _READ_MAX:
                 reads += 1
-                if self._is_in(path, past):
+                if self._holds_only_keys_of(path, past):
                     yield path
 
-    def _is_in(self, path: str, intervals: list[Interval]) -> bool:
+    def _holds_only_keys_of(self, path: str, intervals: list[Interval]) -> bool:
         try:
             keys = read_row_files(self._survey.objects, [path], ["key"]).column("key").to_pylist()
         except DataError:
-            # What cannot be read cannot be told apart either; it costs only space.
+            # The owner of an unreadable file is unknown; keeping it costs only space.
             return False
         return all(any(interval.contains(key) for interval in intervals) for key in keys)
 
@@ -155,4 +156,5 @@ class OrphanCollector:
 def _cover_everything(intervals: list[Interval]) -> bool:
     ordered = sorted(intervals, key=lambda interval: interval.low)
     highs = [interval.high for interval in ordered]
-    return ordered[0].low == "" and highs[-1] is None and highs[:-1] == [each.low for each in ordered[1:]]
+    lows = [interval.low for interval in ordered]
+    return lows[0] == "" and highs[-1] is None and highs[:-1] == lows[1:]

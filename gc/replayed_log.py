@@ -1,9 +1,10 @@
 """
-The sum of a log: everything that a checkpoint must say, at one version.
+The replayed log: all actions that a checkpoint of one version must contain.
 
-A `Snapshot` keeps what the engine asks for; a checkpoint repeats the actions themselves, with
-their statistics and times, and remembers removed files as long as they lie on disk. Each
-commit passes through a snapshot on its way, so seals and the digest chain are verified.
+A `Snapshot` keeps only what the engine needs; a checkpoint repeats the actions themselves, with
+their statistics and times, and remembers removed files as long as they are on disk. Each
+commit is also applied to a snapshot, which verifies seals and the digest chain. The format is
+Delta's (its protocol's section on action reconciliation).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["ReplayedLog", "sum_log"]
+__all__ = ["ReplayedLog", "replay_log"]
 
 
 class ReplayedLog:
     """
-    What a log says up to a version.
+    The state of a table at a version, with the actions that made it.
 
     Attributes:
-        snapshot: the same as the engine sees it.
+        snapshot: the same state as the engine sees it.
         adds: live files by path.
-        removes: removed files by path, as far back as the log and its checkpoints tell.
+        removes: removed files by path, as far back as the log and its checkpoints record them.
     """
 
     def __init__(self) -> None:
@@ -43,16 +44,16 @@ class ReplayedLog:
     @property
     def version(self) -> TableVersion:
         """
-        The newest commit that is part of the sum.
+        The newest commit that has been replayed.
         """
         return self.snapshot.version
 
     def start(self, log: Log, checkpoint: Checkpoint) -> None:
         """
-        Begin with a checkpoint.
+        Start from a checkpoint.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the checkpoint cannot be read.
         """
         actions = tuple(log.read_checkpoint(checkpoint))
         commit = log.read(checkpoint.version)
@@ -61,7 +62,7 @@ class ReplayedLog:
 
     def follow(self, log: Log, until: TableVersion) -> None:
         """
-        Go on to a version.
+        Replay commits up to the version ``until``.
 
         Raises:
             DataError: a commit file is missing, damaged or out of the chain.
@@ -72,7 +73,7 @@ class ReplayedLog:
 
     def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
         """
-        What a checkpoint of this version says.
+        The actions of a checkpoint of this version.
 
         Args:
             on_disk: the data files that exist; removed files are remembered as long as they do.
@@ -105,24 +106,24 @@ class ReplayedLog:
                     pass
 
 
-def sum_log(log: Log, until: TableVersion) -> ReplayedLog:
+def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
     """
-    The sum of a log up to a version, from the newest checkpoint that is no newer.
+    Replay a log up to a version, from the newest readable checkpoint at or before it.
 
     Raises:
         DataError: a commit file is missing, damaged or out of the chain.
     """
     for checkpoint in reversed(log.inventory().checkpoints):
         if checkpoint.version <= until:
-            found = ReplayedLog()
+            replayed = ReplayedLog()
             try:
-                found.start(log, checkpoint)
+                replayed.start(log, checkpoint)
             except DataError:
-                # An older one and the commits after it say the same, if they are there.
+                # An older checkpoint and the commits after it give the same state, if they exist.
                 continue
-            found.follow(log, until)
-            return found
-    found = ReplayedLog()
-    check(found.version == NO_TABLE, "a sum begins before the first commit")
-    found.follow(log, until)
-    return found
+            replayed.follow(log, until)
+            return replayed
+    replayed = ReplayedLog()
+    check(replayed.version == NO_TABLE, "a replay begins before the first commit")
+    replayed.follow(log, until)
+    return replayed

@@ -1,8 +1,11 @@
 """
-A round of garbage collection: every collector once, in the order that lets each see all it needs.
+A round of garbage collection: run every collector once, in the order that gives each the data it needs.
 
-A checkpoint comes first, for it marks what is settled. Vacuum comes before the log's cleanup,
-which takes the memory of removed files away (a checkpoint keeps it as long as they exist).
+A checkpoint comes first, because it marks what is settled. Vacuum comes before log cleanup, which
+deletes the record of removed files (a checkpoint keeps that record as long as the files exist).
+
+A round deletes nothing that a version at or after the published horizon needs, and may be
+killed at any point without damage.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ __all__ = ["CollectionRound", "Retention", "collect_garbage", "collect_garbage_a
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """
-    What a round leaves.
+    What a round keeps.
 
     Args:
-        keep_ms: how long a version stays readable after it has been replaced; open savepoints
-            and readers that have published theirs keep versions for longer.
-        checkpoint_every: a checkpoint is written after so many versions.
+        keep_ms: how long a version stays readable after it was replaced; open savepoints
+            and readers' pins keep versions for longer.
+        checkpoint_every: how many versions after the last checkpoint the next one is written.
     """
 
     keep_ms: int = 3_600_000
@@ -44,10 +47,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         """
-        Refuse what cannot be meant.
+        Refuse a negative retention and a checkpoint interval below 1.
         """
         if self.keep_ms < 0 or self.checkpoint_every < 1:
-            raise InvalidError("a retention cannot be negative", retention=self)
+            raise InvalidError("a retention's bounds are too small", retention=self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,8 @@ class CollectionRound:
 
     Attributes:
         horizon: the oldest version that stays readable.
-        held_by: what keeps it from being newer.
-        collections: what each collector did.
+        held_by: what holds the horizon back.
+        collections: the result of each collector.
     """
 
     horizon: TableVersion
@@ -78,41 +81,41 @@ def collect_garbage(
     dry_run: bool = False,
 ) -> CollectionRound:
     """
-    One round over everything but compactions.
+    Run one round over all garbage except what compaction drops.
 
     Args:
         objects: the table's root.
-        catalog: where horizons and savepoints are.
+        catalog: holds horizons and savepoints; ``None`` for a store without a catalog.
         clock: the source of time.
-        retention: what stays.
-        owned: the intervals whose leases the caller holds, as far as he knows.
-        seen: the newest version of a while ago, as the caller saw it; see `LogCollector`.
-        check: raises if the caller may not delete any more; asked before each collector.
+        retention: what to keep.
+        owned: the intervals whose leases the caller holds, as far as it knows.
+        seen: the newest version as the caller saw it a while ago; see `LogCollector`.
+        check: raises if the caller may no longer delete; called before each collector.
         dry_run: change nothing.
 
     Raises:
         DataError: the log is damaged; nothing was deleted.
-        UnavailableError: the store or the catalog is away.
-        ConflictError: readers kept coming first; nothing was deleted.
+        UnavailableError: the store or the catalog is unavailable.
+        ConflictError: readers kept pinning versions first; nothing was deleted.
     """
-    made = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
+    checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
-    found = survey(objects, horizons, dry_run=dry_run)
+    surveyed = survey(objects, horizons, dry_run=dry_run)
     reach("garbage.surveyed")
     collectors: tuple[Collector, ...] = (
-        VacuumCollector(found),
-        OrphanCollector(found, owned),
-        LogCollector(found, clock, seen),
+        VacuumCollector(surveyed),
+        OrphanCollector(surveyed, owned),
+        LogCollector(surveyed, clock, seen),
     )
     collections: list[Collection] = []
-    for each in collectors:
+    for collector in collectors:
         if check is not None:
             check()
-        collections.append(each.collect(dry_run=dry_run))
-    if made is not None:
-        collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(made),)))
+        collections.append(collector.collect(dry_run=dry_run))
+    if checkpoint is not None:
+        collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(checkpoint),)))
     return CollectionRound(
-        horizon=found.horizon.version, held_by=found.horizon.held_by, collections=tuple(collections)
+        horizon=surveyed.horizon.version, held_by=surveyed.horizon.held_by, collections=tuple(collections)
     )
 
 
@@ -126,15 +129,20 @@ def collect_garbage_at(
     seen: TableVersion | None = None,
 ) -> CollectionRound:
     """
-    The same from another process of this machine, which opens the catalog for itself; see `collect_garbage`.
+    Run `collect_garbage` in a helper process, which opens the catalog itself.
 
     Args:
         objects: the table's root.
-        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
-        store_id: the store's, which the catalog must be of.
-        retention: what stays.
-        owned: the intervals whose leases the caller holds, as far as he knows.
-        seen: the newest version of a while ago, as the caller saw it; see `LogCollector`.
+        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without a catalog.
+        store_id: the store's id, which the catalog must match.
+        retention: what to keep.
+        owned: the intervals whose leases the caller holds, as far as it knows.
+        seen: the newest version as the caller saw it a while ago; see `LogCollector`.
+
+    Raises:
+        DataError: the log is damaged; nothing was deleted.
+        UnavailableError: the store or the catalog is unavailable.
+        ConflictError: readers kept pinning versions first; nothing was deleted.
     """
     clock = SystemClock()
     catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)

@@ -1,8 +1,8 @@
 """
-Vacuum: data files that the table has removed, and that no readable version needs any more.
+Vacuum: delete data files that the table has removed and that no readable version needs.
 
-A file goes when its removal is settled: it was removed at or before the horizon, and nothing
-has brought it back since. Versions at and after the horizon never looked at it.
+A file is deleted when its removal is settled: it was removed at or before the horizon, and no commit
+has added it again since. So no version at or after the horizon contains it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VacuumCollector:
     Deletes removed data files behind the horizon.
 
     Args:
-        survey: the store as it was found.
+        survey: the survey of the store.
     """
 
     kind = "vacuum"
@@ -36,10 +36,10 @@ class VacuumCollector:
 
     def collect(self, *, dry_run: bool = False) -> Collection:
         """
-        Delete them, or name them.
+        Delete the files, or only list them on a dry run.
 
         Raises:
-            UnavailableError: the store is away; some may be gone.
+            UnavailableError: the store is unavailable; some files may be deleted.
         """
         sizes = self._garbage()
         if not dry_run:
@@ -47,23 +47,26 @@ class VacuumCollector:
         return Collection(kind=self.kind, paths=tuple(sizes), freed_bytes=sum(sizes.values()))
 
     def _garbage(self) -> dict[str, int]:
-        seen = self._survey
-        if seen.settled is None:
+        survey = self._survey
+        if survey.settled is None:
             return {}
-        newest = seen.newest
+        newest = survey.newest
         return {
             path: remove.size_bytes or 0
-            for path, remove in sorted(seen.settled.removes.items())
-            if path in seen.data_files
+            for path, remove in sorted(survey.settled.removes.items())
+            if path in survey.data_files
             and path not in newest.adds
-            # Removed, brought back and removed again: then it is the later removal that counts.
+            # If a file was removed, added and removed again, the later removal counts.
             and newest.removes.get(path, remove).deletion_time_ms == remove.deletion_time_ms
         }
 
 
 def delete_files(objects: Objects, paths: Iterable[str]) -> None:
     """
-    Delete files, a bounded number at once.
+    Delete files in bounded batches.
+
+    Raises:
+        UnavailableError: the store is unavailable; some files may be deleted.
     """
     rest = iter(paths)
     while batch := list(islice(rest, _DELETED_AT_ONCE)):

@@ -1,3 +1,3 @@
 """
-What is durable: rows, the log and its one commit, snapshots, leases, the catalog, views.
+Durable state: rows, the log and its single commit path, snapshots, leases, the catalog, views.
 """

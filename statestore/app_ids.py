@@ -1,9 +1,9 @@
 """
-Names of Delta ``txn`` actions: what a store remembers of owners, inputs, time and counts.
+Names of Delta ``txn`` actions: a store's durable record of owners, inputs, time and counts.
 
-A ``txn`` outlives log cleanup and checkpoints, moves in the same commit as the rows, and every Delta
-reader sees it; so whatever a restart must know is one. All of them only ever rise. Each is named
-``millpond/<kind>/<part>/…`` with its parts quoted.
+A ``txn`` survives log cleanup and checkpoints, changes in the same commit as the rows, and is visible to
+every Delta reader, so everything that a restart must know is stored as one. Versions only rise. Names
+have the form ``millpond/<kind>/<part>/…`` with quoted parts.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ __all__ = [
 ]
 
 INTERVAL_PREFIX: Final = "millpond/interval/"
-"""Of fences: the version packs an interval's sequencer and commit number."""
+"""Prefix of fences; the version packs an interval's sequencer and commit number."""
 
 INPUT_PREFIX: Final = "millpond/input/"
-"""Of outside sources: the version is the last batch consumed; below 0 a repair took it back."""
+"""Prefix of external sources; the version is the last batch consumed, below 0 after a repair undid it."""
 
 SUPERSTEP_PREFIX: Final = "millpond/superstep/"
-"""Of pipelines: the version is the last superstep committed."""
+"""Prefix of pipelines; the version is the last superstep committed."""
 
 SAVEPOINT_PREFIX: Final = "millpond/savepoint/"
-"""Of savepoints: the version is the table version that one keeps readable."""
+"""Prefix of savepoints; the version is the table version that the savepoint keeps readable."""
 
 WATERMARK_PREFIX: Final = "millpond/watermark/"
-"""Of journaled watermarks, in microseconds."""
+"""Prefix of journaled watermarks; the version is event time in microseconds."""
 
 TOTAL_PREFIX: Final = "millpond/total/"
-"""Of counts over a pipeline's whole life."""
+"""Prefix of counts over a pipeline's whole life."""
 
 COUNT_PREFIX: Final = "millpond/count/"
-"""Of counts by computation."""
+"""Prefix of counts per computation."""
 
 CLAIM_PREFIX: Final = "millpond/claim/"
-"""Of claims: the version is the number of the pipeline that a computation belongs to."""
+"""Prefix of claims; the version is the number of the pipeline that owns the computation."""
 
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
 _MEMBER_STATUS_PREFIX: Final = "millpond/standing/"
@@ -68,7 +68,7 @@ def _quoted(*parts: str) -> str:
 
 def app_id_parts(app_id: str, prefix: str) -> tuple[str, ...]:
     """
-    The parts of an application id after its prefix, unquoted.
+    Split an application id, without its prefix, into unquoted parts.
 
     Example:
         >>> app_id_parts("millpond/input/zeitgeist/queries/bounded", INPUT_PREFIX)
@@ -79,7 +79,7 @@ def app_id_parts(app_id: str, prefix: str) -> tuple[str, ...]:
 
 def input_app_id(pipeline: str, stream: str, source: str) -> str:
     """
-    Names an outside source's position: the last batch that one of a stream's sources had consumed.
+    Name an external source's position: the last batch consumed from one source of a stream.
 
     Example:
         >>> input_app_id("zeitgeist", "queries", "bounded")
@@ -90,68 +90,68 @@ def input_app_id(pipeline: str, stream: str, source: str) -> str:
 
 def superstep_app_id(pipeline: str) -> str:
     """
-    Names a pipeline's last superstep.
+    Name a pipeline's last superstep.
     """
     return SUPERSTEP_PREFIX + _quoted(pipeline)
 
 
 def savepoint_app_id(name: str) -> str:
     """
-    Names a savepoint, whose table version outlives the catalog and the cleanup of the log.
+    Name a savepoint, whose table version survives the loss of the catalog and log cleanup.
     """
     return SAVEPOINT_PREFIX + _quoted(name)
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:
     """
-    Names a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
+    Name a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
     """
     return WATERMARK_PREFIX + _quoted(pipeline, kind, name)
 
 
 def total_app_id(pipeline: str, counter: str) -> str:
     """
-    Names a running total over the pipeline's whole life, such as ``records``.
+    Name a running total over the pipeline's whole life, such as ``records``.
     """
     return TOTAL_PREFIX + _quoted(pipeline, counter)
 
 
 def count_app_id(pipeline: str, computation: str, counter: str) -> str:
     """
-    Names a counter of one computation.
+    Name a counter of one computation.
     """
     return COUNT_PREFIX + _quoted(pipeline, computation, counter)
 
 
 def member_status_app_id(pipeline: str, stream: str, member: str) -> str:
     """
-    Names what was declared of a stream's member, or of a stream without members (``""``).
+    Name the declared status of a stream's member, or of a stream without members (``""``).
     """
     return _MEMBER_STATUS_PREFIX + _quoted(pipeline, stream, member)
 
 
 def claim_app_id(computation: str) -> str:
     """
-    Names the claim of a pipeline on a computation.
+    Name the claim of a pipeline on a computation.
 
-    There is one a computation, so that of two pipelines that want the same one a single commit wins.
+    Each computation has one claim, so when two pipelines want the same computation a single commit wins.
     """
     return CLAIM_PREFIX + _quoted(computation)
 
 
 def bare_ids_app_id(computation: str) -> str:
     """
-    Names the choice of the stream whose record ids a computation keeps as they came.
+    Name the choice of the stream whose record ids a computation stores unchanged.
 
-    The choice is made once, when the first stream with ids is consumed, and outlives changes of the
-    pipeline: ids that are kept must be found again.
+    The choice is made once, when the first stream with ids is consumed, and survives changes to the
+    pipeline: stored ids must still match those of later deliveries.
     """
     return _BARE_IDS_PREFIX + _quoted(computation)
 
 
 def sink_app_id(store_id: str, pipeline: str, name: str) -> str:
     """
-    Names, in a sink's own table, the last superstep that it has been given.
+    Name, in a sink's own table, the last superstep delivered to it.
 
     Example:
         >>> sink_app_id("51d0", "zeitgeist", "spikes")

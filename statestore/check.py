@@ -1,7 +1,7 @@
 """
 Assertions that stay on in production.
 
-``assert`` vanishes under ``python -O``; the facts that commits rest on must not.
+``python -O`` removes ``assert``; the facts that commits rest on must stay checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def check(condition: bool, message: str, **details: object) -> None:
 
     Args:
         condition: the fact that must hold.
-        message: one lower-case line naming the fact that did not.
+        message: one lower-case line that states the required fact.
         details: values for the error, printed as ``key=`value` `` pairs.
 
     Raises:

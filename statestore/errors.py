@@ -5,18 +5,18 @@ The one tree of errors, grouped by what the handler should do.
 
     MillpondError
     ├── ConflictError          read again, then try again
-    │   └── ObjectExistsError  put-if-absent found the object already there
+    │   └── ObjectExistsError  put-if-absent found that the object exists
     ├── FencedError            stop: another owner has taken the interval
-    ├── UnavailableError       try again later: a service is away
+    ├── UnavailableError       try again later: a service is unavailable
     ├── OutcomeUnknownError    read back, then decide: a commit may or may not have landed
     ├── DataError              stop: bytes are missing, wrong or older than they must be
     │   └── ObjectMissingError an object that must be there is not
     ├── InvalidError           fix the call, the pipeline, the input or the configuration
     └── InternalError          a bug in Millpond
 
-Every class carries a ``kind``, a stable code that is only ever added to.
+Every class carries a ``kind``, a stable code; codes are added, never changed.
 ``str(error)`` is one lower-case line that ends in ``key=`value` `` pairs;
-longer diagnostics ride as notes (PEP 678).
+longer diagnostics are attached as notes (PEP 678).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MillpondError(Exception):
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
         """
-        Travel between processes with message, details and notes intact.
+        Pickle with message, details and notes intact.
         """
         return (_rebuild, (type(self), self.message, self.details), self.__dict__)
 
@@ -86,7 +86,7 @@ def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]
 
 class ConflictError(MillpondError):
     """
-    Somebody else's change came first: read again, then try again.
+    Another writer's change came first: read again, then try again.
     """
 
     kind = ErrorKind.CONFLICT
@@ -94,7 +94,7 @@ class ConflictError(MillpondError):
 
 class ObjectExistsError(ConflictError):
     """
-    A put-if-absent found the object already there; nothing was written.
+    A put-if-absent found that the object exists; nothing was written.
     """
 
 
@@ -111,7 +111,7 @@ class FencedError(MillpondError):
 
 class UnavailableError(MillpondError):
     """
-    A service (ZooKeeper, the object store) is away: try again later.
+    A service (ZooKeeper, the object store) is unavailable: try again later.
     """
 
     kind = ErrorKind.UNAVAILABLE
@@ -127,7 +127,7 @@ class OutcomeUnknownError(MillpondError):
 
 class DataError(MillpondError):
     """
-    Bytes are missing, wrong, or older than what had been acknowledged: stop.
+    Bytes are missing, wrong, or older than what was acknowledged: stop.
     """
 
     kind = ErrorKind.DATA
@@ -135,7 +135,7 @@ class DataError(MillpondError):
 
 class ObjectMissingError(DataError):
     """
-    An object that was named is not in the store.
+    A named object is not in the store.
     """
 
 
@@ -149,7 +149,7 @@ class InvalidError(MillpondError):
 
 class InternalError(MillpondError):
     """
-    A bug in Millpond, and nothing else.
+    A bug in Millpond; never raised for any other reason.
     """
 
     kind = ErrorKind.INTERNAL

@@ -2,8 +2,8 @@
 Key intervals: the unit of ownership (MillWheel §7.1).
 
 The intervals of a computation cover all keys; each is leased, fenced and
-processed on its own. Keys are compared by their UTF-8 bytes, which for Python
-strings is the order of code points, so plain string comparison is right.
+processed on its own. Keys are ordered by their UTF-8 bytes, which is the order of
+code points, so plain comparison of Python strings gives the right order.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """
-    How often and how patiently an operation is tried.
+    How often an operation is tried, and how long to wait between tries.
 
     Args:
         tries: attempts at one operation of the object store.
-        delay_ms: wait before the second attempt; doubles from one to the next.
+        delay_ms: wait before the second attempt; it doubles with every attempt.
         delay_ms_max: the longest wait.
-        versions_max: how many versions other writers may take before a commit gives up.
+        versions_max: how many versions a commit may lose to other writers before it gives up.
     """
 
     tries: int = 5
@@ -39,9 +39,9 @@ class RetryPolicy:
 
 def retrying(action: Callable[[], _Result], policy: RetryPolicy, clock: Clock, rng: Rng) -> _Result:
     """
-    What ``action`` returns, trying it again while the store is away.
+    Run ``action`` and return its result, retrying while the store is unavailable.
 
-    Only for actions that may be repeated: reads, and puts of the same bytes if absent.
+    Use it only for idempotent actions: reads, and put-if-absent of the same bytes.
 
     Raises:
         UnavailableError: every attempt raised it.

@@ -1,17 +1,17 @@
 """
-The store: one place for a pipeline's durable state (architecture §2).
+The store: one folder for all of a pipeline's durable state (architecture §2).
 
 ::
 
-    pond/rows/              the Delta table; its log is the only truth
-    pond/catalog.sqlite     what people and tools look things up in; can be rebuilt
-    pond/zookeeper/         the embedded server's data, unless an ensemble is named
+    pond/rows/              the Delta table; its log is the only source of truth
+    pond/catalog.sqlite     an index for people and tools; can be rebuilt from the log
+    pond/zookeeper/         the embedded server's data, unless an ensemble is given
     pond/checkpoints/       Spark's streaming checkpoints
 
 Opening for writing connects to ZooKeeper and compares the log with the high-water mark
-there, so a log that was cut or rolled back is refused instead of read as older data (F5).
-Opening ``read_only`` starts nothing and takes part in nothing; it compares as well where a ZooKeeper is
-named, or runs beside the store, and cannot where there is none.
+there, so a log that was cut or rolled back is refused instead of read as older data.
+Opening ``read_only`` starts no server and takes no lease; it makes the same comparison if a ZooKeeper is
+given or the store's own server is running, and skips it otherwise.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.reading import Reading
 from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.closing import Closing
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.lease import Leases
@@ -54,28 +54,28 @@ __all__ = ["LeaseFactory", "Store", "place_of"]
 _ROWS: Final = "rows"
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
-_READING_TRIES: Final = 5
+_PIN_TRIES: Final = 5
 _LOG = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
 
 
-class Store:
+class Store(Closing):
     """
     An open store; made by `open` and `in_memory`, never directly.
 
     Args:
-        path: where it is.
+        path: the store's location.
         objects: the root of its table.
         storage_options: how other processes open that root.
         clock: the source of time.
         rng: the source of names.
         leases: makes the leases of this writer, given the store's id and the writer's id;
-            ``None`` for a store that is only read.
+            ``None`` for a store that is opened read-only.
         catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
         resources: closed with the store.
-        row_format: how row files are encoded; Parquet unless a simulation says otherwise.
+        row_format: how row files are encoded; Parquet except in simulations.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Store:
         self._resources = resources
         self._catalog_url = catalog_url
         self._catalog: Catalog | None = None
-        self._opening_catalog = threading.Lock()
+        self._catalog_lock = threading.Lock()
         self._read_only = leases is None
         snapshot = load(self.log)
         check_format(snapshot)
@@ -133,27 +133,28 @@ class Store:
         rng: Rng | None = None,
     ) -> Self:
         """
-        Open a store, making it when there is none.
+        Open a store, creating it if there is none.
 
         Args:
             path: a local folder, or the URL of a folder in an object store.
             zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
                 the processes of this machine, with its data inside the store's folder.
             catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
-            storage_options: credentials and endpoints of an object store by the names that ``deltalake``
-                has for them; what is missing comes from the environment (``AWS_…`` and so on).
-            session_timeout_ms: how long ZooKeeper waits for this process when it falls silent.
-            create: whether to make a store where there is none.
-            read_only: only read; needs no ZooKeeper and no lease. One that is named, or runs beside the
-                store, is asked whether newer commits were acknowledged than there are.
-            check_mark: with ``read_only``, whether to ask; a store that was rolled back opens without.
+            storage_options: credentials and endpoints of an object store under the names that ``deltalake``
+                uses; missing values come from the environment (``AWS_…`` and so on).
+            session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
+            create: whether to create a store where there is none.
+            read_only: only read; needs no ZooKeeper and no lease. If a ZooKeeper is given, or the store's own
+                server is running, the log is compared with its high-water mark.
+            check_mark: with ``read_only``, whether to make that comparison; without it a store that
+                was rolled back opens.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
 
         Raises:
-            InvalidError: the path is a file, a folder of something else, or a newer store.
-            DataError: the log is damaged, or ends before what has been acknowledged.
+            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version.
+            DataError: the log is damaged, or ends before the last acknowledged commit.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
         Example::
@@ -164,7 +165,7 @@ class Store:
         clock, rng = clock or SystemClock(), rng or SystemRng()
         local = _local_folder(path)
         options = dict(storage_options or {})
-        _check_place(local, path, create=create and not read_only)
+        _check_location(local, path, create=create and not read_only)
         root = place_of(path)
         if local is None and not (read_only or leases or zookeeper):
             raise InvalidError(
@@ -199,7 +200,7 @@ class Store:
 
     def _refuse_rollback(self, zookeeper: str | None) -> None:
         """
-        Hold what a reader finds against the high-water mark, if there is somebody to ask.
+        Compare the log with the high-water mark, if a ZooKeeper can be reached.
         """
         hosts = zookeeper or server_beside(self.path)
         if hosts is None:
@@ -209,7 +210,7 @@ class Store:
         except UnavailableError as error:
             if zookeeper is not None:
                 raise
-            _LOG.info("the high-water mark is not looked at: %s", error)
+            _LOG.info("the high-water mark is not checked: %s", error)
             return
         check_high_water(mark, self.snapshot(), self.log)
 
@@ -226,7 +227,7 @@ class Store:
         A store in this process's memory, with the same commit code: for tests and simulation.
 
         Args:
-            objects: the shared "disk"; pass the same one to open the same store again.
+            objects: the shared "disk"; pass the same object to open the same store again.
             registry: the shared "ZooKeeper".
             clock: the source of time.
             rng: the source of names.
@@ -250,13 +251,13 @@ class Store:
     @property
     def committer(self) -> Committer:
         """
-        The one way to change the table.
+        The only way to change the table.
 
         Raises:
-            InvalidError: the store was opened to be read only.
+            InvalidError: the store was opened read-only.
         """
         if self._committer is None:
-            raise InvalidError("the store was opened to be read only", path=self.path)
+            raise InvalidError("the store was opened read-only", path=self.path)
         return self._committer
 
     @property
@@ -265,18 +266,18 @@ class Store:
         The leases of this writer.
 
         Raises:
-            InvalidError: the store was opened to be read only.
+            InvalidError: the store was opened read-only.
         """
         if self._leases is None:
-            raise InvalidError("the store was opened to be read only", path=self.path)
+            raise InvalidError("the store was opened read-only", path=self.path)
         return self._leases
 
     def revive_zookeeper(self) -> None:
         """
-        Start the store's own ZooKeeper again if it has died; for whoever waits for it to come back.
+        Restart the store's own ZooKeeper if it has died; call it while waiting for the service.
 
-        An ensemble is left to those who run it. Tries once a second at most, and never fails:
-        a full disk, say, keeps a server from starting until there is room again.
+        It does nothing for an ensemble. It tries once a second at most and never raises:
+        a full disk, for example, keeps a server from starting until there is room again.
         """
         now_us = self._clock.monotonic_us()
         if self._server is None or now_us - self._revived_us < _REVIVAL_US:
@@ -290,22 +291,22 @@ class Store:
     @property
     def catalog_url(self) -> str | None:
         """
-        Where the catalog is, for other processes; ``None`` for stores without one.
+        SQLAlchemy URL of the catalog, for other processes; ``None`` for stores without a catalog.
         """
         return self._catalog_url
 
     @property
     def catalog(self) -> Catalog | None:
         """
-        The catalog, opened when first asked for; ``None`` for stores without one.
+        The catalog, opened on first use; ``None`` for stores without a catalog.
 
-        One that is new, because it was lost or never was, is filled from the log.
+        An empty catalog, new or lost, is rebuilt from the log.
 
         Raises:
             UnavailableError: its database does not answer.
             DataError: its file is damaged.
         """
-        with self._opening_catalog:
+        with self._catalog_lock:
             if self._catalog is None and self._catalog_url is not None:
                 self._catalog = self._open_catalog(self._catalog_url)
             return self._catalog
@@ -321,7 +322,7 @@ class Store:
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """
-        The table as it is now, or as it was at ``version``; read afresh, whatever writers do.
+        The table now, or at ``version``; loaded from the log on every call.
 
         Raises:
             DataError: the log is damaged or does not reach back that far.
@@ -331,10 +332,10 @@ class Store:
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:
         """
-        The table now or at ``version``, and a promise: garbage collection leaves it readable meanwhile.
+        The table now or at ``version``, pinned: garbage collection keeps it readable until the block ends.
 
-        Without it a version can be read as long as the retention lasts after it was replaced. The promise
-        is kept in the catalog; a store without one, or whose catalog cannot be written, gives none.
+        Without a pin, a version stays readable for the retention period after it was replaced. The pin
+        is stored in the catalog; a store without a catalog, or with one that cannot be written, sets none.
 
         Raises:
             ConflictError: the version is being collected.
@@ -346,40 +347,39 @@ class Store:
                 for day in days:
                     print(RowsView.of(snapshot, store.objects, "sales").to_arrow(keys_of(day)))
         """
-        with ExitStack() as held:
-            catalog = self._catalog_of_readers(held)
+        with ExitStack() as resources:
+            catalog = self._catalog_of_readers(resources)
             holder = f"reader-{self._rng.token()}"
-            snapshot = self._held_snapshot(catalog, holder, version, held)
-            yield snapshot
+            yield self._pinned_snapshot(catalog, holder, version, resources)
 
-    def _held_snapshot(
-        self, catalog: Catalog | None, holder: str, version: int | None, held: ExitStack
+    def _pinned_snapshot(
+        self, catalog: Catalog | None, holder: str, version: int | None, resources: ExitStack
     ) -> Snapshot:
-        for _ in range(_READING_TRIES - 1):
+        for _ in range(_PIN_TRIES - 1):
             snapshot = self.snapshot(version)
             try:
                 if catalog is not None:
-                    held.enter_context(Reading(catalog, holder, snapshot.version))
+                    resources.enter_context(Reading(catalog, holder, snapshot.version))
             except ConflictError:
-                # What was the newest version a moment ago may be collected by now; a newer one is not.
+                # The version was the newest when it was loaded but is being collected now: load a newer one.
                 if version is not None:
                     raise
                 continue
             except MillpondError as error:
-                # A disk that is read only, say: reading must go on, as long as the retention lasts.
-                _LOG.info("no version is kept for this reader: %s", error)
+                # A read-only disk, for example: reading must still work, for as long as the retention lasts.
+                _LOG.info("no version is pinned for this reader: %s", error)
             return snapshot
         raise ConflictError("versions are collected faster than they are read", store=self.path)
 
-    def _catalog_of_readers(self, held: ExitStack) -> Catalog | None:
+    def _catalog_of_readers(self, resources: ExitStack) -> Catalog | None:
         try:
             if not self._read_only or self.catalog is None or self._catalog_url is None:
                 return self.catalog
             writable = Catalog.open(self._catalog_url, self._clock, store_id=self.store_id)
         except MillpondError as error:
-            _LOG.info("no version is kept for this reader: %s", error)
+            _LOG.info("no version is pinned for this reader: %s", error)
             return None
-        return held.enter_context(writable)
+        return resources.enter_context(writable)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """
@@ -389,7 +389,7 @@ class Store:
 
     def sql(self, version: int | None = None) -> duckdb.DuckDBPyConnection:
         """
-        A DuckDB connection with one view per computation, named like it, at one table version.
+        A DuckDB connection with one view per computation, named after it, at one table version.
 
         Example::
 
@@ -399,25 +399,14 @@ class Store:
 
     def close(self) -> None:
         """
-        Give leases back, close connections, and stop the embedded server if nobody else uses it.
+        Release leases, close connections, and stop the embedded server if no other process uses it.
         """
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def place_of(path: str | Path) -> str:
     """
-    A store's place, the same for every process: an absolute path, or a URL without a slash at its end.
+    A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
 
     Example:
         >>> place_of("s3://bucket/pond/")
@@ -434,7 +423,7 @@ def _local_folder(path: str | Path) -> Path | None:
     return None if "://" in text else Path(path).resolve()
 
 
-def _check_place(local: Path | None, path: str | Path, *, create: bool) -> None:
+def _check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
     if local is None:
         return
     if local.exists() and not local.is_dir():
@@ -446,7 +435,7 @@ def _check_place(local: Path | None, path: str | Path, *, create: bool) -> None:
         )
     if (local / _ROWS / "_delta_log").is_dir():
         return
-    # An empty `rows` is what a process leaves that was killed while it made the store.
+    # A process that was killed while creating the store leaves an empty `rows`.
     if local.is_dir() and any(entry.name != _ROWS or any(entry.iterdir()) for entry in local.iterdir()):
         raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
     if not create:
@@ -459,7 +448,7 @@ def _create(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool
     try:
         create_rows_table(Log(objects), clock, rng)
     except ConflictError:
-        # Another process made it at the same moment: its table is as good as ours.
+        # Another process created it at the same moment: its table is as good as ours.
         return
 
 
@@ -471,7 +460,7 @@ def _zookeeper_leases(
     resources: ExitStack,
 ) -> LeaseFactory:
     def connect(store_id: str, writer_id: str) -> Leases:
-        # Only now: a store that is refused starts no server.
+        # The server starts only here, so a store that is refused starts none.
         hosts = zookeeper or ""
         if server is not None:
             hosts = server.start_or_join()

@@ -1,7 +1,7 @@
 """
-The real clock and the real randomness; nothing else may touch either.
+The real clock and the real randomness; no other module may touch either.
 
-They sit in the lowest room because the store needs them as well as the
+They sit in the lowest layer because the store needs them as well as the
 runners; `tests/test_tidy.py` bans ``time``, ``random`` and ``uuid`` elsewhere.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["SystemClock", "SystemRng"]
 
 class SystemClock:
     """
-    `Clock` of the machine.
+    The machine's `Clock`.
     """
 
     def now_us(self) -> WallTimeMicros:
@@ -35,24 +35,24 @@ class SystemClock:
 
     def sleep_ms(self, duration_ms: float) -> None:
         """
-        Block the calling thread.
+        Block the calling thread for ``duration_ms`` milliseconds.
         """
         time.sleep(duration_ms / 1_000)
 
 
 class SystemRng:
     """
-    `Rng` of the machine; tokens come from the operating system, so forked workers never share one.
+    The machine's `Rng`; tokens come from the operating system, so forked workers never draw the same one.
     """
 
     def random(self) -> float:
         """
-        A number in [0, 1).
+        A uniformly distributed number in [0, 1).
         """
         return random.random()
 
     def token(self) -> str:
         """
-        32 hexadecimal digits from the operating system's source.
+        32 hexadecimal digits from the operating system's random source.
         """
         return os.urandom(16).hex()

@@ -1,9 +1,9 @@
 """
-Types and seams of the store: what the rest of Millpond passes around and passes in.
+Types and seams of the store, shared by the rest of Millpond.
 
 Two integers of different meaning never share a type. `Clock`, `Rng`, `Objects`
-and `Leases` are constructor arguments everywhere, so that the simulator can
-replace all four and everything else under test is the code of production.
+and `Leases` are constructor arguments everywhere, so the simulator can replace
+all four while everything else under test is production code.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
 ]
 
 Key = NewType("Key", str)
-"""A record's or row's key; keys are ordered by their UTF-8 bytes (MillWheel §4.2)."""
+"""The key of a record or row; keys are ordered by their UTF-8 bytes (MillWheel §4.2)."""
 
 RecordId = NewType("RecordId", bytes)
-"""The id under which an outside publisher may deliver a record several times (§6.1.1)."""
+"""The id under which an external publisher may deliver a record several times (§6.1.1)."""
 
 Sequencer = NewType("Sequencer", int)
 """The number of a lease; a later lease on the same interval has a higher one (§6.2)."""
 
 CommitNumber = NewType("CommitNumber", int)
-"""Rises by one per commit of an interval within a lease; the fence commit has 0."""
+"""Number of an interval's commit within a lease: it rises by one; the fence commit has 0."""
 
 Superstep = NewType("Superstep", int)
-"""Number of a round over all intervals with work; one commit each, counted from 1."""
+"""Number of a round over all intervals with work; each is one commit, counted from 1."""
 
 TableVersion = NewType("TableVersion", int)
 """A version of the Delta table ``rows``; each is a consistent cut of the pipeline."""
@@ -52,7 +52,7 @@ WallTimeMicros = NewType("WallTimeMicros", int)
 """A point in wall (processing) time: microseconds since 1970 UTC."""
 
 TIME_MIN_US: Final = EventTimeMicros(-(2**63))
-"""Before all time: the low watermark of an input that has said nothing yet."""
+"""Before all time: the low watermark of an input that has not reported yet."""
 
 TIME_MAX_US: Final = EventTimeMicros(2**63 - 1)
 """After all time: the low watermark of an input that has ended."""
@@ -77,7 +77,7 @@ class Clock(Protocol):
 
     def sleep_ms(self, duration_ms: float) -> None:
         """
-        Wait; the simulator moves its time instead.
+        Wait ``duration_ms`` milliseconds; the simulator advances its own time instead.
         """
         ...
 
@@ -89,13 +89,13 @@ class Rng(Protocol):
 
     def random(self) -> float:
         """
-        A number in [0, 1).
+        A uniformly distributed number in [0, 1).
         """
         ...
 
     def token(self) -> str:
         """
-        32 hexadecimal digits that nobody else has drawn: file names, writer ids.
+        32 hexadecimal digits, unique across processes: for file names and writer ids.
         """
         ...
 
@@ -148,6 +148,6 @@ class Objects(Protocol):
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Remove the objects; a missing one is no error.
+        Delete the objects; missing objects are ignored.
         """
         ...

@@ -5,8 +5,8 @@ The reader's rule is stated in `millpond.statestore.rows.row`. Arrow and DuckDB 
 through `merge_updates`, with every checksum verified, from any object store;
 Spark reads the files itself and applies the same rule as SQL (`rows_query`).
 
-A view is of one table version for ever. It reads when it is asked, so the files
-of that version must still be there: a vacuum that drops them ends it.
+A view belongs to one table version for ever. It reads on demand, so the files of
+that version must still exist: a vacuum that deletes them makes the view unreadable.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 __all__ = ["ROWS_VIEW_COLUMNS", "ROWS_VIEW_SCHEMA", "RowsView", "connect", "rows_view"]
 
 ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
-"""Schema of a view: the row without what only the engine needs."""
+"""Schema of a view: the row schema without the columns that only the engine needs."""
 
 
 def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
     """
-    The rows of a computation, read from the log; use `RowsView.of` where a snapshot is at hand.
+    The rows of a computation, read from the log; use `RowsView.of` to reuse a loaded snapshot.
 
     Args:
-        log: the table's.
-        computation: whose rows; one that has none yet has an empty view.
+        log: the table's log.
+        computation: whose rows to read; a computation without rows has an empty view.
         version: an older table version; the newest by default.
 
     Raises:
-        ObjectMissingError: there is no such version, or no longer.
+        ObjectMissingError: there is no such version, or it was cleaned up.
     """
     return RowsView.of(load(log, version), log.objects, computation)
 
@@ -58,8 +58,8 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     """
     An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
 
-    A computation that is owned but has no rows yet, such as ``dead_letters``, is an empty one.
-    Nothing is read before a query asks for it. Times are shown in UTC.
+    A computation that is owned but has no rows yet, such as ``dead_letters``, is an empty view.
+    Rows are read by the first query that needs them. Times are shown in UTC.
 
     Example:
         ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
@@ -92,7 +92,7 @@ class RowsView:
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
         """
-        The rows at the snapshot's present version; later commits do not change the view.
+        The rows at the snapshot's current version; later commits do not change the view.
         """
         return RowsView(
             objects=objects,
@@ -109,10 +109,10 @@ class RowsView:
             keys: only these keys' rows; files without them are not read, parts of files without them not decoded.
 
         Raises:
-            DataError: a file is missing or damaged; it is named.
+            DataError: a file is missing or damaged; the error names it.
         """
         wanted = None if keys is None else sorted(set(keys))
-        paths = [file.path for file in self.files if wanted is None or _may_hold(file, wanted)]
+        paths = [file.path for file in self.files if wanted is None or _may_contain(file, wanted)]
         updates = read_row_files(self.objects, paths, MERGE_COLUMNS, keys=wanted)
         return merge_updates(updates).select(ROWS_VIEW_COLUMNS)
 
@@ -123,23 +123,23 @@ class RowsView:
         The rows as a DuckDB relation, read at the first query and kept with the connection.
 
         Args:
-            connection: where; a new in-memory database that shows times in UTC by default.
-            name: what SQL calls it; ``computation@version`` by default.
+            connection: the database to register with; by default a new in-memory one that shows times in UTC.
+            name: the relation's name in SQL; ``computation@version`` by default.
         """
-        where = _fresh_duckdb() if connection is None else connection
-        known_as = f"{self.computation}@{self.version}" if name is None else name
-        where.register(known_as, _RowsAtFirstUse(self))
-        return where.sql(f"from {_quote(known_as)}")
+        database = _fresh_duckdb() if connection is None else connection
+        relation = f"{self.computation}@{self.version}" if name is None else name
+        database.register(relation, _LazyRows(self))
+        return database.sql(f"from {_quote(relation)}")
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """
         The rows as a DataFrame, read by Delta's own reader at the view's version.
 
-        It verifies no page checksums; what has to be right or an error comes from `to_arrow`.
-        For a store on an object store the session must know the way there (Hadoop's options).
+        Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an error.
+        For a store on an object store, configure the session's access to it (Hadoop's options).
 
         Raises:
-            InvalidError: the store lies in memory, where Spark cannot read it.
+            InvalidError: the store is in memory, where Spark cannot read it.
         """
         url = self.objects.url
         if url.startswith("memory:"):
@@ -149,9 +149,9 @@ class RowsView:
         return spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
 
 
-class _RowsAtFirstUse:
+class _LazyRows:
     """
-    Arrow data that is read when somebody wants it (the Arrow PyCapsule protocol).
+    Arrow data that is read on first use (the Arrow PyCapsule protocol).
     """
 
     def __init__(self, view: RowsView) -> None:
@@ -176,9 +176,9 @@ def _fresh_duckdb() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _may_hold(file: LiveFile, keys: Sequence[str]) -> bool:
-    at = 0 if file.min_key is None else bisect_left(keys, file.min_key)
-    return at < len(keys) and (file.max_key is None or keys[at] <= file.max_key)
+def _may_contain(file: LiveFile, keys: Sequence[str]) -> bool:
+    index = 0 if file.min_key is None else bisect_left(keys, file.min_key)
+    return index < len(keys) and (file.max_key is None or keys[index] <= file.max_key)
 
 
 def _quote(name: str) -> str:

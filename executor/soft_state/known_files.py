@@ -101,21 +101,13 @@ class KnownFiles:
         """
         self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
         if news:
-            newest = max(_newest_superstep(file) or 0 for file in news)
+            newest = max(file.max_superstep or 0 for file in news)
             self.confirm(news[-1].path, newest)
 
     def _is_rewrite(self, file: LiveFile) -> bool:
         written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
-        newest = _newest_superstep(file)
+        newest = file.max_superstep
         return not written_by_a_superstep and newest is not None and newest <= self.superstep
 
     def _is_news(self, file: LiveFile) -> bool:
         return file.min_superstep is not None and file.min_superstep > self.superstep
-
-
-def _newest_superstep(file: LiveFile) -> int | None:
-    if file.max_superstep is not None:
-        return file.max_superstep
-    # A compaction leaves exact statistics out and bounds them by its tag.
-    tag = file.tags.get("superstep", "")
-    return int(tag) if tag.isdecimal() else None

@@ -1,3 +1,3 @@
 """
-The catalog: topology and history for tools, in any SQL database.
+The catalog: topology, history and horizons for tools and garbage collection, in any SQL database.
 """

@@ -1,21 +1,20 @@
 """
-The catalog: what a store is made of and what it did, in a small SQL database.
+The catalog: a store's topology and history, in a small SQL database.
 
-Computations and their code versions, streams and subscriptions, intervals and their owners,
-the watermark and superstep journals, injector positions, savepoints, horizons. It is for
-people, tools and garbage collection; no commit depends on it. What it knows of commits it
-derives from the commits themselves (`millpond.statestore.catalog.facts`), so `Catalog.rebuild`
-makes it again from the log: losing it loses nothing. What pipelines declare comes back with
+It holds computations and their code versions, streams and subscriptions, intervals and their owners,
+the watermark and superstep journals, injector positions, savepoints and horizons. It serves
+people, tools and garbage collection; no commit depends on it. Its data about commits is
+derived from the commits themselves (`millpond.statestore.catalog.facts`), so `Catalog.rebuild`
+restores it from the log: losing the catalog loses nothing. Pipelines' declarations come back with
 their next start (or from a commit that carries ``definition``), readers' horizons with their next
-renewal, and savepoints from the log when they were committed under `savepoint_app_id`.
+renewal, and savepoints from the log if they were committed under `savepoint_app_id`.
 
-Commits must not wait for it: they hand their facts to a `CatalogJournal`.
+Commits must not wait for the catalog: they pass their facts to a `CatalogJournal`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy import Connection, Engine, select
@@ -45,6 +44,7 @@ from millpond.statestore.catalog.entries import (
 from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.catalog.rebuild import LogState, rewrite_commits
 from millpond.statestore.catalog.tables import STORE
+from millpond.statestore.closing import Closing
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.system import SystemClock
@@ -55,7 +55,7 @@ __all__ = ["Catalog", "default_catalog_url"]
 _PRUNE_SHARE: Final = 8
 
 
-class Catalog:
+class Catalog(Closing):
     """
     An open catalog; methods may be called from any thread.
 
@@ -63,7 +63,7 @@ class Catalog:
 
     Example:
         >>> with Catalog.open("sqlite://") as catalog:
-        ...     catalog.record_superstep(CommitFacts(version=1, wall_us=0, txns={}))
+        ...     catalog.record_commits([CommitFacts(version=1, wall_us=0, txns={})])
         ...     catalog.intervals()
         ()
     """
@@ -86,14 +86,14 @@ class Catalog:
         read_only: bool = False,
     ) -> Self:
         """
-        Open a catalog, making it or bringing its schema up to date where needed.
+        Open a catalog; create it or migrate its schema if needed.
 
         Args:
             url: any SQLAlchemy URL; a store's default is `default_catalog_url`.
-            clock: dates what is recorded; the machine's by default.
-            store_id: whose catalog it must be.
+            clock: the source of times for new entries; the machine's by default.
+            store_id: the store that the catalog must belong to; any store by default.
             limits: bounds of the journals.
-            read_only: change nothing, not even the schema; a missing SQLite file is not made.
+            read_only: change nothing, not even the schema; a missing SQLite file is not created.
 
         Raises:
             InvalidError: not a usable URL, another store's catalog, or a newer schema
@@ -124,37 +124,26 @@ class Catalog:
 
     def close(self) -> None:
         """
-        Give the connections back; what was recorded stays.
+        Close the database connections; recorded entries stay.
         """
         self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def created_us(self) -> WallTimeMicros:
         """
-        Since when this catalog is kept.
+        When this catalog was created.
 
-        A catalog younger than the longest lifetime of a reader's horizon may not know all
+        A catalog younger than the longest lifetime of a reader's horizon may not list all
         readers yet; collectors wait that long before they trust it.
         """
         with reading(self._engine) as connection:
             return WallTimeMicros(connection.execute(select(STORE.c.created_us)).scalar_one())
 
-    # What pipelines declare.
+    # Declarations of pipelines.
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
         """
-        Put a pipeline's topology in place of the one that it declared before.
+        Replace a pipeline's topology.
 
         Raises:
             InvalidError: a computation belongs to another pipeline, or its options are not JSON.
@@ -164,7 +153,7 @@ class Catalog:
 
     def computations(self) -> tuple[ComputationEntry, ...]:
         """
-        Every computation ever declared, retired ones too, by name.
+        Every computation ever declared, including retired computations, by name.
         """
         with reading(self._engine) as connection:
             return catalog_topology.read_computations(connection)
@@ -185,22 +174,16 @@ class Catalog:
 
     def subscriptions(self, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
         """
-        Who reads what in a pipeline, and how it gets its key.
+        The subscriptions of a pipeline: consumer, stream and key extractor.
         """
         with reading(self._engine) as connection:
             return catalog_topology.read_subscriptions(connection, pipeline)
 
-    # What commits said.
-
-    def record_superstep(self, facts: CommitFacts) -> None:
-        """
-        Write down what one commit says (a superstep, a fence, a compaction), in one transaction.
-        """
-        self.record_commits((facts,))
+    # Facts of commits.
 
     def record_commits(self, batch: Iterable[CommitFacts]) -> None:
         """
-        Write down what several commits say, in one transaction; again is the same as once.
+        Record the facts of commits (supersteps, fences, compactions) in one transaction; idempotent.
         """
         facts = tuple(batch)
         with writing(self._engine) as connection:
@@ -217,7 +200,7 @@ class Catalog:
 
     def intervals(self, computation: str | None = None, *, closed: bool = False) -> tuple[IntervalEntry, ...]:
         """
-        Intervals in key order; with ``closed`` also those that splits and merges replaced.
+        Intervals in key order; with ``closed`` also intervals that splits and merges replaced.
         """
         with reading(self._engine) as connection:
             return catalog_reads.read_intervals(connection, computation, closed=closed)
@@ -231,43 +214,43 @@ class Catalog:
 
     def input_positions(self) -> tuple[InputPositionEntry, ...]:
         """
-        How far each outside source has been consumed.
+        The consumed position of each external source.
         """
         with reading(self._engine) as connection:
             return catalog_reads.read_input_positions(connection)
 
     def supersteps(self, pipeline: str | None = None, *, limit: int = 100) -> tuple[SuperstepEntry, ...]:
         """
-        The newest journaled supersteps, newest first.
+        The last ``limit`` journaled supersteps, newest first.
         """
         with reading(self._engine) as connection:
             return catalog_reads.read_supersteps(connection, pipeline, limit)
 
     def watermarks(self, pipeline: str, superstep: Superstep | None = None) -> tuple[WatermarkEntry, ...]:
         """
-        The journaled watermarks of one superstep, or of all that are kept, oldest first.
+        The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first.
         """
         with reading(self._engine) as connection:
             return catalog_reads.read_watermarks(connection, pipeline, superstep)
 
-    # What garbage collection must respect.
+    # Constraints on garbage collection.
 
     def savepoints(self, *, released: bool = False) -> tuple[Savepoint, ...]:
         """
-        Open savepoints by name; with ``released`` those that were given up as well.
+        Open savepoints by name; with ``released`` also released savepoints.
         """
         with reading(self._engine) as connection:
             return catalog_pins.read_savepoints(connection, released=released)
 
     def add_savepoint(self, name: str, version: TableVersion, note: str = "") -> Savepoint:
         """
-        Keep a table version until it is released.
+        Keep a table version readable until the savepoint is released.
 
-        To outlive the loss of the catalog, commit it under `savepoint_app_id` as well.
+        To survive the loss of the catalog, commit it under `savepoint_app_id` as well.
 
         Raises:
             InvalidError: the name is taken; names of released savepoints stay taken.
-            ConflictError: the version is being collected already.
+            ConflictError: the version is already being collected.
         """
         savepoint = Savepoint(name=name, version=version, note=note, created_us=self._clock.now_us())
         with writing(self._engine) as connection:
@@ -276,7 +259,7 @@ class Catalog:
 
     def release_savepoint(self, name: str) -> None:
         """
-        Give a savepoint up: its version may be collected from now on, for good.
+        Release a savepoint: from now on its version may be collected, irreversibly.
 
         Raises:
             InvalidError: there is no open savepoint of that name.
@@ -300,17 +283,17 @@ class Catalog:
         lifetime_ms: int | None = None,
     ) -> HorizonEntry:
         """
-        Say on which table version one stands, before reading it or before deleting below it.
+        Publish a table version that the holder needs; call it before reading, or before deleting below it.
 
         Args:
-            holder: who; publishing again moves or renews the holder's horizon.
-            version: the oldest version read, or the oldest that a collector leaves readable.
+            holder: name of the reader or collector; publishing again moves or renews its horizon.
+            version: the oldest version that a reader reads, or that a collector leaves readable.
             kind: reader or collector.
-            lifetime_ms: after that long without renewal a reader counts as gone.
+            lifetime_ms: how long a reader's horizon lives without renewal; for ever by default.
 
         Raises:
-            ConflictError: a reader's version is being collected, or a collector's is above
-                what a reader or an open savepoint needs, or falls.
+            ConflictError: a reader's version is being collected, or a collector's horizon falls or is
+                above a version that a reader or an open savepoint needs.
             InvalidError: a collector's horizon with a lifetime.
         """
         now_us = self._clock.now_us()
@@ -324,30 +307,30 @@ class Catalog:
 
     def withdraw_horizon(self, holder: str) -> None:
         """
-        Forget a reader's horizon: what it stood on may be collected.
+        Remove a reader's horizon: its version may be collected from now on.
         """
         with writing(self._engine) as connection:
             catalog_pins.withdraw_horizon(connection, holder)
 
     def oldest_needed(self) -> TableVersion | None:
         """
-        The oldest version that a live reader or an open savepoint needs; ``None`` if none does.
+        The oldest version that a live reader or an open savepoint needs; ``None`` if there is none.
         """
         with reading(self._engine) as connection:
             horizons = catalog_pins.read_horizons(connection, self._clock.now_us())
             savepoints = catalog_pins.read_savepoints(connection, released=False)
         return catalog_pins.oldest_needed(horizons, savepoints)
 
-    # After a loss.
+    # Recovery of a lost catalog.
 
     def rebuild(self, snapshot: LogState, commits: Iterable[CommitFacts]) -> None:
         """
-        Write everything anew that the log knows, in one transaction.
+        Rewrite everything that the log contains, in one transaction.
 
-        What the log does not know (declared topology, horizons, notes) is left as it is.
+        Data that is not in the log (declared topology, horizons, notes) stays as it is.
 
         Args:
-            snapshot: the newest state of the log.
+            snapshot: the log's newest state.
             commits: the facts of the newest commits, without a gap, up to the snapshot's version
                 (`millpond.statestore.catalog.rebuild.logged_commits`).
         """
@@ -357,7 +340,7 @@ class Catalog:
 
 def _belongs(connection: Connection, store_id: str | None) -> bool:
     """
-    Whether the catalog is already the store's; one that nobody has claimed is not yet.
+    Whether the catalog belongs to the store; an unclaimed catalog belongs to none.
     """
     row = connection.execute(select(STORE.c.store_id)).one_or_none()
     if row is None:

@@ -1,9 +1,9 @@
 """
-Writing down what commits say: intervals and their owners, positions, journals.
+Recording of commits in the catalog: intervals and their owners, positions, journals.
 
-A batch of commits costs a fixed number of statements: of everything that is a present
-state only the last value is written, journals are inserted whole. A commit that arrives
-after a later one (a former owner's, say) never sets anything back.
+A batch of commits costs a fixed number of statements: of current state only the last
+value is written, journals are inserted whole. A commit that arrives after a later one
+(a former owner's, for example) never reverts newer values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NAMES_PER_QUERY: Final = 500
 @dataclass(slots=True)
 class _Touched:
     """
-    What a batch of commits did to one interval.
+    The changes of a batch of commits to one interval.
     """
 
     interval: Interval
@@ -69,7 +69,7 @@ class _Touched:
 
 def write_commits(connection: Connection, batch: Iterable[CommitFacts], limits: CatalogLimits) -> int:
     """
-    Write what a batch of commits says, and return how many journal rows that made.
+    Record a batch of commits, and return how many journal rows that added.
     """
     ordered = sorted(batch, key=lambda facts: facts.version)
     _write_intervals(connection, _touched(ordered), limits.leases_per_interval_max)
@@ -91,21 +91,25 @@ def _touched(ordered: Iterable[CommitFacts]) -> dict[str, _Touched]:
             entry = touched.setdefault(app_id, _Touched(interval, fence, facts.version))
             entry.fence, entry.version = fence, facts.version
             entry.leases.setdefault(fence.sequencer, facts.version if opens else None)
-        for mark in watermarks_of(facts):
-            _note_watermark(touched, mark)
+        for watermark in watermarks_of(facts):
+            _note_watermark(touched, watermark)
     return touched
 
 
-def _note_watermark(touched: Mapping[str, _Touched], mark: WatermarkEntry) -> None:
-    entry = touched.get(mark.subject)
+def _note_watermark(touched: Mapping[str, _Touched], watermark: WatermarkEntry) -> None:
+    entry = touched.get(watermark.subject)
     if entry is not None:
-        entry.input_us = entry.input_us if mark.input_us is None else mark.input_us
-        entry.output_us = entry.output_us if mark.output_us is None else mark.output_us
+        entry.input_us = entry.input_us if watermark.input_us is None else watermark.input_us
+        entry.output_us = entry.output_us if watermark.output_us is None else watermark.output_us
 
 
 def _write_intervals(connection: Connection, touched: Mapping[str, _Touched], leases_max: int) -> None:
     known = _rows_by_app_id(connection, INTERVALS, list(touched))
-    fresh = {app_id: entry for app_id, entry in touched.items() if _newer(known.get(app_id), entry.version)}
+    fresh = {
+        app_id: entry
+        for app_id, entry in touched.items()
+        if _is_superseded_by(known.get(app_id), entry.version)
+    }
     rows = [_interval_row(app_id, entry, known.get(app_id)) for app_id, entry in fresh.items()]
     _write_leases(connection, fresh, known, leases_max)
     replace_rows(connection, INTERVALS, rows)
@@ -118,7 +122,7 @@ def _write_intervals(connection: Connection, touched: Mapping[str, _Touched], le
         _close_replaced(connection, computation)
 
 
-def _newer(known: Mapping[str, object] | None, version: int) -> bool:
+def _is_superseded_by(known: Mapping[str, object] | None, version: int) -> bool:
     return known is None or int(str(known["version"])) <= version
 
 
@@ -198,14 +202,14 @@ def _close_replaced(connection: Connection, computation: str) -> None:
     still_open = select(INTERVALS).where(
         INTERVALS.c.computation == computation, INTERVALS.c.closed_version.is_(None)
     )
-    found = {
+    rows = {
         Interval(row["computation"], row["low"], row["high"]): row
         for row in connection.execute(still_open).mappings()
     }
-    replaced = superseded({interval: Sequencer(row["sequencer"]) for interval, row in found.items()})
+    replaced = superseded({interval: Sequencer(row["sequencer"]) for interval, row in rows.items()})
     closed = [
-        {"of": interval.app_id, "at": found[by]["opened_version"] or found[by]["version"]}
-        for interval, by in replaced.items()
+        {"of": interval.app_id, "at": rows[successor]["opened_version"] or rows[successor]["version"]}
+        for interval, successor in replaced.items()
     ]
     for table in (INTERVALS, LEASES) if closed else ():
         change = table.update().where(table.c.app_id == bindparam("of"), table.c.closed_version.is_(None))
@@ -222,7 +226,7 @@ def _write_positions(connection: Connection, ordered: Iterable[CommitFacts]) -> 
     rows = [
         {"app_id": app_id, **_row_of(position)}
         for app_id, position in last.items()
-        if _newer(known.get(app_id), position.version)
+        if _is_superseded_by(known.get(app_id), position.version)
     ]
     replace_rows(connection, INPUT_POSITIONS, rows)
 
@@ -246,16 +250,16 @@ def _write_savepoint(connection: Connection, name: str, version: int, wall_us: W
 
 def _write_journals(connection: Connection, ordered: Iterable[CommitFacts]) -> int:
     supersteps: dict[tuple[str, int], dict[str, object]] = {}
-    marks: dict[tuple[str, int, str], dict[str, object]] = {}
+    watermarks: dict[tuple[str, int, str], dict[str, object]] = {}
     for facts in ordered:
         entry = superstep_of(facts)
         if entry is not None:
             supersteps[entry.pipeline, entry.superstep] = _row_of(entry)
-        for mark in watermarks_of(facts):
-            marks[mark.pipeline, mark.superstep, mark.subject] = _row_of(mark)
+        for watermark in watermarks_of(facts):
+            watermarks[watermark.pipeline, watermark.superstep, watermark.subject] = _row_of(watermark)
     replace_rows(connection, SUPERSTEPS, list(supersteps.values()))
-    replace_rows(connection, WATERMARKS, list(marks.values()))
-    return len(supersteps) + len(marks)
+    replace_rows(connection, WATERMARKS, list(watermarks.values()))
+    return len(supersteps) + len(watermarks)
 
 
 def prune_journals(connection: Connection, limits: CatalogLimits) -> None:
@@ -274,16 +278,16 @@ def prune_journals(connection: Connection, limits: CatalogLimits) -> None:
 
 
 def _row_of(entry: InputPositionEntry | SuperstepEntry | WatermarkEntry) -> dict[str, object]:
-    # Not `asdict`, which copies deeply and takes five times as long.
-    return {each.name: getattr(entry, each.name) for each in fields(entry)}
+    # Not `asdict`, which makes deep copies and takes five times as long.
+    return {column.name: getattr(entry, column.name) for column in fields(entry)}
 
 
 def _rows_by_app_id(
     connection: Connection, table: Table, app_ids: Sequence[str]
 ) -> dict[str, Mapping[str, object]]:
-    found: dict[str, Mapping[str, object]] = {}
+    rows: dict[str, Mapping[str, object]] = {}
     for start in range(0, len(app_ids), _NAMES_PER_QUERY):
-        some = app_ids[start : start + _NAMES_PER_QUERY]
-        for row in connection.execute(select(table).where(table.c.app_id.in_(some))).mappings():
-            found[str(row["app_id"])] = dict(row)
-    return found
+        batch = app_ids[start : start + _NAMES_PER_QUERY]
+        for row in connection.execute(select(table).where(table.c.app_id.in_(batch))).mappings():
+            rows[str(row["app_id"])] = dict(row)
+    return rows

@@ -1,10 +1,10 @@
 """
-The database under the catalog: opening it, transactions, and errors in our own words.
+The catalog's database: connections, transactions, and translation of its errors.
 
 SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two
-writers wait for each other; every writing transaction begins with the right to write,
-so none can fail half way for want of it. On PostgreSQL that right is an advisory lock.
-Other databases are used as they come.
+writers wait for each other; every writing transaction takes the write lock at its start,
+so none fails half way for lack of it. On PostgreSQL that lock is an advisory one. Other
+databases run with their defaults.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WAL_PAUSE_MS: Final = 20
 
 def default_catalog_url(folder: str) -> str:
     """
-    Where the catalog of a store in ``folder`` is unless told otherwise.
+    The default URL of the catalog of a store in ``folder``.
 
     Example:
         >>> default_catalog_url("/data/pond")
@@ -46,12 +46,12 @@ def default_catalog_url(folder: str) -> str:
 
 def connect(url: str, clock: Clock, *, create: bool) -> Engine:
     """
-    An engine on the database that has answered once.
+    An engine on a database that answers.
 
     Args:
         url: any SQLAlchemy URL.
         clock: waits between attempts.
-        create: whether a missing SQLite file is made, and may be written to.
+        create: whether to create a missing SQLite file, and to open it for writing.
 
     Raises:
         InvalidError: not a URL, or its driver is not installed.
@@ -61,9 +61,9 @@ def connect(url: str, clock: Clock, *, create: bool) -> Engine:
     try:
         engine = _sqlite_engine(parsed, create=create) if _is_sqlite(parsed) else create_engine(parsed)
     except (exc.ArgumentError, ImportError) as error:
-        raise InvalidError("the catalog's database cannot be used", url=_shown(parsed)) from error
+        raise InvalidError("the catalog's database cannot be used", url=_without_password(parsed)) from error
     try:
-        _greet(engine, clock, create=create)
+        _check_connection(engine, clock, create=create)
     except BaseException:
         engine.dispose()
         raise
@@ -82,7 +82,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """
-    A transaction that has the right to write from its first statement on.
+    A transaction that holds the write lock from its first statement.
     """
     with (
         _translated(engine),
@@ -97,7 +97,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
     """
-    Put rows in place of those with the same primary key; the same on every database.
+    Insert rows, replacing those with the same primary key; works on every database.
     """
     if not rows:
         return
@@ -116,7 +116,7 @@ def _parsed(url: str) -> URL:
         raise InvalidError("not a database URL") from error
 
 
-def _shown(url: URL) -> str:
+def _without_password(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
@@ -128,7 +128,7 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
     in_memory = url.database in (None, "", ":memory:")
     options: dict[str, Any] = {"poolclass": QueuePool}
     if in_memory:
-        # One connection makes an in-memory database one database for all threads.
+        # With a single connection all threads share one in-memory database.
         options |= {"pool_size": 1, "max_overflow": 0}
     if create or in_memory:
         options["connect_args"] = _SQLITE_ARGUMENTS
@@ -152,14 +152,14 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _greet(engine: Engine, clock: Clock, *, create: bool) -> None:
+def _check_connection(engine: Engine, clock: Clock, *, create: bool) -> None:
     with _translated(engine), engine.connect() as connection:
         if engine.dialect.name == "sqlite" and create:
             _use_write_ahead_log(connection.connection.dbapi_connection, clock)
 
 
 def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
-    # SQLite honours its busy timeout for this statement only at times, so we wait ourselves.
+    # SQLite does not always honour its busy timeout for this statement, so wait here.
     raw.execute("PRAGMA busy_timeout = 0")
     for attempt in range(1, _WAL_ATTEMPTS + 1):
         try:
@@ -177,13 +177,13 @@ def _translated(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise _in_our_words(error, _shown(engine.url)) from error
+        raise _to_millpond_error(error, _without_password(engine.url)) from error
 
 
-def _in_our_words(error: Exception, url: str) -> MillpondError:
-    away = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
-    if isinstance(error, away):
+def _to_millpond_error(error: Exception, url: str) -> MillpondError:
+    unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
+    if isinstance(error, unavailable):
         return UnavailableError("the catalog does not answer", url=url)
     if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:
-        return DataError("the catalog is damaged: remove it, it is rebuilt from the log", url=url)
+        return DataError("the catalog is damaged: remove it, and it is rebuilt from the log", url=url)
     return InternalError("the catalog refused a statement", url=url)

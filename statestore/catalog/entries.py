@@ -1,5 +1,5 @@
 """
-What goes into the catalog and what comes out: frozen values, no database types.
+Values that go into the catalog and come out of it: frozen, without database types.
 
 A *definition* is what a pipeline declares; an *entry* is what the catalog holds.
 """
@@ -43,10 +43,10 @@ __all__ = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogLimits:
     """
-    Bounds of everything in the catalog that would grow with time.
+    Bounds of all data in the catalog that would grow with time.
 
-    The journals may overshoot by an eighth before they are cut; a single superstep is
-    never cut in two, so one that touched more intervals than ``watermark_rows_max`` stays whole.
+    The journals may overshoot by an eighth before they are pruned; a single superstep is
+    never split, so a superstep that touched more intervals than ``watermark_rows_max`` stays whole.
     """
 
     supersteps_max: int = 1_000
@@ -56,7 +56,7 @@ class CatalogLimits:
 
     def __post_init__(self) -> None:
         """
-        Refuse bounds that would keep nothing.
+        Refuse bounds below 1.
         """
         bounds = (
             self.supersteps_max,
@@ -71,7 +71,7 @@ class CatalogLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationDefinition:
     """
-    A computation as its pipeline declares it; ``options`` must be JSON-able.
+    A computation as its pipeline declares it; ``options`` must be representable as JSON.
     """
 
     name: str
@@ -83,7 +83,7 @@ class ComputationDefinition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDefinition:
     """
-    A named edge and the computations or injectors that produce to it.
+    A stream: a named edge, and the computations or injectors that produce to it.
     """
 
     name: str
@@ -93,7 +93,7 @@ class StreamDefinition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDefinition:
     """
-    A consumer reads a stream; ``key_extractor`` is the text that names how it gets the key.
+    A consumer of a stream; ``key_extractor`` is a text that names the key extractor.
     """
 
     consumer: str
@@ -104,7 +104,7 @@ class SubscriptionDefinition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDefinition:
     """
-    The whole topology of a pipeline: what is recorded replaces what was.
+    The whole topology of a pipeline; recording it replaces the previous topology.
     """
 
     name: str
@@ -116,7 +116,7 @@ class PipelineDefinition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationEntry:
     """
-    A computation that a pipeline has declared; retired once its pipeline no longer does.
+    A computation that a pipeline has declared; it is retired once its pipeline no longer declares it.
 
     ``code_version`` rises by one whenever the code's hash changes.
     """
@@ -148,8 +148,8 @@ class IntervalEntry:
     """
     An interval, its owner's last commit and its last known watermarks.
 
-    ``opened_version`` is where the present owner's first commit stands (``None``: before what
-    is left of the log); ``closed_version`` is where a split or merge took its place.
+    ``opened_version`` is the version of the current owner's first commit (``None``: before the start of
+    the remaining log); ``closed_version`` is the version at which a split or merge replaced the interval.
     """
 
     interval: Interval
@@ -197,7 +197,7 @@ class WatermarkEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPositionEntry:
     """
-    The last batch of an outside source whose effects are in the table.
+    The last batch of an external source whose effects are in the table.
     """
 
     pipeline: str
@@ -210,7 +210,7 @@ class InputPositionEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepEntry:
     """
-    What one superstep did; ``commit_ms`` is known only to the process that made the commit.
+    The counts of one superstep; ``commit_ms`` is known only to the process that made the commit.
     """
 
     pipeline: str
@@ -239,7 +239,7 @@ class Savepoint:
 
 class HorizonKind(StrEnum):
     """
-    Who published a horizon, and so what it means.
+    The kind of a horizon's publisher, which decides its meaning; see `HorizonEntry`.
     """
 
     READER = "reader"
@@ -249,7 +249,7 @@ class HorizonKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorizonEntry:
     """
-    A table version that its holder stands on.
+    A table version that its holder needs.
 
     A reader's horizon is the oldest version that it still reads; a collector's is the oldest
     version that it promises to leave readable. ``expires_us`` ``None`` never expires.

@@ -1,14 +1,14 @@
 """
-What a commit says to the catalog: the one derivation, for live commits and for old ones.
+Derivation of catalog entries from a commit, the same for new commits and for old ones.
 
-`CommitFacts` is what every commit leaves in the log: its ``txn`` actions and its
+`CommitFacts` is the part of a commit that stays in the log: its ``txn`` actions and its
 ``commitInfo.millpond``. The journal derives the catalog's entries from the facts of a
-commit just made, `Catalog.rebuild` from the facts of commits read back. Both take this
-path, so a rebuilt catalog equals the lost one.
+new commit, `Catalog.rebuild` from the facts of commits read back. Both use this
+module, so a rebuilt catalog equals the lost one.
 
-Metadata that is looked at: ``records``, ``late``, ``duplicates``, ``dead_letters`` (also
+It reads the metadata ``records``, ``late``, ``duplicates``, ``dead_letters`` (also
 inside ``counts``), ``watermarks`` and ``output_watermarks`` (interval's app id to
-microseconds), ``definition`` (`definition_to_metadata`).
+microseconds), and ``definition`` (`definition_to_metadata`).
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ __all__ = [
 ]
 
 KNOWN_BEFORE_LOG: Final = "before_log"
-"""Kind of the facts that stand for all commits whose files are gone: they open and journal nothing."""
+"""Kind of the facts that replace all commits whose files are gone: they open no lease and add no journal row."""
 
 SAVEPOINT_RELEASED: Final = 2**63 - 1
-"""The ``txn`` version of a savepoint that was given up; no table version is as high."""
+"""The ``txn`` version of a released savepoint; no table version is as high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFacts:
     """
-    What one landed commit says.
+    The facts of one landed commit.
 
     Args:
         version: the table version that it made.
-        wall_us: when, by the clock of its writer (``commitInfo.timestamp``).
+        wall_us: the commit's time by the writer's clock (``commitInfo.timestamp``).
         txns: its ``txn`` actions: app id to version.
         metadata: ``commitInfo.millpond``.
-        commit_ms: how long it took, where known; not in the log.
+        commit_ms: duration of the commit, where known; it is not in the log.
     """
 
     version: TableVersion
@@ -80,7 +80,7 @@ class CommitFacts:
 
 def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
     """
-    The intervals that the ``txn`` actions fence, and with what.
+    The fences among the ``txn`` actions, each with its interval.
     """
     for app_id, version in txns.items():
         interval = Interval.from_app_id(app_id)
@@ -90,7 +90,10 @@ def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
 
 def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
     """
-    The outside positions that the commit moved.
+    The positions of external sources that the commit moved.
+
+    Raises:
+        DataError: the log names a malformed input.
     """
     for app_id, position in facts.txns.items():
         if app_id.startswith(INPUT_PREFIX):
@@ -118,12 +121,12 @@ def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
     """
-    The superstep that the commit ended; ``None`` for fences, compactions and the like.
+    The superstep that the commit ended; ``None`` for fences, compactions and other kinds.
     """
-    place = _superstep_place(facts)
-    if place is None:
+    key = _superstep_key(facts)
+    if key is None:
         return None
-    pipeline, superstep = place
+    pipeline, superstep = key
     return SuperstepEntry(
         pipeline=pipeline,
         superstep=superstep,
@@ -142,9 +145,10 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
     The low watermarks that the commit journaled: of intervals (metadata), of whole
     computations and of injectors (``txn`` actions ``millpond/watermark/…``).
     """
-    place = _superstep_place(facts)
-    if place is None:
+    key = _superstep_key(facts)
+    if key is None:
         return
+    pipeline, superstep = key
     inputs, outputs = _times(facts, "watermarks"), _times(facts, "output_watermarks")
     for app_id, at in facts.txns.items():
         if app_id.startswith(WATERMARK_PREFIX):
@@ -152,8 +156,8 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
             (outputs if kind == ["injector"] else inputs)[app_id] = EventTimeMicros(at)
     for subject in inputs | outputs:
         yield WatermarkEntry(
-            pipeline=place[0],
-            superstep=place[1],
+            pipeline=pipeline,
+            superstep=superstep,
             subject=subject,
             version=facts.version,
             input_us=inputs.get(subject),
@@ -163,14 +167,14 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
 
 def definition_to_metadata(definition: PipelineDefinition) -> dict[str, object]:
     """
-    A topology as plain JSON, to ride in a commit's metadata under ``definition``.
+    A topology as plain JSON, for a commit's metadata under ``definition``.
     """
     return asdict(definition)
 
 
 def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefinition | None:
     """
-    The topology that a commit's metadata carries, if it does.
+    The topology in a commit's metadata; ``None`` if there is none.
 
     Raises:
         DataError: there is one, but it is malformed.
@@ -181,18 +185,18 @@ def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefiniti
     try:
         return PipelineDefinition(
             name=value["name"],
-            computations=tuple(ComputationDefinition(**each) for each in value["computations"]),
+            computations=tuple(ComputationDefinition(**fields) for fields in value["computations"]),
             streams=tuple(
-                StreamDefinition(name=each["name"], producers=tuple(each["producers"]))
-                for each in value["streams"]
+                StreamDefinition(name=fields["name"], producers=tuple(fields["producers"]))
+                for fields in value["streams"]
             ),
-            subscriptions=tuple(SubscriptionDefinition(**each) for each in value["subscriptions"]),
+            subscriptions=tuple(SubscriptionDefinition(**fields) for fields in value["subscriptions"]),
         )
     except (KeyError, TypeError) as error:
         raise DataError("a commit carries a malformed pipeline definition") from error
 
 
-def _superstep_place(facts: CommitFacts) -> tuple[str, Superstep] | None:
+def _superstep_key(facts: CommitFacts) -> tuple[str, Superstep] | None:
     if facts.metadata.get("kind") == KNOWN_BEFORE_LOG:
         return None
     for app_id, version in facts.txns.items():

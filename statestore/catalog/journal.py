@@ -1,10 +1,10 @@
 """
-The catalog off the critical path: commits hand over their facts and go on.
+The catalog journal: keeps the catalog off the critical path of commits.
 
-A background thread writes everything that has gathered in one transaction, at most one per
-``linger_ms``. The queue is bounded: while it is full, `submit` waits for the writer, and no
-longer. An error of the writer is raised by the owner's next call; what it could not write is
-given up, for the log has it and `Catalog.rebuild` brings it back.
+Commits submit their facts and continue. A background thread writes all waiting facts in one transaction,
+at most one per ``linger_ms``. The queue is bounded: `submit` waits only while it is full. An error of
+the writer is raised by the owner's next call; facts that it could not write are dropped, because the
+log has them and `Catalog.rebuild` restores them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from enum import Enum
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.closing import Closing
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["CatalogJournal"]
@@ -30,13 +30,13 @@ class _Life(Enum):
     CLOSING = "closing"
 
 
-class CatalogJournal:
+class CatalogJournal(Closing):
     """
     A background writer in front of a `Catalog`.
 
     Args:
-        catalog: where to; the journal does not close it.
-        facts_max: how many commits may wait.
+        catalog: the catalog to write to; the journal does not close it.
+        facts_max: how many commits may wait in the queue.
         linger_ms: how long the writer gathers commits before it writes them.
     """
 
@@ -50,15 +50,15 @@ class CatalogJournal:
         self._life = _Life.OPEN
         self._error: Exception | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write_on, name="millpond-catalog", daemon=True)
+        self._thread = threading.Thread(target=self._write_batches, name="millpond-catalog", daemon=True)
         self._thread.start()
 
     def submit(self, facts: CommitFacts) -> None:
         """
-        Hand over what a commit says; waits only while the queue is full.
+        Queue the facts of a commit; waits only while the queue is full.
 
         Raises:
-            MillpondError: the writer failed since the last call; ``facts`` were taken all the same.
+            MillpondError: the writer failed since the last call; ``facts`` were queued anyway.
             InvalidError: the journal is closed.
         """
         with self._changed:
@@ -71,7 +71,7 @@ class CatalogJournal:
 
     def flush(self) -> None:
         """
-        Wait until everything handed over so far is in the catalog.
+        Wait until all facts submitted so far are in the catalog.
 
         Raises:
             MillpondError: the writer failed since the last call.
@@ -85,7 +85,7 @@ class CatalogJournal:
 
     def close(self) -> None:
         """
-        Write what is waiting and stop; again is the same as once.
+        Write the waiting facts and stop; closing again does nothing.
 
         Raises:
             MillpondError: the writer failed since the last call.
@@ -97,17 +97,6 @@ class CatalogJournal:
         with self._changed:
             self._raise_error()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     @property
     def _is_open(self) -> bool:
         return self._life is _Life.OPEN
@@ -117,7 +106,7 @@ class CatalogJournal:
         if error is not None:
             raise error
 
-    def _write_on(self) -> None:
+    def _write_batches(self) -> None:
         while batch := self._next_batch():
             try:
                 self._catalog.record_commits(batch)
@@ -133,7 +122,7 @@ class CatalogJournal:
 
     def _next_batch(self) -> tuple[CommitFacts, ...]:
         """
-        Everything that is waiting, once there is something; nothing when it is time to stop.
+        Wait for facts and return all of them; empty when the journal is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not self._is_open)

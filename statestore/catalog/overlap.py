@@ -1,9 +1,9 @@
 """
-Which intervals a split or a merge has replaced.
+Intervals that a split or a merge has replaced.
 
-A split's children and a merge's result are leased later than what they replace, and a
+A split's children and a merge's result are leased later than the intervals that they replace, and a
 later lease of the same keys has a higher sequencer (MillWheel §7.1). So of two intervals
-that share keys the one with the higher sequencer is the live one, and no other record of
+that share keys, the interval with the higher sequencer is live, and no other record of
 splits and merges is needed.
 """
 
@@ -19,10 +19,10 @@ __all__ = ["superseded"]
 
 def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Interval]:
     """
-    The intervals that are no longer live, each with one that replaced it.
+    The intervals that are no longer live, each with an interval that replaced it.
 
-    One sweep over the low bounds; the intervals of one computation must between them cover
-    what they replaced, as splits and merges do.
+    One sweep over the low bounds; the live intervals of a computation together must cover
+    all keys of the intervals that they replaced, as those of splits and merges do.
 
     Example:
         >>> old, low, high = Interval("c"), Interval("c", "", "m"), Interval("c", "m")
@@ -31,20 +31,20 @@ def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Inter
     """
     replaced: dict[Interval, Interval] = {}
     active: list[Interval] = []
-    for interval in sorted(sequencers, key=lambda each: (each.computation, each.low)):
-        active = [each for each in active if _reaches(each, interval)]
+    for interval in sorted(sequencers, key=lambda key: (key.computation, key.low)):
+        active = [other for other in active if _reaches(other, interval)]
         for other in active:
             if sequencers[other] > sequencers[interval]:
                 replaced.setdefault(interval, other)
             elif sequencers[other] < sequencers[interval]:
                 replaced.setdefault(other, interval)
-        active = [each for each in (*active, interval) if each not in replaced]
+        active = [other for other in (*active, interval) if other not in replaced]
     return replaced
 
 
 def _reaches(interval: Interval, later: Interval) -> bool:
     """
-    Whether an interval that begins no later shares keys with ``later``.
+    Whether an interval shares keys with ``later``, which begins at or after it.
     """
     if interval.computation != later.computation:
         return False

@@ -1,10 +1,10 @@
 """
-What garbage collection must respect: savepoints, and the horizons of readers and collectors.
+Pins: savepoints, and the horizons of readers and collectors, which bound garbage collection.
 
 A reader publishes the oldest version that it reads *before* it reads it; a collector
 publishes the oldest version that it leaves readable *before* it deletes. Either is refused
-when it contradicts what the other side has published, within one transaction, so no order
-of the two lets a collector delete what a reader stands on (architecture, section 9).
+when it contradicts what the other side has published, within one transaction, so in either
+order a collector never deletes a file that a reader needs (architecture, section 9).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 def read_savepoints(connection: Connection, *, released: bool) -> tuple[Savepoint, ...]:
     """
-    Savepoints by name; with ``released`` those that were given up as well.
+    Savepoints by name; with ``released`` also released savepoints.
     """
     query = select(SAVEPOINTS).order_by(SAVEPOINTS.c.name)
     if not released:
@@ -47,9 +47,9 @@ def write_savepoint(connection: Connection, savepoint: Savepoint) -> None:
 
     Raises:
         InvalidError: the name is taken.
-        ConflictError: the version is being collected already.
+        ConflictError: the version is already being collected.
     """
-    taken = {each.name for each in read_savepoints(connection, released=True)}
+    taken = {known.name for known in read_savepoints(connection, released=True)}
     if savepoint.name in taken:
         raise InvalidError("a savepoint of that name exists or existed", savepoint=savepoint.name)
     _refuse_collected(savepoint.version, read_horizons(connection, savepoint.created_us))
@@ -67,7 +67,7 @@ def write_savepoint(connection: Connection, savepoint: Savepoint) -> None:
 
 def write_release(connection: Connection, name: str, at_us: WallTimeMicros) -> None:
     """
-    Give a savepoint up; its version may be collected from now on.
+    Release a savepoint; its version may be collected from now on.
 
     Raises:
         InvalidError: there is no open savepoint of that name.
@@ -82,8 +82,8 @@ def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[Horiz
     The horizons that have not expired, by holder.
     """
     rows = connection.execute(select(HORIZONS).order_by(HORIZONS.c.holder)).mappings()
-    found = (HorizonEntry(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
-    return tuple(each for each in found if each.expires_us is None or each.expires_us > now_us)
+    horizons = (HorizonEntry(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
+    return tuple(horizon for horizon in horizons if horizon.expires_us is None or horizon.expires_us > now_us)
 
 
 def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
@@ -91,7 +91,8 @@ def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
     Publish a horizon, or renew or move the holder's last one.
 
     Raises:
-        ConflictError: it contradicts what others have published.
+        ConflictError: it contradicts a published horizon or an open savepoint.
+        InvalidError: a collector's horizon with a time of expiry.
     """
     live = read_horizons(connection, horizon.published_us)
     connection.execute(HORIZONS.delete().where(HORIZONS.c.expires_us <= horizon.published_us))
@@ -111,7 +112,7 @@ def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
 
 def withdraw_horizon(connection: Connection, holder: str) -> None:
     """
-    Forget a reader's horizon; a collector's stays, for what it deleted stays deleted.
+    Remove a reader's horizon; a collector's stays, because its deletions are final.
     """
     reader = HORIZONS.c.kind == HorizonKind.READER.value
     connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, reader))
@@ -119,10 +120,10 @@ def withdraw_horizon(connection: Connection, holder: str) -> None:
 
 def oldest_needed(horizons: Iterable[HorizonEntry], savepoints: Iterable[Savepoint]) -> TableVersion | None:
     """
-    The oldest version that a reader or an open savepoint needs; ``None`` if nobody needs any.
+    The oldest version that a reader or an open savepoint needs; ``None`` if there is none.
     """
-    needed = [each.version for each in horizons if each.kind is HorizonKind.READER]
-    needed += [each.version for each in savepoints if each.released_us is None]
+    needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
+    needed += [savepoint.version for savepoint in savepoints if savepoint.released_us is None]
     return min(needed, default=None)
 
 
@@ -130,7 +131,7 @@ def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
     """
     The oldest version that every collector leaves readable.
     """
-    promised = (each.version for each in horizons if each.kind is HorizonKind.COLLECTOR)
+    promised = (horizon.version for horizon in horizons if horizon.kind is HorizonKind.COLLECTOR)
     return max(promised, default=TableVersion(0))
 
 
@@ -148,6 +149,6 @@ def _refuse_needed(
         raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)
     if horizon.expires_us is not None:
         raise InvalidError("a collector's horizon cannot expire", holder=horizon.holder)
-    before = next((each.version for each in live if each.holder == horizon.holder), horizon.version)
-    if horizon.version < before:
-        raise ConflictError("a collector's horizon cannot fall", version=horizon.version, last=before)
+    last = next((other.version for other in live if other.holder == horizon.holder), horizon.version)
+    if horizon.version < last:
+        raise ConflictError("a collector's horizon cannot fall", version=horizon.version, last=last)

@@ -1,44 +1,44 @@
 """
-A reader: keeps a table version readable for as long as it is read, whatever the retention.
+Readers: keep a table version readable for as long as it is read, whatever the retention.
 
-It publishes its version in the catalog; a collector asks there how far it may go, publishes its own
-horizon before it deletes, and is refused if that contradicts a reader's. A reader that comes after the
-collector is refused instead (`millpond.statestore.catalog.pins`). A reader that dies is forgotten
-after `READER_LIFETIME_MS`; one that lives renews its horizon long before.
+A reader publishes its version in the catalog. A collector looks up there how far it may go, publishes its
+own horizon before it deletes, and is refused if that contradicts a reader's. A reader that comes after the
+collector is refused instead (`millpond.statestore.catalog.pins`). The horizon of a dead reader expires
+after `READER_LIFETIME_MS`; a live reader renews its horizon several times within that time.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.closing import Closing
 from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
 from millpond.statestore.types import TableVersion
 
 __all__ = ["READER_LIFETIME_MS", "Reading"]
 
 READER_LIFETIME_MS: Final = 15 * 60 * 1_000
-"""How long a reader's horizon holds without being renewed."""
+"""Lifetime of a reader's horizon without renewal, in milliseconds."""
 
 _RENEWALS: Final = 5
 _LOG = logging.getLogger("millpond")
 
 
-class Reading:
+class Reading(Closing):
     """
-    A version that is being read; publishes at once, withdraws at the end of the ``with``.
+    A version that is being read: published on construction, withdrawn by `close`.
 
     Args:
-        catalog: where horizons are.
+        catalog: the catalog to publish in.
         holder: a name that no other reader has.
         version: the table version.
 
     Raises:
-        ConflictError: the version is being collected already.
-        UnavailableError: the catalog is away.
+        ConflictError: the version is already being collected.
+        UnavailableError: the catalog is unavailable.
     """
 
     def __init__(self, catalog: Catalog, holder: str, version: TableVersion) -> None:
@@ -48,32 +48,32 @@ class Reading:
         self._ended = threading.Event()
         self._lost: MillpondError | None = None
         self.renew()
-        self._thread = threading.Thread(target=self._renew_on, name="millpond-reading", daemon=True)
+        self._thread = threading.Thread(target=self._renew_regularly, name="millpond-reading", daemon=True)
         self._thread.start()
 
     def renew(self) -> None:
         """
-        Hold the version for another `READER_LIFETIME_MS`; happens by itself in a thread.
+        Keep the version for another `READER_LIFETIME_MS`; a background thread calls this regularly.
 
         Raises:
-            ConflictError: it was not renewed for too long, and is being collected.
-            UnavailableError: the catalog is away.
+            ConflictError: the horizon expired, and the version is being collected.
+            UnavailableError: the catalog is unavailable.
         """
         self._catalog.publish_horizon(self._holder, self.version, lifetime_ms=READER_LIFETIME_MS)
 
     def check(self) -> None:
         """
-        Raise what has ended the hold, if something has: files of the version may be gone.
+        Raise the error that ended the pin, if there was one: files of the version may be deleted.
 
         Raises:
-            ConflictError: it was not renewed for too long, and is being collected.
+            ConflictError: the horizon expired, and the version is being collected.
         """
         if self._lost is not None:
             raise self._lost
 
     def close(self) -> None:
         """
-        Let the version go; again is the same as once.
+        Withdraw the horizon, so that the version may be collected; closing again does nothing.
         """
         if self._ended.is_set():
             return
@@ -84,18 +84,7 @@ class Reading:
         except UnavailableError as error:
             _LOG.info("a reader's horizon is left to expire: %s", error)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _renew_on(self) -> None:
+    def _renew_regularly(self) -> None:
         while not self._ended.wait(READER_LIFETIME_MS / _RENEWALS / 1_000):
             try:
                 self.renew()

@@ -1,5 +1,5 @@
 """
-Reading back what commits said: intervals, owners, positions, journals.
+Queries of recorded commits: intervals, owners, positions, journals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_intervals(
     connection: Connection, computation: str | None, *, closed: bool
 ) -> tuple[IntervalEntry, ...]:
     """
-    Intervals in key order; with ``closed`` also those that splits and merges replaced.
+    Intervals in key order; with ``closed`` also intervals that splits and merges replaced.
     """
     query = select(INTERVALS)
     if computation is not None:
@@ -45,7 +45,7 @@ def read_intervals(
     if not closed:
         query = query.where(INTERVALS.c.closed_version.is_(None))
     entries = (_interval_entry(row) for row in connection.execute(query).mappings())
-    # Sorted here, because not every database compares strings by their bytes.
+    # Sorted here because not every database compares strings by their bytes.
     return tuple(sorted(entries, key=_key_order))
 
 
@@ -84,7 +84,7 @@ def read_leases(connection: Connection, interval: Interval) -> tuple[LeaseEntry,
 
 def read_input_positions(connection: Connection) -> tuple[InputPositionEntry, ...]:
     """
-    The position of every outside source.
+    The consumed position of every external source.
     """
     columns = [column for column in INPUT_POSITIONS.columns if column.name != "app_id"]
     query = select(*columns).order_by(INPUT_POSITIONS.c.app_id)
@@ -93,7 +93,7 @@ def read_input_positions(connection: Connection) -> tuple[InputPositionEntry, ..
 
 def read_supersteps(connection: Connection, pipeline: str | None, limit: int) -> tuple[SuperstepEntry, ...]:
     """
-    The newest journaled supersteps, newest first.
+    The last ``limit`` journaled supersteps, newest first.
     """
     query = select(SUPERSTEPS).order_by(SUPERSTEPS.c.version.desc()).limit(limit)
     if pipeline is not None:
@@ -105,7 +105,7 @@ def read_watermarks(
     connection: Connection, pipeline: str, superstep: Superstep | None
 ) -> tuple[WatermarkEntry, ...]:
     """
-    The journaled watermarks of one superstep, or of all that are kept, oldest first.
+    The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first.
     """
     query = select(WATERMARKS).where(WATERMARKS.c.pipeline == pipeline)
     if superstep is not None:

@@ -1,9 +1,9 @@
 """
-The catalog from the log: what is left of the commits, and the snapshot for what is not.
+Rebuilding the catalog from the log: from the remaining commits, and from the snapshot for older ones.
 
 Old commit files are cleaned up, but the newest ``txn`` of every app id stays in the
-snapshot. So one made-up commit stands for all that are gone, and then the commits that
-are left are written down in the way in which they would have been when they were made.
+snapshot. So one synthetic commit replaces all deleted ones, and then the remaining commits
+are recorded exactly as when they were made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMITS_PER_BATCH: Final = 256
 
 class LogState(Protocol):
     """
-    What `Catalog.rebuild` needs of a snapshot of the log.
+    The part of a log's snapshot that `Catalog.rebuild` needs.
     """
 
     @property
@@ -55,7 +55,7 @@ class LogState(Protocol):
 
 def facts_of(version: TableVersion, actions: Iterable[Action]) -> CommitFacts:
     """
-    What a commit file says to the catalog; commits of others say nothing but their time.
+    The facts of a commit file; a commit of another engine has only its time.
     """
     txns: dict[str, int] = {}
     wall_us, metadata = 0, dict[str, object]()
@@ -70,7 +70,7 @@ def facts_of(version: TableVersion, actions: Iterable[Action]) -> CommitFacts:
 
 def logged_commits(log: Log, newest: TableVersion, limit: int) -> Iterator[CommitFacts]:
     """
-    The facts of the commits whose files are left, newest first, at most ``limit`` of them.
+    The facts of the remaining commit files, newest first, at most ``limit`` of them.
 
     Raises:
         DataError: a commit file is damaged.
@@ -86,39 +86,35 @@ def rewrite_commits(
     connection: Connection, snapshot: LogState, commits: Iterable[CommitFacts], limits: CatalogLimits
 ) -> None:
     """
-    Write anew what the log knows: `Catalog.rebuild` within a transaction.
+    Replace all entries that derive from the log: `Catalog.rebuild` within a transaction.
     """
     known = sorted(
         (facts for facts in commits if facts.version <= snapshot.version),
         key=lambda facts: facts.version,
     )
-    _forget_commits(connection, snapshot.version)
-    write_commits(connection, (_before(snapshot, known),), limits)
+    _delete_commits(connection, snapshot.version)
+    write_commits(connection, (_facts_before(snapshot, known),), limits)
     for start in range(0, len(known), _COMMITS_PER_BATCH):
         write_commits(connection, known[start : start + _COMMITS_PER_BATCH], limits)
     prune_journals(connection, limits)
 
 
-def _forget_commits(connection: Connection, version: TableVersion) -> None:
+def _delete_commits(connection: Connection, version: TableVersion) -> None:
     for table in (INTERVALS, LEASES, INPUT_POSITIONS):
         connection.execute(table.delete())
     for journal in (SUPERSTEPS, WATERMARKS):
         connection.execute(journal.delete().where(journal.c.version > version))
 
 
-def _before(snapshot: LogState, known: Sequence[CommitFacts]) -> CommitFacts:
+def _facts_before(snapshot: LogState, known: Sequence[CommitFacts]) -> CommitFacts:
     """
-    One commit that stands for all those whose files are gone: it says what no later one says.
+    A synthetic commit for all those whose files are gone: every ``txn`` that no known commit has.
     """
-    said = {app_id for facts in known for app_id in facts.txns}
+    later = {app_id for facts in known for app_id in facts.txns}
     last = known[0].version - 1 if known else snapshot.version
     return CommitFacts(
         version=TableVersion(last),
         wall_us=WallTimeMicros(known[0].wall_us if known else 0),
-        txns=dict(_unsaid(snapshot.txns, said)),
+        txns={app_id: version for app_id, version in snapshot.txns.items() if app_id not in later},
         metadata={"kind": KNOWN_BEFORE_LOG},
     )
-
-
-def _unsaid(txns: Mapping[str, int], said: set[str]) -> Iterator[tuple[str, int]]:
-    return ((app_id, version) for app_id, version in txns.items() if app_id not in said)

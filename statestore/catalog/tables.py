@@ -1,10 +1,10 @@
 """
-The tables of the catalog, as SQLAlchemy describes them to queries.
+The tables of the catalog, as SQLAlchemy needs them for queries.
 
-The tables are made by the migrations alone; a test compares what the migrations
-make with what stands here. Whatever a commit says is derived from the log
-(`millpond.statestore.catalog.facts`), so every table but ``code_versions``,
-``horizons`` and the operator's notes can be filled again after a loss.
+Only the migrations create the tables; a test compares the migrated schema with
+these definitions. Data about commits is derived from the log
+(`millpond.statestore.catalog.facts`), so every table except ``code_versions``,
+``horizons`` and the operator's notes can be refilled after a loss.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 METADATA: Final = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_name)s"}
 )
-"""All tables of the catalog; names of constraints are the same on every database."""
+"""All tables of the catalog; constraints have the same names on every database."""
 
 STORE: Final = Table(
     "store",
@@ -52,7 +52,7 @@ STORE: Final = Table(
     Column("created_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("id"),
 )
-"""One row: whose catalog this is, and since when it is kept."""
+"""One row: the store that the catalog belongs to, and the time of its creation."""
 
 COMPUTATIONS: Final = Table(
     "computations",
@@ -129,7 +129,7 @@ LEASES: Final = Table(
     Column("closed_version", BigInteger),
     PrimaryKeyConstraint("app_id", "sequencer"),
 )
-"""The last owners of each interval: between which table versions each one wrote."""
+"""The last owners of each interval, with the range of table versions that each one wrote."""
 
 WATERMARKS: Final = Table(
     "watermarks",
@@ -143,7 +143,7 @@ WATERMARKS: Final = Table(
     PrimaryKeyConstraint("pipeline", "superstep", "subject"),
     Index("ix_watermarks_version", "version"),
 )
-"""CatalogRecorder of low watermarks; a subject is the app id of an interval, computation or injector."""
+"""Journal of low watermarks; a subject is the app id of an interval, computation or injector."""
 
 INPUT_POSITIONS: Final = Table(
     "input_positions",
@@ -156,7 +156,7 @@ INPUT_POSITIONS: Final = Table(
     Column("version", BigInteger, nullable=False),
     PrimaryKeyConstraint("app_id"),
 )
-"""How far each outside source has been consumed."""
+"""The consumed position of each external source."""
 
 SAVEPOINTS: Final = Table(
     "savepoints",
@@ -168,7 +168,7 @@ SAVEPOINTS: Final = Table(
     Column("released_us", BigInteger),
     PrimaryKeyConstraint("name"),
 )
-"""Table versions that people gave a name to and that garbage collection keeps."""
+"""Named table versions that garbage collection keeps."""
 
 HORIZONS: Final = Table(
     "horizons",
@@ -180,7 +180,7 @@ HORIZONS: Final = Table(
     Column("expires_us", BigInteger),
     PrimaryKeyConstraint("holder"),
 )
-"""What readers still need, and what the collectors may take (architecture, section 9)."""
+"""Versions that readers still need, and versions that collectors leave readable (architecture, section 9)."""
 
 SUPERSTEPS: Final = Table(
     "supersteps",
@@ -197,4 +197,4 @@ SUPERSTEPS: Final = Table(
     PrimaryKeyConstraint("pipeline", "superstep"),
     Index("ix_supersteps_version", "version"),
 )
-"""CatalogRecorder of supersteps."""
+"""Journal of supersteps."""

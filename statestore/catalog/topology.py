@@ -1,9 +1,9 @@
 """
-What pipelines declare: computations and their code versions, streams, subscriptions.
+Declared topologies: computations and their code versions, streams, subscriptions.
 
-The topology is dynamic (MillWheel §4.3): a pipeline declares all of it each time that it
-starts, and what it declares replaces what it had declared before. A computation that is
-no longer declared is retired, not forgotten: its rows are still in the table.
+The topology is dynamic (MillWheel §4.3): a pipeline declares all of it at each
+start, which replaces its previous declaration. A computation that is no longer
+declared is retired but stays listed, because its rows are still in the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_definition(
     connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
 ) -> None:
     """
-    Put a pipeline's topology in place of the one that it had.
+    Replace a pipeline's topology.
 
     Raises:
         InvalidError: a computation belongs to another pipeline, or its options are not JSON.
@@ -58,7 +58,7 @@ def replay_definition(
     connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
 ) -> None:
     """
-    Record a topology that a commit of ``at_us`` carried, unless a newer one is known.
+    Record the topology in a commit of ``at_us``, unless a newer topology is known.
     """
     known = (entry for entry in read_computations(connection) if entry.pipeline == definition.name)
     if all(entry.recorded_us <= at_us for entry in known):
@@ -180,7 +180,7 @@ def read_streams(connection: Connection, pipeline: str) -> tuple[StreamDefinitio
 
 def read_subscriptions(connection: Connection, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
     """
-    Who reads what in a pipeline, by consumer and stream.
+    The subscriptions of a pipeline, by consumer and stream.
     """
     rows = (
         select(SUBSCRIPTIONS.c.consumer, SUBSCRIPTIONS.c.stream, SUBSCRIPTIONS.c.key_extractor)

@@ -1,3 +1,3 @@
 """
-The fenced commit: what it must satisfy, and how it lands once.
+The fenced commit: the rules that it must satisfy, and how it lands exactly once.
 """

@@ -4,7 +4,7 @@ The commit: state, timers, record ids, productions and consumed positions change
 One Delta commit carries the row files of all intervals that a superstep touched,
 a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
 watermarks of the touched intervals. It lands only if every interval's stored fence is
-exactly the owner's last one, on the very snapshot that it is built on: that, and the
+exactly the owner's last one, on the very snapshot that it is built on. This check, and the
 ``txn`` app ids that make two commits on one interval collide, are the two halves of the
 fence (MillWheel §6.2, §7.1: a sequencer on every write).
 """
@@ -41,16 +41,16 @@ class Committer:
     """
     Commits to the table of one store and keeps its snapshot.
 
-    Opening one reads the log and holds it against the high-water mark.
+    Opening a committer reads the log and compares it with the high-water mark.
 
     Args:
         log: the table's log.
         clock: for timestamps and waiting.
         rng: for jitter and the writer's id.
-        high_water: the mark outside the table.
-        writer_id: names this writer in its commits; drawn when not given.
-        retry: how often and how patiently.
-        failpoints: called at each of `log_writer.FAILPOINTS`.
+        high_water: the mark kept outside the table.
+        writer_id: names this writer in its commits; drawn at random if not given.
+        retry: the policy for retries.
+        failpoints: called at each of `millpond.statestore.log.writer.FAILPOINTS`.
 
     Raises:
         DataError: the table is damaged, or older than the mark.
@@ -68,7 +68,7 @@ class Committer:
         retry: RetryPolicy | None = None,
         failpoints: Callable[[str], None] | None = None,
     ) -> None:
-        # The mark is read first: whatever it names must then be in the log.
+        # The mark is read first, so the version that it names must already be in the log.
         mark = high_water.read()
         snapshot = load(log)
         check_high_water(mark, snapshot, log)
@@ -104,7 +104,7 @@ class Committer:
 
         Raises:
             DataError: a commit is damaged or missing.
-            UnavailableError: the store is away.
+            UnavailableError: the store is unavailable.
         """
         return self._writer.refresh()
 
@@ -114,9 +114,9 @@ class Committer:
 
         Raises:
             FencedError: another owner has an interval; nothing was written.
-            ConflictError: the table moved on in a way that forbids the commit; nothing was written.
+            ConflictError: the table has changed in a way that forbids the commit; nothing was written.
             OutcomeUnknownError: it may or may not have landed; `settle` decides.
-            UnavailableError: the store is away; nothing was written.
+            UnavailableError: the store is unavailable; nothing was written.
         """
         committed = self._writer.write(_RequestPlan(request))
         if committed is None:
@@ -131,7 +131,7 @@ class Committer:
             The commit if it is part of the table; ``None`` if it is not and never will be.
 
         Raises:
-            OutcomeUnknownError: the store still does not say.
+            OutcomeUnknownError: the outcome still cannot be read.
         """
         return self._writer.settle()
 
@@ -209,20 +209,22 @@ def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Rem
 
 
 def _superstep(request: CommitRequest) -> int | None:
-    steps = [at for app_id, at in request.positions.items() if app_id.startswith(SUPERSTEP_PREFIX)]
-    return max(steps, default=None)
+    supersteps = [
+        version for app_id, version in request.positions.items() if app_id.startswith(SUPERSTEP_PREFIX)
+    ]
+    return max(supersteps, default=None)
 
 
 def _fields(request: CommitRequest) -> dict[str, JsonValue]:
-    marks: dict[str, JsonValue] = {
+    watermarks: dict[str, JsonValue] = {
         write.interval.app_id: int(write.watermark) for write in request.writes if write.watermark is not None
     }
     fields: dict[str, JsonValue] = {**request.metadata, "kind": request.kind}
     superstep = _superstep(request)
     if superstep is not None:
         fields["superstep"] = superstep
-    if marks:
-        fields["watermarks"] = marks
+    if watermarks:
+        fields["watermarks"] = watermarks
     return fields
 
 

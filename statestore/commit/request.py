@@ -1,5 +1,5 @@
 """
-What a commit is asked to change: intervals, files and positions, all together.
+The request for a commit: intervals, files and positions that change together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IntervalWrite:
 
     Args:
         interval: the interval.
-        fence: its new sequencer and commit number; must follow the stored ones.
+        fence: its new sequencer and commit number; it must follow the stored fence.
         added: row files written for this commit.
         removed: paths of live files that the added ones replace.
         watermark: the interval's input low watermark, journaled in the commit.
@@ -39,15 +39,15 @@ class IntervalWrite:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
     """
-    Everything that is to change together.
+    All changes of one commit.
 
-    Two equal requests are the same commit: asking again after `OutcomeUnknownError` is safe.
+    Equal requests are the same commit: repeating one after `OutcomeUnknownError` is safe.
 
     Args:
-        kind: what it is for: "superstep", "fence", "compaction", …
+        kind: the purpose: "superstep", "fence", "compaction", …
         writes: the touched intervals.
         positions: other Delta transactions: inputs and supersteps by application id.
-        metadata: for the reader of the log; goes into ``commitInfo.millpond``.
+        metadata: for readers of the log; stored in ``commitInfo.millpond``.
     """
 
     kind: str

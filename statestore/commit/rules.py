@@ -2,8 +2,9 @@
 When a commit is refused: rules about the table, and invariants about the request.
 
 Every commit of an interval passes all of them, on the very snapshot that it is built
-on, because `CommitRequest` is turned into actions in one place only. A broken rule is
-the world's doing (`FencedError`, `ConflictError`); a broken invariant is ours.
+on, because only one function turns a `CommitRequest` into actions. A broken rule is
+caused by other writers (`FencedError`, `ConflictError`); a broken invariant is a bug
+of ours. The fence is MillWheel's sequencer check (§6.2).
 """
 
 from __future__ import annotations
@@ -29,29 +30,17 @@ _FENCED_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    Each interval's stored fence is the one before the new one (promise I4, facts F2 and F3).
-
-    The first commit under a lease follows any smaller sequencer; every other one
-    follows the commit number before its own under the same sequencer.
+    Each interval's new fence follows the stored one (promise I4); see `Fence.follows`.
     """
     for write in request.writes:
         stored = snapshot.fence_of(write.interval)
-        if not _follows(write.fence, stored):
+        if not write.fence.follows(stored):
             raise FencedError(
-                "another owner has taken the interval, or this commit was made already",
+                "another owner has taken the interval, or this commit has already been made",
                 interval=write.interval.app_id,
                 stored=stored,
                 mine=write.fence,
             )
-
-
-def _follows(new: Fence, stored: Fence | None) -> bool:
-    if new.commit_number == 0:
-        return stored is None or stored.sequencer < new.sequencer
-    return stored is not None and (stored.sequencer, stored.commit_number + 1) == (
-        new.sequencer,
-        new.commit_number,
-    )
 
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -66,7 +55,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
 
 def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    What is removed is still there, so that two compactions never both replace a file.
+    Removed files are still live, so two compactions never both replace a file.
     """
     for write in request.writes:
         for path in write.removed:
@@ -76,7 +65,7 @@ def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
 
 def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
     """
-    Nothing is named twice.
+    A request names each interval, added file and removed file once.
     """
     intervals = [write.interval for write in request.writes]
     check(len(set(intervals)) == len(intervals), "a commit names an interval once")
@@ -90,7 +79,7 @@ def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
     """
-    Inputs are consumed only together with an interval's fence, or a zombie could consume them.
+    Inputs are consumed only together with an interval's fence; otherwise a former owner could consume them.
     """
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
     if consumed and not request.writes:
@@ -101,7 +90,7 @@ def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
     """
-    Numbers are in range, and taking over carries no files (they could not be the new owner's).
+    Numbers are in range, and a takeover adds no files (the new owner cannot have written any yet).
     """
     for write in request.writes:
         number = write.fence.commit_number
@@ -136,20 +125,20 @@ INVARIANTS: Final[tuple[Predicate, ...]] = (
     files_are_the_writers,
     positions_are_fenced,
 )
-"""What must hold of any request, or there is a bug."""
+"""Facts that hold for every request, unless there is a bug."""
 
 RULES: Final[tuple[Predicate, ...]] = (fences_follow, positions_do_not_fall, removed_files_are_live)
-"""What the table may refuse."""
+"""Conditions that other writers' commits may break."""
 
 
 def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    Hold a request against everything above.
+    Check a request against all `RULES` and `INVARIANTS` on one snapshot.
 
     Raises:
         FencedError: another owner has an interval.
         ConflictError: the table moved on in a way that forbids the commit.
-        InvalidError: the request cannot be right.
+        InvalidError: the request contradicts itself.
         InternalError: an invariant is broken.
     """
     for predicate in (*RULES, *INVARIANTS):

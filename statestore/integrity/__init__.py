@@ -1,3 +1,3 @@
 """
-Whether a store is sound, and what a damaged one can still tell.
+Integrity: verify a store, and read as much as possible of a damaged one.
 """

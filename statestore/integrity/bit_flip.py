@@ -1,9 +1,9 @@
 """
-One flipped bit: found and turned back, where a seal over all bytes tells when it is right.
+Repair of a single flipped bit, where a seal over all bytes verifies the result.
 
-Disks and memory flip single bits far more often than anything else. A commit's SHA-256 leaves no doubt;
-a row file's CRC-32 has a different remainder for every single bit, and its page checksums agree
-or not.
+A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no
+doubt; a row file's CRC-32 has a different remainder for every single bit, and its page checksums
+confirm the result.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 __all__ = ["FLIP_BYTES_MAX", "repair_bit_flip"]
 
 FLIP_BYTES_MAX: Final = 1 << 15
-"""Larger files are not tried: each bit costs a look at all of them."""
+"""Larger files are not tried: each candidate bit costs a check of the whole file."""
 
 
 def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
     """
-    The only bytes that differ from ``data`` in one bit and are whole; ``None`` if there are none.
+    The first variant of ``data`` with one bit flipped that is whole; ``None`` if there is none.
 
     Args:
         data: damaged bytes.
-        is_whole: whether bytes are what was written.
+        is_whole: whether given bytes are the original ones.
 
     Example:
         >>> repair_bit_flip(b"something else", lambda data: data == b"word")
@@ -33,10 +33,10 @@ def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
     if len(data) > FLIP_BYTES_MAX:
         return None
     trial = bytearray(data)
-    for place in range(len(trial)):
+    for index in range(len(trial)):
         for bit in range(8):
-            trial[place] ^= 1 << bit
+            trial[index] ^= 1 << bit
             if is_whole(bytes(trial)):
                 return bytes(trial)
-            trial[place] ^= 1 << bit
+            trial[index] ^= 1 << bit
     return None

@@ -1,8 +1,8 @@
 """
-A table's history, as far as its log can be read: every state between a start and a first gap.
+A table's history as far as its log is readable: every state from a start to the first gap.
 
-For repair. `Snapshot` answers what a table is now and refuses what it cannot know; a history keeps
-what can be known, and walks it back version by version.
+Repair uses it. A `Snapshot` is the table's current state and refuses a damaged log; a history keeps
+the readable part and walks it back version by version.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["Change", "TableHistory", "TableState", "read_histories"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """
-    What one commit did, and what it takes to undo it.
+    The effects of one commit, with the data needed to undo it.
 
     Attributes:
         version: the version that it made.
-        kind: what it was for, as Millpond's commits say; "" for those of others.
+        kind: its purpose, as Millpond's commits record it; "" for commits of other engines.
         added: files that it added.
         removed: files that it removed.
-        txns_before: the transactions that it moved, as they stood before; ``None`` where there was none.
+        txns_before: previous versions of the transactions that it moved; ``None`` for new transactions.
     """
 
     version: TableVersion
@@ -55,12 +55,12 @@ class Change:
 @dataclass(slots=True, kw_only=True)
 class TableState:
     """
-    What a table is at a version.
+    The state of a table at a version.
 
     Attributes:
         version: the version.
-        live: its files by path.
-        txns: its transactions by application id.
+        live: live files by path.
+        txns: transactions by application id.
     """
 
     version: TableVersion
@@ -74,15 +74,15 @@ class TableHistory:
     The states from ``start`` to ``newest``.
 
     Attributes:
-        start: the first version that is known: that of a checkpoint, or 0.
+        start: the first known version: that of a checkpoint, or 0.
         is_start_chained: whether the start's own commit file is whole.
-        newest: the last one before the log ends or cannot be read any further.
-        state: what the table is at ``newest``.
-        changes: what the commits after the start did, oldest first.
-        metadata: of the table.
-        protocol: of the table.
-        digest: of the newest commit; "" when unknown.
-        healed: commits in which one bit was flipped, as they were written, by version.
+        newest: the last version before the log ends or becomes unreadable.
+        state: the state of the table at ``newest``.
+        changes: the changes of the commits after the start, oldest first.
+        metadata: the table's metadata; ``None`` until a commit sets it.
+        protocol: the table's protocol.
+        digest: digest of the newest commit; "" when unknown.
+        healed: original bytes of commits with one flipped bit, by version.
     """
 
     start: TableVersion
@@ -97,8 +97,9 @@ class TableHistory:
 
     def states(self) -> Iterator[tuple[TableState, tuple[str, ...]]]:
         """
-        The states, newest first, each with the files that came back by going there; one state is
-        changed in place, so take what you need before you ask for the next.
+        The states, newest first, each with the files that it has and the next newer state lacks.
+
+        The yielded state is changed in place: copy what you need before you advance the iterator.
         """
         state = TableState(version=self.state.version, live=dict(self.state.live), txns=dict(self.state.txns))
         yield state, tuple(state.live)
@@ -117,7 +118,7 @@ class TableHistory:
 
     def maker_of(self, path: str) -> Change | None:
         """
-        The commit that added a file; ``None`` if it came before the start.
+        The commit that added a file; ``None`` if the file is older than the start.
         """
         return next(
             (change for change in self.changes if any(add.path == path for add in change.added)), None
@@ -125,7 +126,7 @@ class TableHistory:
 
     def take(self, version: TableVersion, actions: tuple[Action, ...], digest: str) -> None:
         """
-        Go on by one commit.
+        Apply the next commit.
         """
         added, removed, before, kind = [], [], list[tuple[str, int | None]](), ""
         for action in actions:
@@ -157,28 +158,28 @@ class TableHistory:
 
 def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     """
-    Every history that the log still tells, the one that reaches furthest first.
+    All histories that the log still contains, the one that reaches furthest first.
 
     Args:
         log: the table's log.
-        mark: the high-water mark; a commit at its version with other bytes is not believed.
+        mark: the high-water mark; a commit at its version with other bytes is rejected.
 
     Raises:
-        UnavailableError: the store is away.
+        UnavailableError: the store is unavailable.
     """
     inventory = log.inventory()
-    found = []
+    histories = []
     for checkpoint in inventory.checkpoints:
-        begun = _from_checkpoint(log, checkpoint)
-        if begun is not None:
-            found.append(begun)
+        from_checkpoint = _from_checkpoint(log, checkpoint)
+        if from_checkpoint is not None:
+            histories.append(from_checkpoint)
     if inventory.versions[:1] == (0,):
-        none = TableState(version=NO_TABLE, live={}, txns={})
-        found.append(TableHistory(start=TableVersion(0), newest=NO_TABLE, state=none))
-    for history in found:
+        empty = TableState(version=NO_TABLE, live={}, txns={})
+        histories.append(TableHistory(start=TableVersion(0), newest=NO_TABLE, state=empty))
+    for history in histories:
         _follow(history, log, mark)
-    told = [history for history in found if history.metadata is not None]
-    return tuple(sorted(told, key=lambda history: (-history.newest, history.start)))
+    readable = [history for history in histories if history.metadata is not None]
+    return tuple(sorted(readable, key=lambda history: (-history.newest, history.start)))
 
 
 def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
@@ -186,49 +187,49 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
         actions = tuple(log.read_checkpoint(checkpoint))
     except DataError:
         return None
-    none = TableState(version=checkpoint.version, live={}, txns={})
-    begun = TableHistory(start=checkpoint.version, newest=checkpoint.version, state=none)
-    begun.take(checkpoint.version, actions, "")
-    begun.changes.clear()
+    empty = TableState(version=checkpoint.version, live={}, txns={})
+    history = TableHistory(start=checkpoint.version, newest=checkpoint.version, state=empty)
+    history.take(checkpoint.version, actions, "")
+    history.changes.clear()
     data = log.read(checkpoint.version)
     try:
         decode(data or b"", commit_path(checkpoint.version))
     except DataError:
-        begun.is_start_chained = False
+        history.is_start_chained = False
     else:
-        begun.digest = digest_of(data) if data else ""
-    return begun
+        history.digest = digest_of(data) if data else ""
+    return history
 
 
 def _follow(history: TableHistory, log: Log, mark: Mark | None) -> None:
     chain = Snapshot()
     chain.version, chain.digest = history.newest, history.digest
     version = TableVersion(history.newest + 1)
-    found = log.read(version)
-    while found is not None:
+    stored = log.read(version)
+    while stored is not None:
         following = log.read(TableVersion(version + 1))
         marked = mark.digest if mark is not None and mark.version == version else ""
-        data = _whole(found, marked or _previous_in(following))
+        data = _original(stored, marked or _previous_in(following))
         if data is None:
             return
         try:
             actions = chain.apply(version, data)
         except DataError:
             return
-        if data != found:
+        if data != stored:
             history.healed[version] = data
         history.take(version, actions, digest_of(data))
-        version, found = TableVersion(version + 1), following
+        version, stored = TableVersion(version + 1), following
 
 
-def _whole(data: bytes, digest: str) -> bytes | None:
+def _original(data: bytes, digest: str) -> bytes | None:
     """
-    The commit as it was written, given its digest if that is known from elsewhere; ``None`` if it is lost.
+    The commit as it was written, given its digest if another source has it; ``None`` if it is lost.
     """
     if digest:
-        return (
-            data if digest_of(data) == digest else repair_bit_flip(data, lambda it: digest_of(it) == digest)
-        )
+        if digest_of(data) == digest:
+            return data
+        return repair_bit_flip(data, lambda candidate: digest_of(candidate) == digest)
     try:
         decode(data)
     except DataError:
@@ -238,14 +239,14 @@ def _whole(data: bytes, digest: str) -> bytes | None:
 
 def _previous_in(data: bytes | None) -> str:
     """
-    The digest that a commit gives of the one before it; "" where none can be believed.
+    The digest that a commit records of the commit before it; "" where the commit is not trustworthy.
     """
     info = None if data is None else _sealed_info(data)
     return "" if info is None else str(info.get("previous") or "")
 
 
 def _is_sealed_commit(data: bytes) -> bool:
-    # Without the seal nobody could tell: one more flip may make a commit look like another engine's.
+    # Without a seal there is no proof: one more flip may make a commit look like another engine's.
     return _sealed_info(data) is not None
 
 

@@ -1,10 +1,10 @@
 """
-Verification: a whole store held against everything that it promises about its bytes.
+Verification: check a whole store against all promises about its bytes.
 
-Every commit file that is left: its seal, the digest chain, fences and positions that only rise
-by the rules. Every live file: its seal and page checksums, and that its rows are what the log
-says of them. And the high-water mark, where it is known. It reads everything and changes nothing;
-where one thing is damaged it goes on with the others, so that it can name them all.
+It checks every remaining commit file: its seal, the digest chain, and that fences and positions follow
+the rules. It checks every live file: its seal, its page checksums, and that its rows match the log.
+And it checks the high-water mark, where that is known. It reads everything and changes nothing;
+after one damaged file it continues with the others, so that it reports all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.rows.files import read_row_files
-from millpond.statestore.rows.row import Fence, unpack_fence
+from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.types import Objects, TableVersion
 
 __all__ = ["Finding", "Verified", "verify_store"]
@@ -40,11 +40,11 @@ _RISING_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    One thing that is wrong.
+    One fault in a store.
 
     Attributes:
         path: the file, relative to the table's root.
-        held: what it held.
+        held: the file's contents, as far as the log describes them.
         fault: what is wrong with it.
     """
 
@@ -56,14 +56,14 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """
-    What was looked at, and what is wrong.
+    The result of a verification.
 
     Attributes:
-        commits: commit files read.
-        checkpoints: checkpoints read.
-        files: live files read.
-        rows: row updates in them.
-        findings: what is wrong; nothing when the store is sound.
+        commits: number of commit files read.
+        checkpoints: number of checkpoints read.
+        files: number of live files read.
+        rows: number of row updates in them.
+        findings: the faults; empty when the store is sound.
     """
 
     commits: int
@@ -75,18 +75,18 @@ class Verified:
 
 def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
     """
-    Read a whole store and hold it against its promises.
+    Read a whole store and report every fault.
 
     Args:
         objects: the table's root.
-        mark: the high-water mark, read before; ``None`` when it is not known.
+        mark: the high-water mark, read before this call; ``None`` when it is not known.
 
     Raises:
-        UnavailableError: the store is away.
+        UnavailableError: the store is unavailable.
     """
     log = Log(objects)
     inventory = log.inventory()
-    # What lies below the boundary is garbage: left by a cleanup that was killed, or put there in vain.
+    # Commits below the boundary are garbage: a killed cleanup left them, or a late writer put them there.
     boundary = log_boundary(objects)
     versions = tuple(version for version in inventory.versions if version >= boundary)
     findings = list(_check_commits(log, versions, inventory.latest))
@@ -156,19 +156,13 @@ def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -
             continue
         stored = txns[action.app_id]
         if Interval.from_app_id(action.app_id) is not None:
-            if not _follows(unpack_fence(action.version), unpack_fence(stored)):
+            if not unpack_fence(action.version).follows(unpack_fence(stored)):
                 yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
         elif ours.get("kind") == "repair":
-            # It takes positions back together with the rows, and says so.
+            # A repair moves positions back together with the rows, and its kind says so.
             continue
         elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
             yield f"a position fell: {action.app_id} from {stored} to {action.version}"
-
-
-def _follows(new: Fence, stored: Fence) -> bool:
-    if new.commit_number == 0:
-        return stored.sequencer < new.sequencer
-    return (new.sequencer, new.commit_number) == (stored.sequencer, stored.commit_number + 1)
 
 
 def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterator[Finding]:
@@ -199,8 +193,7 @@ def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterato
 
 def _describe(file: LiveFile) -> str:
     keys = f"keys {file.min_key!r} to {file.max_key!r}"
-    supersteps = file.tags.get("superstep") or file.max_superstep
-    return f"{file.num_records} row updates of {file.computation}, {keys}, superstep {supersteps}"
+    return f"{file.num_records} row updates of {file.computation}, {keys}, superstep {file.max_superstep}"
 
 
 def _faults_of_rows(rows: pa.Table, snapshot: Snapshot, file: LiveFile) -> Iterator[str]:

@@ -1,3 +1,3 @@
 """
-Leases on intervals, whose sequencers fence every write.
+Leases on intervals: their sequencers fence every write.
 """

@@ -1,16 +1,16 @@
 """
-Leases on intervals, and their sequencers: what every kind of `Leases` promises.
+Leases on intervals, and their sequencers: the promises of every implementation of `Leases`.
 
 A lease is the right to write an interval; its sequencer is higher than that of
-every earlier lease on the interval *and* than what the table holds, so a commit
-that carries it can be told from a remnant of a former owner (MillWheel §6.2, §7.1).
+every earlier lease on the interval *and* than the one stored in the table, so a commit
+that carries it differs from a late write of a former owner (MillWheel §6.2, §7.1).
 
-Leases only make conflicts rare. That no former owner can write rests on the
-sequencer alone, which the commit compares with the stored one; nothing here
-depends on clocks, on a time-out, or on an owner hearing in time that it lost.
-So a state of ``HELD`` means "nobody has told us otherwise", never "it is safe".
+Leases only make conflicts rare. Former owners cannot write because every commit
+compares its sequencer with the stored one; safety depends on no clock, no time-out,
+and no owner learning in time that it lost its lease. So the state ``HELD`` means
+"no loss has been reported", never "it is safe to write".
 
-Interfaces and pure rules are here; `millpond.statestore.leases.memory` and
+This module holds the interfaces and pure rules; `millpond.statestore.leases.memory` and
 `millpond.statestore.zookeeper.lease` implement them.
 """
 
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 TIMEOUT_MS: Final = 10_000
-"""How long taking and waiting last unless the caller says otherwise."""
+"""Default bound, in milliseconds, on taking a lease and on waiting."""
 
 OnHeld = Literal["take", "wait", "refuse"]
 """
-What to do about a live holder.
+What to do when another writer holds the lease.
 
-``take`` replaces it (the newest wins, as with Kafka's transactional producers),
-``wait`` stands by until it goes, ``refuse`` raises `ConflictError` naming it.
+``take`` replaces the holder (the newest wins, as with Kafka's transactional producers),
+``wait`` waits until it is gone, ``refuse`` raises a `ConflictError` that names it.
 """
 
 
 class LeaseState(StrEnum):
     """
-    Life of a lease: ``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are the end.
+    State of a lease: ``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are final.
     """
 
     HELD = "held"
@@ -67,7 +67,7 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 
 def may_move(old: LeaseState, new: LeaseState) -> bool:
     """
-    Whether a lease may go from ``old`` to ``new``: late news must not bring an ended one back.
+    Whether a lease may go from ``old`` to ``new``: a late notice must not revive an ended lease.
 
     Example:
         >>> may_move(LeaseState.SUSPENDED, LeaseState.HELD)
@@ -80,12 +80,12 @@ def may_move(old: LeaseState, new: LeaseState) -> bool:
 
 def next_sequencer(last: int, above: Sequencer) -> Sequencer:
     """
-    The sequencer of a new taking: above the last one given out and above what the table holds.
+    The sequencer of a new lease: above the last one issued and above the one stored in the table.
 
     Args:
-        last: the last sequencer that the lease service remembers; 0 when it knows of none,
+        last: the last sequencer that the lease service remembers; 0 when it remembers none,
             because the interval is new or the service was wiped.
-        above: the sequencer that the table holds.
+        above: the sequencer stored in the table.
 
     Example:
         >>> next_sequencer(7, Sequencer(3)), next_sequencer(0, Sequencer(3))
@@ -112,7 +112,7 @@ class Holder:
 
     def encode(self) -> bytes:
         """
-        JSON, readable in ZooKeeper's own shell.
+        Encode as JSON, readable in ZooKeeper's own shell.
         """
         pairs = {"writer_id": self.writer_id, "host": self.host, "process_id": self.process_id}
         return json.dumps(pairs).encode()
@@ -120,7 +120,7 @@ class Holder:
     @staticmethod
     def decode(data: bytes) -> Holder:
         """
-        The holder that ``data`` names; unreadable data names an unknown one, for it is only shown.
+        The holder that ``data`` names; "unknown" for unreadable data, because holders are only displayed.
         """
         try:
             pairs = json.loads(data)
@@ -137,8 +137,8 @@ class Lease:
     """
     The right to write one interval, under one sequencer, until it ends.
 
-    The state changes by itself as news of the service comes in; `check` turns it
-    into an error. It is safe to use from any thread.
+    The state changes as notices from the service arrive; `check` turns it into an
+    error. It is safe to use from any thread.
     """
 
     __slots__ = ("_interval", "_lock", "_reason", "_sequencer", "_state")
@@ -153,7 +153,7 @@ class Lease:
     @property
     def interval(self) -> Interval:
         """
-        The interval that may be written.
+        The interval that the lease allows to write.
         """
         return self._interval
 
@@ -167,36 +167,36 @@ class Lease:
     @property
     def state(self) -> LeaseState:
         """
-        The state as last heard.
+        The state that the service reported last.
         """
         return self._state
 
     def check(self) -> None:
         """
-        Return if the lease is held, as far as is known.
+        Return if the lease is held, according to the last report.
 
         Raises:
-            UnavailableError: the service is away; pause, the lease may come back.
+            UnavailableError: the service is unavailable; pause, the lease may come back.
             FencedError: the lease has ended; stop.
         """
         if self._state is LeaseState.HELD:
             return
         details = {"interval": self._interval.app_id, "sequencer": self._sequencer}
         if self._state is LeaseState.SUSPENDED:
-            raise UnavailableError("the lease service is away", **details)
+            raise UnavailableError("the lease service is unavailable", **details)
         raise FencedError(f"the lease has ended: {self._reason or self._state}", **details)
 
     def move(self, state: LeaseState, reason: str = "") -> bool:
         """
-        Take in news; only the `Leases` that made the lease calls this.
+        Apply a notice from the service; only the `Leases` that made the lease calls this.
 
         Returns:
-            Whether the state changed; news about an ended lease changes nothing.
+            Whether the state changed; a notice about an ended lease changes nothing.
         """
         with self._lock:
             if not may_move(self._state, state):
                 return False
-            # The reason first: `check` reads without the lock.
+            # The reason is set first: `check` reads without the lock.
             self._reason = reason
             self._state = state
             return True
@@ -210,7 +210,7 @@ class Lease:
 
 class Leases(Protocol):
     """
-    Gives out leases for one writer of one store.
+    Issues the leases of one writer of one store.
     """
 
     def take(
@@ -227,14 +227,14 @@ class Leases(Protocol):
         A lease that this writer already has on the interval ends, in every mode.
 
         Args:
-            interval: what to write.
-            above: the sequencer that the table holds.
-            on_held: what to do when another writer holds it.
+            interval: the interval to write.
+            above: the sequencer stored in the table.
+            on_held: what to do when another writer holds the lease.
             timeout_ms: bound on waiting, for the holder as well as for the service.
 
         Raises:
-            ConflictError: another writer holds it (``refuse``), still holds it (``wait``).
-            UnavailableError: the service is away.
+            ConflictError: another writer holds it (``refuse``), or still holds it at the time-out (``wait``).
+            UnavailableError: the service is unavailable.
         """
         ...
 
@@ -248,14 +248,14 @@ class Leases(Protocol):
         """
         Take the leases of all ``intervals`` (each with its ``above``), in few round trips.
 
-        On an error no new lease is kept; leases that this writer had before are untouched
-        unless a new one had replaced them by then.
+        After an error this writer keeps none of the new leases; its earlier leases are untouched
+        unless a new lease had already replaced them.
         """
         ...
 
     def release(self, lease: Lease) -> None:
         """
-        Give the lease up, so that a standby need not wait for a time-out; harmless if it has ended.
+        Release the lease, so that a standby need not wait for a time-out; does nothing if it has ended.
         """
         ...
 
@@ -264,19 +264,19 @@ class Leases(Protocol):
         Wait until no lease is suspended: each is held again, or has ended.
 
         Returns:
-            Whether that is so; ``False`` when the time ran out.
+            ``True`` when all are settled; ``False`` when the time ran out.
         """
         ...
 
     @property
     def high_water(self) -> HighWater:
         """
-        The mark of the last commit of the store, kept outside the table.
+        The high-water mark of the store's last commit, kept outside the table.
         """
         ...
 
     def close(self) -> None:
         """
-        Release every lease and let the service go.
+        Release every lease and disconnect from the service.
         """
         ...

@@ -1,10 +1,10 @@
 """
-Work on a whole store by hand, repair and garbage collection: one at a time.
+The maintenance lock: offline repair and offline garbage collection of a store exclude each other.
 
-A running pipeline collects its own garbage, and repair is refused while its leases are held. What people
-start by hand beside it needs a hold of its own: a collection that found a file to be garbage must not delete it
-after a repair has brought it back. So both hold one more lease, of an interval that no
-computation can have. It ends with the session of the process that holds it, so a dead one blocks nobody for long.
+A running pipeline collects its own garbage, and repair is refused while its leases are held. Tools that
+operators start need a lock of their own: a collection that judged a file to be garbage must not delete it
+after a repair has restored it. So both take a lease on an interval that no computation can have. The
+lease ends with the session of the process that holds it, so a dead process blocks others only briefly.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _BY_HAND: Final = Interval("millpond/by_hand")
 @contextmanager
 def exclusive(leases: Leases) -> Iterator[Lease]:
     """
-    Hold the store against everybody else who works on all of it by hand.
+    Hold the store's maintenance lock for the length of the block.
 
     Yields:
-        The hold; its `Lease.check` tells whether it still is one.
+        The lease behind the lock; call its `Lease.check` before each irreversible step.
 
     Raises:
-        ConflictError: another process repairs the store, or collects its garbage.
-        UnavailableError: the lease service is away.
+        ConflictError: another process is repairing the store or collecting its garbage offline.
+        UnavailableError: the lease service is unavailable.
     """
     try:
         lease = leases.take(_BY_HAND, above=Sequencer(0), on_held="refuse")
     except ConflictError as error:
         raise ConflictError(
-            "another process is repairing the store or collecting its garbage by hand; "
-            "wait for it (one that has died lets go after its session's time-out, seconds later)",
+            "another process is repairing the store or collecting its garbage offline; "
+            "wait for it (the lock of a dead process ends seconds later, with its session)",
             **{name: value for name, value in error.details.items() if name == "holder"},
         ) from error
     try:

@@ -2,9 +2,9 @@
 Leases within one Python process: the same rules as ZooKeeper's, without a server.
 
 Several `MemoryLeases` that share one `MemoryRegistry` are the writers of one store.
-A test or the simulator can do to each what a network does: suspend it, end its
-session, or keep back the news that it lost a lease (a writer that still believes
-that it is the owner), and can wipe the registry as a lost ZooKeeper would be.
+Tests and the simulator can disturb each of them as a network does: suspend it, end its
+session, or delay the notice that it lost a lease (so it still believes that it is the
+owner). They can also wipe the registry, as when a ZooKeeper loses its data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_MS: Final = 10
 @dataclass(slots=True)
 class MemoryRegistry:
     """
-    What a ZooKeeper would hold for one store: last sequencers, owners, the high-water mark.
+    The data that ZooKeeper would hold for one store: last sequencers, owners, the high-water mark.
     """
 
     sequencers: dict[Interval, Sequencer] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class MemoryRegistry:
 
     def wipe(self) -> None:
         """
-        Forget everything and end every session, as a ZooKeeper that comes back empty.
+        Forget everything and end every session, as when a ZooKeeper restarts empty.
         """
         with self.lock:
             for leases in {id(owner): owner for owner, _ in self.owners.values()}.values():
@@ -69,7 +69,7 @@ class MemoryLeases:
     @property
     def high_water(self) -> HighWater:
         """
-        The mark in the registry.
+        The store's high-water mark, kept in the registry.
         """
         return self._registry.high_water
 
@@ -111,13 +111,13 @@ class MemoryLeases:
     @property
     def writer_id(self) -> str:
         """
-        The writer that these leases are for.
+        Id of the writer that takes these leases.
         """
         return self._writer_id
 
     def release(self, lease: Lease) -> None:
         """
-        Give the lease up.
+        Release the lease; does nothing if it has ended.
         """
         with self._registry.lock:
             self._forget(lease)
@@ -144,7 +144,7 @@ class MemoryLeases:
 
     def suspend(self) -> None:
         """
-        Lose the connection but not, yet, the session: others may take over unheard.
+        Lose the connection but not yet the session: other writers may take over unnoticed.
         """
         with self._registry.lock:
             self._suspended = True
@@ -154,7 +154,7 @@ class MemoryLeases:
 
     def resume(self) -> None:
         """
-        Reconnect: leases that are still ours are held again, the others are lost.
+        Reconnect: leases that this writer still owns are held again, the others are lost.
         """
         with self._registry.lock:
             self._suspended = False
@@ -164,7 +164,7 @@ class MemoryLeases:
 
     def expire_session(self) -> None:
         """
-        End the session: every owner entry goes, and so, once heard, does every lease.
+        End the session: owner entries vanish at once, and leases are lost as notices are delivered.
         """
         with self._registry.lock:
             for lease in self._current():
@@ -173,7 +173,7 @@ class MemoryLeases:
 
     def hold_notices(self) -> None:
         """
-        Keep back the news of lost leases: this writer goes on believing that it holds them.
+        Delay notices of lost leases: this writer keeps believing that it holds them.
         """
         with self._registry.lock:
             if self._notices is None:
@@ -181,7 +181,7 @@ class MemoryLeases:
 
     def deliver_notices(self) -> None:
         """
-        Let kept-back news through, and further news at once.
+        Deliver delayed notices now, and later notices immediately.
         """
         with self._registry.lock:
             notices, self._notices = self._notices or [], None
@@ -194,7 +194,7 @@ class MemoryLeases:
         check(sequencer > above, "a sequencer must exceed the table's", interval=interval.app_id)
         if interval in registry.owners:
             owner, old = registry.owners[interval]
-            owner._lose(old, f"taken by {self._writer_id}")  # noqa: SLF001 - another of our kind
+            owner._lose(old, f"taken by {self._writer_id}")  # noqa: SLF001 - an instance of this class
         registry.sequencers[interval] = sequencer
         lease = Lease(interval, sequencer)
         registry.owners[interval] = (self, lease)
@@ -220,4 +220,4 @@ class MemoryLeases:
 
     def _check_connected(self) -> None:
         if self._suspended:
-            raise UnavailableError("the lease service is away", writer=self._writer_id)
+            raise UnavailableError("the lease service is unavailable", writer=self._writer_id)

@@ -3,7 +3,7 @@ The boundary of the log: below it, commit files may be gone, and nothing that is
 
 A version is won by putting its commit file where there is none. Where a cleanup has deleted
 commits, there is none either: a writer that stood still before the cleanup would win a version
-that everybody has passed, in a part of the log that nobody reads (fact F4). So a cleanup publishes
+that everybody has passed, in a part of the log that nobody reads. So a cleanup publishes
 its boundary before it deletes, and every writer looks at it after its put: what lies below
 is no commit. No clock is asked.
 

@@ -30,7 +30,7 @@ class MemoryObjects:
     @property
     def url(self) -> str:
         """
-        ``memory://`` and a name; only this very instance can open it.
+        ``memory://`` and a name; the data is reachable through this instance only.
         """
         return self._url
 
@@ -71,12 +71,12 @@ class MemoryObjects:
         """
         folder = prefix.rstrip("/") + "/" if prefix else ""
         with self._lock:
-            found = [path for path in self._objects if path.startswith(folder)]
-        return sorted(path for path in found if start_after is None or path > start_after)
+            paths = [path for path in self._objects if path.startswith(folder)]
+        return sorted(path for path in paths if start_after is None or path > start_after)
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Remove the objects; a missing one is no error.
+        Delete the objects; missing objects are ignored.
         """
         with self._lock:
             for path in paths:

@@ -1,10 +1,10 @@
 """
 Object stores: the one seam through which log and row files reach storage.
 
-`ObstoreObjects` speaks to local folders and to S3, GCS and Azure alike; its
-put-if-absent is a hard link locally and a conditional put elsewhere, and is what
-makes a commit atomic. `MemoryObjects` has the same rules in a dictionary. Faults
-are injected, and simulated stores plugged in, at the same seam (`types.Objects`).
+`ObstoreObjects` serves local folders, S3, GCS and Azure alike; its put-if-absent,
+a hard link locally and a conditional put elsewhere, makes commits atomic.
+`MemoryObjects` follows the same rules in a dictionary. Tests inject faults, and the
+simulator plugs in its store, at the same seam (`types.Objects`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _CLIENT_OPTIONS: Final = frozenset(
         "user_agent",
     )
 )
-"""Options about the connection and not about the bucket, which ``obstore`` takes apart from the others."""
+"""Options of the connection, which ``obstore`` takes separately from those of the bucket."""
 
 _PIECE_BYTES: Final = 8 << 20
-"""What is held in memory of an object that travels in pieces, a few times over."""
+"""Size of one piece of a streamed object; a few pieces are in memory at a time."""
 
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 _CLIENT_RETRIES: Final = {
@@ -58,8 +58,8 @@ _CLIENT_RETRIES: Final = {
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
 }
 """
-Small: whoever calls the store retries as well, and knows what may be repeated. ``obstore``'s own
-ten retries below ours would take a quarter of an hour before anybody hears that the store is away.
+Few, because callers of the store retry as well, and know what may be repeated. With ``obstore``'s
+default of ten retries below ours, an outage would take a quarter of an hour to surface.
 """
 
 
@@ -73,7 +73,7 @@ class ObstoreObjects:
         url: a path, ``file://…`` or any URL that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
         storage_options: for everything but local folders: keys of the bucket (``aws_endpoint_url``,
             ``aws_access_key_id``, …) and of the connection (``allow_http``, ``timeout``, …), with or
-            without ``aws_`` before them; the same that ``deltalake`` takes. What is not given is taken
+            without the prefix ``aws_``; the same that ``deltalake`` takes. Missing values come
             from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
 
     Raises:
@@ -109,7 +109,7 @@ class ObstoreObjects:
     @property
     def url(self) -> str:
         """
-        The root: an absolute path for local folders, which every Delta reader opens, else the URL.
+        The root: for local folders an absolute path, which every Delta reader opens, otherwise the URL.
         """
         return self._url
 
@@ -148,12 +148,12 @@ class ObstoreObjects:
 
     def download(self, path: str, target: Path) -> None:
         """
-        Copy the object into a file of this machine, piece by piece.
+        Copy the object into a local file, piece by piece.
 
         Raises:
             ObjectMissingError: there is no such object.
         """
-        with _written(target) as file:
+        with _open_for_writing(target) as file:
             self._attempt(path, lambda: self._stream(path, file))
 
     def _stream(self, path: str, file: IO[bytes]) -> None:
@@ -162,10 +162,10 @@ class ObstoreObjects:
 
     def upload(self, path: str, source: Path) -> None:
         """
-        Create the object from a file of this machine, piece by piece, whole or not at all.
+        Create the object from a local file, piece by piece, whole or not at all.
 
-        Stores take no condition with an object in pieces, so the name must be one that nobody else
-        draws; an object that has it is only looked for.
+        A multipart upload takes no put-if-absent condition, so the caller must pass a name that no other
+        writer draws; an existing object is detected by a look-up before the upload, not atomically.
 
         Raises:
             ObjectExistsError: it exists; nothing was written.
@@ -192,17 +192,17 @@ class ObstoreObjects:
 
     def _walk(self, prefix: str, start_after: str | None) -> Iterable[str]:
         pages = obstore.list(self._store, prefix, offset=start_after, chunk_size=1_000)
-        return (found["path"] for page in pages for found in page)
+        return (entry["path"] for page in pages for entry in page)
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Remove the objects; a missing one is no error.
+        Delete the objects; missing objects are ignored.
         """
         wanted = list(paths)
         try:
             self._attempt("delete", lambda: obstore.delete(self._store, wanted))
         except ObjectMissingError:
-            # The local store stops at the first missing one, so the rest is done singly.
+            # The local store stops at the first missing object, so delete them one at a time.
             for path in wanted:
                 self._delete_one(path)
 
@@ -220,8 +220,8 @@ class ObstoreObjects:
         except FileNotFoundError as error:
             raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
         except Exception as error:
-            # obstore raises its own tree, OSError and ValueError; to the caller they all mean that
-            # the store did not do what was asked, or did it and could not say so.
+            # obstore raises its own errors, OSError and ValueError; to the caller they all mean that
+            # the store did not do the operation, or did it and could not confirm it.
             raise UnavailableError(
                 "the object store failed", path=path, store=self._url, cause=_first_line(error)
             ) from error
@@ -229,9 +229,9 @@ class ObstoreObjects:
 
 def put_new(objects: Objects, path: str, data: bytes) -> None:
     """
-    Create an object under a name that nobody else has; found there with these very bytes, it is ours.
+    Create an object under a unique name; an existing object with exactly these bytes counts as success.
 
-    A put whose reply was lost is repeated below us, by ``obstore`` for one, and then finds itself.
+    ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object.
 
     Raises:
         ObjectExistsError: another object has the name.
@@ -241,34 +241,34 @@ def put_new(objects: Objects, path: str, data: bytes) -> None:
         objects.put_if_absent(path, data)
     except ObjectExistsError:
         try:
-            found = objects.get(path)
+            existing = objects.get(path)
         except ObjectMissingError as error:
-            # S3 answers so while another call on the same name is under way.
+            # S3 answers like this while another call on the same name is in progress.
             raise UnavailableError(
                 "a name is taken and has no object", path=path, store=objects.url
             ) from error
-        if found != data:
+        if existing != data:
             raise
 
 
 def download(objects: Objects, path: str, target: Path) -> None:
     """
-    Copy an object into a file of this machine: in pieces from a real store, whole from any other.
+    Copy an object into a local file: in pieces from an `ObstoreObjects`, whole from any other store.
 
     Raises:
         ObjectMissingError: there is no such object.
-        UnavailableError: the store is away, or this machine has no room.
+        UnavailableError: the store is unavailable, or this machine's disk failed or is full.
     """
     if isinstance(objects, ObstoreObjects):
         objects.download(path, target)
     else:
-        with _written(target) as file:
+        with _open_for_writing(target) as file:
             file.write(objects.get(path))
 
 
 def upload(objects: Objects, path: str, source: Path) -> None:
     """
-    Create an object under a fresh name from a file of this machine; see `download` and `put_new`.
+    Create an object under a unique name from a local file; see `download` and `put_new`.
 
     Raises:
         ObjectExistsError: another object has the name.
@@ -281,7 +281,7 @@ def upload(objects: Objects, path: str, source: Path) -> None:
 
 
 @contextmanager
-def _written(target: Path) -> Iterator[IO[bytes]]:
+def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
     try:
         with target.open("wb") as file:
             yield file
@@ -291,7 +291,7 @@ def _written(target: Path) -> Iterator[IO[bytes]]:
 
 def open_objects(url: str, storage_options: Mapping[str, str] | None = None) -> Objects:
     """
-    The object store at a path or URL; a local folder is made when it is not there.
+    The object store at a path or URL; a missing local folder is created.
 
     Raises:
         UnavailableError: the store does not answer, or a local path is a file.
@@ -308,7 +308,7 @@ def _local_path(url: str) -> Path | None:
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
     """
-    The options of the connection by ``obstore``'s names, and those of the bucket as they are.
+    The options of the connection under ``obstore``'s names, and those of the bucket unchanged.
     """
     client: dict[str, str] = {}
     bucket: dict[str, str] = {}

@@ -106,11 +106,32 @@ class TimeDomain(StrEnum):
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
     """
-    What the table stores of an interval's owner: who, and how far.
+    The part of the table that names an interval's owner: its sequencer and its last commit's number.
     """
 
     sequencer: Sequencer
     commit_number: CommitNumber
+
+    def follows(self, stored: Fence | None) -> bool:
+        """
+        Whether a commit under this fence may follow the ``stored`` one; ``None`` if none is stored.
+
+        The first commit under a lease follows any smaller sequencer; every other commit
+        follows the commit number before its own under the same sequencer.
+
+        Example:
+            >>> stored = Fence(Sequencer(3), CommitNumber(7))
+            >>> Fence(Sequencer(3), CommitNumber(8)).follows(stored)
+            True
+            >>> Fence(Sequencer(4), CommitNumber(1)).follows(stored)
+            False
+        """
+        if self.commit_number == 0:
+            return stored is None or stored.sequencer < self.sequencer
+        return stored is not None and (stored.sequencer, stored.commit_number + 1) == (
+            self.sequencer,
+            self.commit_number,
+        )
 
 
 def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:

@@ -70,9 +70,9 @@ def test_commits_are_read_back(url: str) -> None:
     """Intervals, positions and journals come back in key and time order, large numbers whole."""
     low, high = Interval("c", "", "Z"), Interval("c", "Z", "ü")
     with Catalog.open(url) as catalog:
-        catalog.record_superstep(superstep(1, (Interval("c"),)))
+        catalog.record_commits([superstep(1, (Interval("c"),))])
         for number in (2, 3):
-            catalog.record_superstep(superstep(number, (high, low, Interval("c", "ü")), sequencer=2))
+            catalog.record_commits([superstep(number, (high, low, Interval("c", "ü")), sequencer=2)])
 
         assert [each.interval for each in catalog.intervals()] == [low, high, Interval("c", "ü")]
         assert [each.superstep for each in catalog.supersteps()] == [3, 2, 1]
@@ -96,7 +96,7 @@ def test_threads_share_a_catalog(url: str) -> None:
     """Threads record through one catalog at once, and nothing is lost."""
     with closing(Catalog.open(url)) as catalog:
         threads = [
-            threading.Thread(target=catalog.record_superstep, args=(superstep(number, (Interval("c"),)),))
+            threading.Thread(target=catalog.record_commits, args=([superstep(number, (Interval("c"),))],))
             for number in range(1, 9)
         ]
         for thread in threads:

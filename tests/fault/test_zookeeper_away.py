@@ -206,7 +206,7 @@ def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy)
         proxy.cut()
         assert notices(probe)
 
-        with pytest.raises(UnavailableError, match="the lease service is away"):
+        with pytest.raises(UnavailableError, match="the lease service is unavailable"):
             write(run, range(10, 20)).wait(PATIENCE_MS)
         assert store.snapshot().version == version
         proxy.mend()

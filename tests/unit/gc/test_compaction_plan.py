@@ -1,5 +1,5 @@
 """
-Which files a compaction rewrites.
+The choice of files that a compaction rewrites.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def own(superstep: int, size: int = 10) -> LiveFile:
 
 def compacted(superstep: int, size: int) -> LiveFile:
     """
-    A file that a compaction wrote: it tells its newest superstep by the tag only.
+    A file that a compaction wrote: its statistics bound the supersteps from above only.
     """
-    return replace(own(superstep, size), min_superstep=None, max_superstep=None)
+    return replace(own(superstep, size), min_superstep=None)
 
 
 def foreign(oldest: int, newest: int, size: int = 10) -> LiveFile:
     """
-    What another engine made of files of supersteps ``oldest`` to ``newest``.
+    A file into which another engine rewrote the rows of supersteps ``oldest`` to ``newest``.
     """
     return replace(own(newest, size), min_superstep=oldest, tags={})
 
@@ -56,11 +56,7 @@ def plan(*files: LiveFile, before: int = 1_000, everything: bool = False) -> Com
 
 
 def supersteps(compaction: Compaction | None) -> list[int]:
-    return (
-        []
-        if compaction is None
-        else [int(file.tags.get("superstep", file.max_superstep)) for file in compaction.files]
-    )
+    return [] if compaction is None else [file.max_superstep for file in compaction.files]
 
 
 def test_few_files_are_left_alone():
@@ -72,14 +68,14 @@ def test_few_files_are_left_alone():
 
 def test_small_files_become_one():
     """
-    As many small files as the fan-in are compacted, in order, whatever the order that they are given in.
+    As many small files as the fan-in are compacted, in order of supersteps, whatever the order of the list.
     """
     assert supersteps(plan(own(3), own(1), own(4), own(2))) == [1, 2, 3, 4]
 
 
 def test_a_large_old_file_is_left_out():
     """
-    A compaction of small young files does not rewrite the bulk, and says that it is not complete.
+    A compaction of small young files leaves the bulk out and is marked as not complete.
     """
     compaction = plan(compacted(5, 5_000), own(6), own(7), own(8), own(9))
 
@@ -88,9 +84,9 @@ def test_a_large_old_file_is_left_out():
     assert not compaction.is_complete
 
 
-def test_as_much_young_as_old_compactions_everything():
+def test_young_files_as_large_as_the_oldest_compact_everything():
     """
-    Young files that are together as large as the bulk are compacted into it.
+    Young files that together are as large as the bulk are compacted into it.
     """
     compaction = plan(compacted(5, 300), own(6, 150), own(7, 150))
 
@@ -101,14 +97,14 @@ def test_as_much_young_as_old_compactions_everything():
 
 def test_files_of_the_last_superstep_stay():
     """
-    What may hold undelivered productions is not touched.
+    Files that may hold undelivered productions are not compacted.
     """
     assert supersteps(plan(*map(own, range(1, 7)), before=6)) == [1, 2, 3, 4, 5]
 
 
-def test_a_higher_tier_takes_the_small_young_ones_along():
+def test_compacting_a_higher_tier_includes_the_small_young_files():
     """
-    When a tier is full its compaction begins at its oldest file and ends at the youngest file of all.
+    When a tier is full its compaction begins at the tier's oldest file and ends at the youngest file of all.
     """
     files = [compacted(10, 9_000), *(compacted(10 + n, 300) for n in (1, 2, 3, 4)), own(20)]
 
@@ -117,7 +113,7 @@ def test_a_higher_tier_takes_the_small_young_ones_along():
 
 def test_the_number_of_files_is_bounded():
     """
-    Too many files are compacted whatever their sizes.
+    With ``files_max`` files the young ones are compacted whatever their sizes.
     """
     sizes = [10**9, 10**7, 10**7, 10**6, 10**6, 10**5, 10**5, 10**4, 10**4, 10**3]
     files = [own(n, size) for n, size in enumerate(sizes, 1)]
@@ -128,7 +124,7 @@ def test_the_number_of_files_is_bounded():
 
 def test_no_compaction_is_too_large():
     """
-    What does not fit into memory is compacted like anything else; only the way is another one.
+    Files that exceed the memory bound are planned like any others.
     """
     policy = replace(POLICY, memory_bytes_max=39)
     compaction = plan_compaction([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy)
@@ -140,14 +136,14 @@ def test_no_compaction_is_too_large():
 
 def test_a_foreign_file_of_the_interval_is_compacted():
     """
-    What another engine rewrote is ours to compact when it lies in the interval and in order.
+    A file that another engine rewrote is compacted if it lies in the interval and in order.
     """
     assert supersteps(plan(foreign(1, 5), own(6), own(7), own(8))) == [5, 6, 7, 8]
 
 
 def test_a_foreign_file_of_several_intervals_stays():
     """
-    A file with other intervals' keys is never replaced, only what is younger than it.
+    A file with other intervals' keys is never replaced; only younger files are.
     """
     wide = replace(foreign(1, 5), max_key="z")
     compaction = plan(wide, own(6), own(7), own(8), own(9))
@@ -161,23 +157,23 @@ def test_interleaved_foreign_files_are_compacted_together_or_not_at_all():
     """
     A compaction never begins between two files whose supersteps overlap.
     """
-    one, other = foreign(1, 6, 5_000), foreign(3, 7)
+    first, second = foreign(1, 6, 5_000), foreign(3, 7)
 
-    assert supersteps(plan(one, other, own(8), own(9), own(10))) == [6, 7, 8, 9, 10]
-    pinned = replace(one, max_key="z")
-    assert plan(pinned, other, own(8), own(9), own(10)) is None
+    assert supersteps(plan(first, second, own(8), own(9), own(10))) == [6, 7, 8, 9, 10]
+    wide = replace(first, max_key="z")
+    assert plan(wide, second, own(8), own(9), own(10)) is None
 
 
 def test_a_foreign_file_that_reaches_into_the_last_superstep_stops_compacting():
     """
-    It may hold rows older than those of a compaction beside newer ones.
+    It may hold newer rows as well as rows older than those of a compaction.
     """
     assert plan(*map(own, range(1, 6)), foreign(2, 9), before=9) is None
 
 
 def test_a_file_of_unknown_age_stops_compacting():
     """
-    Nothing is compacted around rows that could be of any superstep.
+    No compaction is planned around rows that could belong to any superstep.
     """
     unknown = replace(own(3), min_superstep=None, max_superstep=None, tags={})
 
@@ -186,7 +182,7 @@ def test_a_file_of_unknown_age_stops_compacting():
 
 def test_everything_is_compacted_on_demand():
     """
-    By hand, two files are enough; one is not rewritten again and again.
+    With ``everything`` two files are enough; a single file is not rewritten again and again.
     """
     assert supersteps(plan(own(1), own(2), everything=True)) == [1, 2]
     assert plan(own(1), everything=True) is None
@@ -194,15 +190,15 @@ def test_everything_is_compacted_on_demand():
 
 def test_a_policy_that_never_ends_is_refused():
     """
-    Compacting one file into one would go on for ever.
+    A fan-in of one would rewrite the same file for ever.
     """
     with pytest.raises(InvalidError):
         CompactionPolicy(fan_in=1)
 
 
-def test_beside_a_compaction_only_younger_files_are_compacted():
+def test_in_parallel_with_a_compaction_only_younger_files_are_compacted():
     """
-    While a stretch is being compacted, neither its files nor older ones are, nor any of mixed times.
+    While a stretch is being compacted, its files, older files and files of mixed supersteps stay.
     """
     compaction = Compaction(interval=INTERVAL, files=(own(3), own(4)), is_complete=False)
     files = [own(1), own(3), own(4), own(5), own(6)]

@@ -245,7 +245,7 @@ def test_reading_needs_nobody(tmp_path: Path, opened: Callable[..., Store]) -> N
     with Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("c").to_arrow().num_rows == 0
         for part in ("committer", "leases"):
-            with pytest.raises(InvalidError, match="opened to be read only"):
+            with pytest.raises(InvalidError, match="opened read-only"):
                 getattr(store, part)
     assert "zookeeper" not in entries(tmp_path / "pond")
 

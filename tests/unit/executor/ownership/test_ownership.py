@@ -172,7 +172,7 @@ class TestPatience:
         store, owner, _ = suspended(pond)
         version, began_us = store.snapshot().version, pond.clock.monotonic_us()
 
-        with pytest.raises(UnavailableError, match="the lease service is away"):
+        with pytest.raises(UnavailableError, match="the lease service is unavailable"):
             owner.commit(next_request(owner))
         assert pond.clock.monotonic_us() - began_us >= PAUSE_MS * 1_000
         assert store.snapshot().version == version

@@ -68,12 +68,12 @@ def test_later_supersteps_are_news() -> None:
     "rewrite",
     [
         file("optimised", 1, 2, {}),
-        file("compacted", None, None, {**OWN, "superstep": "2"}),
+        file("compacted", None, 2),
     ],
 )
 def test_a_rewrite_of_known_supersteps_is_not_news(rewrite: LiveFile) -> None:
     """
-    OPTIMIZE's files (by statistics) and compactions (by their tag) that reach no further are not read.
+    OPTIMIZE's files and compactions (which have no lower bound) that reach no further are not read.
     """
     assert known(ONE, TWO).news_in([rewrite]) == []
     assert known(ONE, TWO).news_in([rewrite, THREE]) == [THREE]

@@ -187,7 +187,7 @@ class TestCommits:
         log.superstep(1, {ALL: (4, 1)})
         log.commit({ALL.app_id: packed_fence(7, 0)})
         for facts in log.commits:
-            catalog.record_superstep(facts)
+            catalog.record_commits([facts])
 
         (entry,) = catalog.intervals()
         assert entry.fence == Fence(Sequencer(7), CommitNumber(0))
@@ -203,7 +203,7 @@ class TestCommits:
         assert [each.closed_version for each in catalog.intervals(closed=True)] == [None, 4, None]
 
         log = busy_history()
-        catalog.record_superstep(log.commit({ALL.app_id: packed_fence(9, 0)}))
+        catalog.record_commits([log.commit({ALL.app_id: packed_fence(9, 0)})])
         assert [each.interval for each in catalog.intervals("counter")] == [ALL]
 
     def test_a_late_commit_sets_nothing_back(self, catalog: Catalog) -> None:
@@ -211,14 +211,14 @@ class TestCommits:
         log = busy_history()
         catalog.record_commits(log.commits)
         before = everything(catalog)
-        catalog.record_superstep(log.commits[3])
-        catalog.record_superstep(log.commits[5])
+        catalog.record_commits([log.commits[3]])
+        catalog.record_commits([log.commits[5]])
 
         assert everything(catalog) == before
 
     def test_supersteps_are_journaled(self, catalog: Catalog) -> None:
         """The journals say of each superstep what its commit said."""
-        catalog.record_superstep(replace(busy_history().commits[-1], commit_ms=2.5))
+        catalog.record_commits([replace(busy_history().commits[-1], commit_ms=2.5)])
 
         (entry,) = catalog.supersteps("zeitgeist")
         assert (entry.superstep, entry.version, entry.records, entry.late) == (4, 7, 40, 1)
@@ -231,7 +231,7 @@ class TestCommits:
         """PercentileTimes that ride as positions are journaled: a computation's as input, an injector's as output."""
         computation, injector = "millpond/watermark/p/computation/c", "millpond/watermark/p/injector/i"
         txns = {superstep_app_id("p"): 1, computation: 5, injector: 9}
-        catalog.record_superstep(CommitHistory().commit(txns))
+        catalog.record_commits([CommitHistory().commit(txns)])
 
         marks = {mark.subject: (mark.input_us, mark.output_us) for mark in catalog.watermarks("p")}
         assert marks == {computation: (5, None), injector: (None, 9)}
@@ -240,7 +240,7 @@ class TestCommits:
     def test_counts_may_be_in_a_block(self, catalog: Catalog) -> None:
         """Counters are found under ``counts`` as well."""
         facts = CommitHistory().commit({superstep_app_id("p"): 1}, counts={"records": 3, "dead_letters": 2})
-        catalog.record_superstep(facts)
+        catalog.record_commits([facts])
 
         (entry,) = catalog.supersteps()
         assert (entry.records, entry.dead_letters) == (3, 2)
@@ -248,9 +248,9 @@ class TestCommits:
     def test_malformed_inputs_are_data_errors(self, catalog: Catalog) -> None:
         """An input app id or a definition that cannot be read is refused."""
         with pytest.raises(DataError, match="malformed input"):
-            catalog.record_superstep(CommitHistory().commit({"millpond/input/only": 1}))
+            catalog.record_commits([CommitHistory().commit({"millpond/input/only": 1})])
         with pytest.raises(DataError, match="definition"):
-            catalog.record_superstep(CommitHistory().commit({}, definition={"name": "p"}))
+            catalog.record_commits([CommitHistory().commit({}, definition={"name": "p"})])
 
     def test_the_journals_are_bounded(self, clock: ManualClock) -> None:
         """Only the last supersteps, owners and code versions stay, whatever the number of commits."""
@@ -258,7 +258,7 @@ class TestCommits:
         log = CommitHistory()
         with Catalog.open("sqlite://", clock, limits=limits) as catalog:
             for number in range(1, 101):
-                catalog.record_superstep(log.superstep(number, {ALL: (number, 0)}))
+                catalog.record_commits([log.superstep(number, {ALL: (number, 0)})])
 
             assert len(catalog.supersteps()) <= 18
             assert len(catalog.watermarks("zeitgeist")) <= 18
@@ -271,7 +271,7 @@ class TestCommits:
         with Catalog.open("sqlite://", clock, limits=CatalogLimits(watermark_rows_max=120)) as catalog:
             for number in range(1, 11):
                 fences = dict.fromkeys(intervals, (1, number))
-                catalog.record_superstep(log.superstep(number, fences))
+                catalog.record_commits([log.superstep(number, fences)])
 
             kept = {mark.superstep for mark in catalog.watermarks("zeitgeist")}
             assert kept == {8, 9, 10}
@@ -311,7 +311,7 @@ def test_extreme_times_fit() -> None:
         facts, metadata={"watermarks": {ALL.app_id: -(2**63)}, "output_watermarks": {"s": 2**63 - 1}}
     )
     with Catalog.open("sqlite://") as catalog:
-        catalog.record_superstep(ends)
+        catalog.record_commits([ends])
         (entry,) = catalog.intervals()
 
         assert entry.input_watermark_us == EventTimeMicros(-(2**63))

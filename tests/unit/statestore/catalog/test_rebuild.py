@@ -50,7 +50,7 @@ def test_losing_the_catalog_loses_nothing(catalog: Catalog, clock: ManualClock) 
     log.commit({savepoint_app_id("a"): 3, savepoint_app_id("b"): 4})
     log.commit({savepoint_app_id("b"): SAVEPOINT_RELEASED})
     for facts in log.commits:
-        catalog.record_superstep(facts)
+        catalog.record_commits([facts])
 
     with Catalog.open("sqlite://", clock) as rebuilt:
         rebuilt.rebuild(log, reversed(log.commits))

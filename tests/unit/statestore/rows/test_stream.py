@@ -213,7 +213,7 @@ def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
     objects = MemoryObjects()
     compaction = Compaction(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
 
-    with pytest.raises(UnavailableError, match="no folder to compact in"):
+    with pytest.raises(UnavailableError, match="cannot create a folder to compact in"):
         compact_files(
             objects,
             compaction,
