@@ -1,5 +1,5 @@
 """
-The pipeline with windows: what `millpond.executor.pipeline.pipeline.Pipeline` is, and streams that know windows.
+The public pipeline: the engine's pipeline with streams that have windowing methods.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Pipeline"]
 
 class Pipeline(EnginePipeline):
     """
-    A graph of injectors, computations, windowed steps and sinks, joined by named streams.
+    A graph of injectors, computations, windowed steps and sinks, connected by named streams.
 
     Args:
-        name: the pipeline's name; its positions in the store are kept under it.
+        name: the pipeline's name, under which the store keeps the pipeline's input positions.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -36,26 +36,33 @@ class Pipeline(EnginePipeline):
 
     def inject(self, name: str, **arguments: Any) -> DataflowStream:
         """
-        Let outside records in on a stream; see the engine's ``Pipeline.inject``.
+        Declare a stream of records from outside; see the engine's ``Pipeline.inject`` for the arguments.
+
+        Returns:
+            The injected stream.
         """
         return cast(DataflowStream, EnginePipeline.inject(self, name, **arguments))
 
     def stream(self, name: str) -> DataflowStream:
         """
-        The stream called ``name``, also one that is declared later.
+        The stream called ``name``, which may be declared later.
         """
         return cast(DataflowStream, EnginePipeline.stream(self, name))
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """
-        Check everything that can be known before running, and freeze the result; see the engine's ``Pipeline.check``.
+        Validate everything that can be known before a run, and freeze the topology.
 
-        Where only outside rows come, a key's name is the name of a column, which is not looked for row by row.
+        See the engine's ``Pipeline.check``. On a stream that only an injector feeds, a key given as a
+        string is resolved as a column, not row by row.
         """
         topology = EnginePipeline.check(self, inputs)
         computations = {
             name: replace(
-                node, subscriptions=tuple(_by_column(topology, each) for each in node.subscriptions)
+                node,
+                subscriptions=tuple(
+                    _by_column(topology, subscription) for subscription in node.subscriptions
+                ),
             )
             for name, node in topology.computations.items()
         }
