@@ -1,3 +1,3 @@
 """
-Windows, triggers and panes, on top of the executor: windowed steps are computations.
+Windows, triggers and panes on top of the executor: each windowed step is a computation.
 """

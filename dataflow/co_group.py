@@ -1,5 +1,5 @@
 """
-Co-grouping: several streams in one windowed step, by the same key: the ground of joins.
+Co-grouping: one windowed step over several streams that share a key, the basis of joins (Beam's CoGroupByKey).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["co_group"]
 @dataclass(frozen=True)
 class _ByTag(CombineFn):
     """
-    Lists of values, one for each tag; elements are pairs of tag and value.
+    One list of values per tag; an element is a pair of tag and value.
     """
 
     tags: tuple[str, ...]
 
     def create(self) -> dict[str, list[Any]]:
         """
-        Nothing under any tag.
+        An empty list for each tag.
         """
         return {tag: [] for tag in self.tags}
 
     def add(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
         """
-        One more under its tag.
+        Append the value to the list of its tag.
         """
         tag, inner = value
         accumulator[tag].append(inner)
@@ -46,24 +46,27 @@ class _ByTag(CombineFn):
 
     def merge(self, accumulators: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
         """
-        All of them, tag by tag.
+        Concatenate the lists, tag by tag.
         """
-        return {tag: [one for group in accumulators for one in group[tag]] for tag in self.tags}
+        return {tag: [value for group in accumulators for value in group[tag]] for tag in self.tags}
 
     def uncombine(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
         """
-        One less under its tag.
+        Remove one occurrence of the value from the list of its tag.
+
+        Raises:
+            InvalidError: the list does not hold the value.
         """
         tag, inner = value
         if inner not in accumulator[tag]:
-            raise InvalidError("an element is taken back that had not come", value=inner)
+            raise InvalidError("a retraction matches no element", value=inner)
         accumulator[tag].remove(inner)
         return accumulator
 
 
 class _CoGrouping(WindowedComputation):
     """
-    A windowed step whose elements remember the stream that they came on.
+    A windowed step whose elements carry the tag of the stream they arrived on.
     """
 
     def __init__(
@@ -71,21 +74,19 @@ class _CoGrouping(WindowedComputation):
         strategy: WindowingStrategy,
         tags: Mapping[str, str],
         stream: str,
-        wanted: Mapping[str, ValueExtractor],
+        extractors: Mapping[str, ValueExtractor],
     ) -> None:
         super().__init__(strategy, _ByTag(tuple(tags.values())), stream)
         self.tags = dict(tags)
-        self.wanted = dict(wanted)
+        self.extractors = dict(extractors)
 
     def element(self, record: Record) -> Element:
         """
-        The element, tagged.
+        The record's element, its value paired with the tag of the record's stream.
         """
         tag = self.tags[record.stream]
-        found = element_of(record, self.wanted.get(tag))
-        return Element(
-            value=(tag, found.value), at=found.at, key=found.key, is_retraction=found.is_retraction
-        )
+        element = element_of(record, self.extractors.get(tag))
+        return element._replace(value=(tag, element.value))
 
 
 def co_group(
@@ -101,34 +102,40 @@ def co_group(
     Group several streams of one pipeline by key and window.
 
     Args:
-        streams: the streams, by the tags under which their values appear.
-        strategy: where in event time they are grouped, and when and how the groups are shown.
-        name: the step's name, its table in SQL, and the stream of its panes.
-        keys: how a value's key is got, by tag; the record's own key unless given.
-        of: what of a value is kept, by tag: a field, a function of the value; all of it unless given.
-        options: `ComputationOptions`.
+        streams: the input streams, by tag; a pane's value holds one list per tag.
+        strategy: where in event time elements are grouped, when groups are emitted, and how panes
+            of one window relate.
+        name: the step's name, its table in SQL, and the name of its output stream.
+        keys: how to extract the grouping key from a value, by tag; a tag that is left out uses the
+            record's own key.
+        of: which part of a value is kept, by tag: a field name or a function of the value; a tag
+            that is left out keeps the whole value.
+        options: see `ComputationOptions`.
 
     Returns:
-        The stream of panes, whose values are objects with a list for each tag; what a join is to
-        make of them, its ``flat_map`` says.
+        The stream of panes. A pane's value is an object with one list per tag; use ``flat_map`` to
+        turn the lists into joined rows.
 
     Raises:
-        InvalidError: no streams, streams of several pipelines, a stream under two tags, a tag in ``keys`` or
-            ``of`` that no stream has, or an ``of`` that is no extractor.
+        InvalidError: no streams, streams of different pipelines, one stream under two tags, a tag in
+            ``keys`` or ``of`` that no stream has, or an invalid extractor in ``of``.
+
+    Example:
+        >>> joined = co_group({"bid": bids, "auction": auctions}, strategy, name="joined", keys={"bid": "auction"})
     """
     pipelines = {id(stream.pipeline) for stream in streams.values()}
     if len(pipelines) != 1 or len({stream.name for stream in streams.values()}) < len(streams):
         raise InvalidError("co_group takes different streams of one pipeline", step=name)
     first, *_ = streams.values()
-    extractors, wanted = keys or {}, of or {}
-    if unknown := sorted({*extractors, *wanted} - streams.keys()):
-        raise InvalidError("keys and of go by the tags of the streams", step=name, unknown=unknown)
-    for extractor in wanted.values():
+    key_extractors, extractors = keys or {}, of or {}
+    if unknown := sorted({*key_extractors, *extractors} - streams.keys()):
+        raise InvalidError("keys and of take the tags of the streams", step=name, unknown=unknown)
+    for extractor in extractors.values():
         check_extractor(extractor)
     first.pipeline.add(
-        _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, wanted),
+        _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, extractors),
         name=name,
-        subscribes={stream.name: PaneKey.of(extractors.get(tag)) for tag, stream in streams.items()},
+        subscribes={stream.name: PaneKey.of(key_extractors.get(tag)) for tag, stream in streams.items()},
         produces=(name,),
         **options,
     )

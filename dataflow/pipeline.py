@@ -1,5 +1,5 @@
 """
-The pipeline with windows: what `millpond.executor.pipeline.pipeline.Pipeline` is, and streams that know windows.
+The public pipeline: the engine's pipeline with streams that have windowing methods.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Pipeline"]
 
 class Pipeline(EnginePipeline[DataflowStream]):
     """
-    A graph of injectors, computations, windowed steps and sinks, joined by named streams.
+    A graph of injectors, computations, windowed steps and sinks, connected by named streams.
 
     Args:
-        name: the pipeline's name; its positions in the store are kept under it.
+        name: the pipeline's name, under which the store keeps the pipeline's input positions.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -34,14 +34,18 @@ class Pipeline(EnginePipeline[DataflowStream]):
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """
-        Check everything that can be known before running, and freeze the result; see the engine's ``Pipeline.check``.
+        Validate everything that can be known before a run, and freeze the topology.
 
-        Where only outside rows come, a key's name is the name of a column, which is not looked for row by row.
+        See the engine's ``Pipeline.check``. On a stream that only an injector feeds, a key given as a
+        string is resolved as a column, not row by row.
         """
         topology = EnginePipeline.check(self, inputs)
         computations = {
             name: replace(
-                node, subscriptions=tuple(_by_column(topology, each) for each in node.subscriptions)
+                node,
+                subscriptions=tuple(
+                    _by_column(topology, subscription) for subscription in node.subscriptions
+                ),
             )
             for name, node in topology.computations.items()
         }

@@ -1,5 +1,5 @@
 """
-Streams with windows: the verbs that the dataflow layer adds, and the pipeline that hands them out.
+Streams with windows: the methods that the dataflow layer adds to the engine's streams.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["DataflowStream", "WindowedStream"]
 @dataclass(frozen=True, slots=True, repr=False)
 class DataflowStream(Stream):
     """
-    A stream whose records may be grouped in windows.
+    A stream whose records can be grouped into windows.
     """
 
     def window(
@@ -49,24 +49,36 @@ class DataflowStream(Stream):
         of: ValueExtractor = None,
     ) -> WindowedStream:
         """
-        Say where in event time records are grouped, when groups are shown, and how panes relate.
+        Choose where in event time records are grouped, when groups are emitted, and how panes relate.
+
+        The four questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
+        ``accumulation`` *how*; the step that follows answers *what*.
 
         Args:
-            window_fn: which windows a record belongs to.
-            trigger: when a window shows its contents; when the watermark passes its end, unless given.
-            accumulation: ``"discarding"``, ``"accumulating"`` or ``"retracting"``.
-            allowed_lateness: how long after its end a window takes late records.
-            timestamp_combiner: the event time of panes.
-            closing: what comes when a window expires with elements that no trigger has shown.
-            emit_empty_on_time: whether the on-time pane comes even without news.
-            of: what of a record's value is the element that triggers and combiners see: a field,
-                a function of the value, or ``None`` for all of it.
+            window_fn: assigns each record to windows.
+            trigger: when a window emits a pane; by default, when the watermark passes the window's end
+                and again for each bundle of late records.
+            accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
+                elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
+                a retraction of the previous pane).
+            allowed_lateness: how long after its end a window still accepts late records.
+            timestamp_combiner: how a pane's event time follows from its window and elements.
+            closing: whether an expiring window emits a last pane: ``"never"``, ``"if_non_empty"`` (if it
+                holds elements that no pane has shown) or ``"always"``.
+            emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
+                previous pane.
+            of: which part of a record's value is the element that triggers and combiners see: a field
+                name, a function of the value, or ``None`` for the whole value.
 
         Returns:
-            The stream, ready to be combined or processed by window.
+            The stream with its windowing strategy; call `WindowedStream.combine` or
+            `WindowedStream.process_windows` on it.
 
         Raises:
-            InvalidError: the arguments cannot be, or do not fit each other.
+            InvalidError: an argument is invalid, or the arguments contradict each other.
+
+        Example:
+            >>> hourly = scores.window(FixedWindows("1h"), allowed_lateness="1d", accumulation="accumulating")
         """
         check_extractor(of)
         strategy = WindowingStrategy(
@@ -89,13 +101,20 @@ class DataflowStream(Stream):
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
-        Make any number of values of each one, on their own; windows, panes and retractions stay with them.
+        Replace each value by any number of values; windows, panes and retractions are kept.
 
         Args:
-            function: given a value, gives values; it must give the same ones for a retraction.
-            name: the step's name.
-            key: how the value's key is got before.
-            options: `ComputationOptions`.
+            function: takes a value and returns the values that replace it; it must be deterministic, so
+                that a retraction yields the values it retracts.
+            name: the step's name and the name of its output stream.
+            key: how to extract the key under which the step runs; the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of new values.
+
+        Example:
+            >>> words = lines.flat_map(str.split, name="words")
         """
         return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key), **options)
 
@@ -108,7 +127,10 @@ class DataflowStream(Stream):
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
-        Make one value of each one, like `flat_map`.
+        Replace each value by one value; see `flat_map`.
+
+        Example:
+            >>> lengths = lines.map(len, name="lengths")
         """
         return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
 
@@ -122,19 +144,25 @@ class DataflowStream(Stream):
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
-        Give every value another event time.
+        Give each value a new event time.
 
-        Forwards is free. Backwards, a value would be late for whoever has been told that time
-        has passed it: a horizon holds the watermark of all that follows back by as much, always.
+        A later time is always safe. An earlier time may be behind the watermark that downstream steps
+        have already seen; ``late_data_horizon`` therefore holds the watermark of this step's output back
+        by the same amount, at the price of later results everywhere downstream.
 
         Args:
-            function: given a value and its time in microseconds, gives the new time: microseconds,
-                or a ``datetime`` with a zone; it must give the same one for a retraction.
-            name: the step's name.
-            late_data_horizon: how far back times may be moved; what goes further is refused and
-                becomes a dead letter. ``"unbounded"``: as far as you like, and openly late.
-            key: how the value's key is got before.
-            options: `ComputationOptions`.
+            function: takes a value and its event time in microseconds since 1970 UTC and returns the
+                new time: microseconds, or a ``datetime`` with a zone; it must return the same time for
+                a retraction.
+            name: the step's name and the name of its output stream.
+            late_data_horizon: how far back a time may be moved; a value that is moved further is
+                refused and becomes a dead letter. With ``"unbounded"`` the watermark is not held: values
+                may be moved back freely, and may be late.
+            key: how to extract the key under which the step runs; the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of the same values at their new times.
 
         Example:
             ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
@@ -146,7 +174,12 @@ class DataflowStream(Stream):
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
     """
-    A stream with a windowing strategy, made by `DataflowStream.window`.
+    A stream with a windowing strategy; returned by `DataflowStream.window`.
+
+    Attributes:
+        stream: the stream whose records are grouped.
+        strategy: windows, trigger, accumulation and lateness.
+        of: which part of a record's value is the element; ``None`` is the whole value.
     """
 
     stream: DataflowStream
@@ -178,7 +211,7 @@ class WindowedStream:
         **options: Unpack[ComputationOptions],
     ) -> WindowedStream:
         """
-        Make one value of each one, like `flat_map`.
+        Replace each value by one value before it is windowed; see `flat_map`.
         """
         return replace(self, stream=self.stream.map(function, name=name, key=key, **options))
 
@@ -192,27 +225,30 @@ class WindowedStream:
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
-        Combine the values of each key and window into one.
+        Combine the elements of each key and window into one value.
 
         Args:
-            combine: how, for example ``Count()``.
-            name: the step's name, its table in SQL, and the stream of its panes.
-            key: how the value's key is got; for the result of a windowed step, from its value.
-            result: what to show, given key, combined value and window; the combined value alone
-                unless given. A step after this one can then group by what was the key here.
-            options: `ComputationOptions`.
+            combine: the combine function, for example ``Count()``.
+            name: the step's name, its table in SQL, and the name of its output stream.
+            key: how to extract the grouping key from a value (of a windowed step's result: from the
+                value inside its envelope); the record's own key by default.
+            result: takes the key, the combined value and the window, and returns the value to emit; by
+                default the combined value itself. Use it to emit the key too, so that a later step can
+                group by it.
+            options: see `ComputationOptions`.
 
         Returns:
-            The stream of panes; its values are envelopes with ``value``, ``window``, ``at`` and ``pane``.
+            The stream of panes: envelopes with ``value``, ``window``, ``at`` and ``pane``.
 
         Raises:
-            InvalidError: the declaration cannot be right; the error names the culprit.
+            InvalidError: ``combine`` is not a `CombineFn` instance, or the step is invalid; the error
+                names the step.
 
         Example:
             >>> by_team = scores.combine(Sum("score"), name="sums", result=lambda team, score, _: [team, score])
         """
         if not isinstance(combine, CombineFn):
-            raise InvalidError("this is no CombineFn: give an instance", computation=name, combine=combine)
+            raise InvalidError("combine takes an instance of a CombineFn", computation=name, combine=combine)
         finish = None if result is None else _Result(result)
         computation = WindowedComputation(self.strategy, combine, name, of=self.of, finish=finish)
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
@@ -226,14 +262,21 @@ class WindowedStream:
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """
-        Hand all values of each key and window to a function, and show what it gives.
+        Pass all elements of each key and window to a function, and emit what it returns.
+
+        The window's elements are kept as a list until its contents are discarded; prefer `combine` where
+        a combine function exists.
 
         Args:
-            function: given the values in the order in which they came, the window and the pane,
-                gives the values to show.
-            name: the step's name, its table in SQL, and the stream of its panes.
-            key: how the value's key is got; for the result of a windowed step, from its value.
-            options: `ComputationOptions`.
+            function: takes the elements in order of arrival, the window and the pane, and returns the
+                values to emit.
+            name: the step's name, its table in SQL, and the name of its output stream.
+            key: how to extract the grouping key from a value (of a windowed step's result: from the
+                value inside its envelope); the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of panes: one envelope per returned value.
         """
         computation = WindowedComputation(
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
@@ -244,7 +287,7 @@ class WindowedStream:
 @dataclass(frozen=True, slots=True)
 class _Result:
     """
-    A user's function of key, combined value and window, as a `Finish`.
+    A user's function of key, combined value and window, adapted to `Finish`.
     """
 
     function: Callable[[str, Any, Window], Any]
@@ -256,7 +299,7 @@ class _Result:
 @dataclass(frozen=True, slots=True)
 class _OfWindow:
     """
-    A user's function of values, window and pane, as a `Finish`.
+    A user's function of elements, window and pane, adapted to `Finish`.
     """
 
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]

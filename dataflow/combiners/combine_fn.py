@@ -1,9 +1,9 @@
 """
-Combine functions: how the elements of a window become one value, bit by bit.
+Combine functions: how the elements of a window are aggregated into one value, incrementally.
 
-An accumulator is plain data that JSON can carry: it lives in the row's state. `CombineFn.merge`
-makes one of several, so that windows may merge and partial sums may meet; `CombineFn.uncombine`
-takes an element back out, so that retractions flow through aggregations.
+An accumulator is plain JSON data: it lives in the row's state. `CombineFn.merge` combines several
+accumulators, so that windows can merge; `CombineFn.uncombine` removes an element, so that
+retractions flow through aggregations (Beam's ``CombineFn``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["CombineFn", "ValueExtractor", "check_extractor", "extract"]
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
-"""What of an element is combined: a field, what a function makes of it, or (``None``) all of it."""
+"""Which part of an element is combined: a field name, a function of the value, or ``None`` for the whole value."""
 
 
 def check_extractor(of: object) -> None:
     """
-    Refuse what cannot be a `ValueExtractor`.
+    Check that ``of`` is a `ValueExtractor`.
 
     Raises:
-        InvalidError: it is neither a field's name, nor callable, nor ``None``.
+        InvalidError: it is neither a non-empty field name, nor callable, nor ``None``.
     """
     if not (of is None or callable(of) or (isinstance(of, str) and of)):
         raise InvalidError("a combiner takes a field, a function of the value or None", of=of)
@@ -32,7 +32,7 @@ def check_extractor(of: object) -> None:
 
 def extract(of: ValueExtractor, value: Any) -> Any:
     """
-    What of ``value`` is combined.
+    The part of ``value`` that ``of`` selects.
 
     Example:
         >>> extract("score", {"team": "red", "score": 7})
@@ -52,11 +52,26 @@ def extract(of: ValueExtractor, value: Any) -> Any:
 
 class CombineFn:
     """
-    Base class of combine functions; what they keep between elements is in the accumulator alone.
+    Base class of combine functions; all state between elements is in the accumulator.
+
+    Override `create`, `add` and `merge`; `extract` if the combined value is not the accumulator
+    itself, and `uncombine` if the function has an inverse.
+
+    Example:
+        >>> class Longest(CombineFn):
+        ...     can_uncombine = False
+        ...     def create(self):
+        ...         return ""
+        ...     def add(self, accumulator, value):
+        ...         return max(accumulator, value, key=len)
+        ...     def merge(self, accumulators):
+        ...         return max(accumulators, key=len)
+        >>> Longest().add_all("", ["a", "abc", "ab"])
+        'abc'
     """
 
     can_uncombine: bool = True
-    """Whether `uncombine` works."""
+    """Whether `uncombine` is supported."""
 
     def create(self) -> Any:
         """
@@ -66,13 +81,13 @@ class CombineFn:
 
     def add(self, accumulator: Any, value: Any) -> Any:
         """
-        The accumulator with one element more; it may be the one that was given, changed.
+        The accumulator with ``value`` added; may modify and return the given one.
         """
         raise NotImplementedError
 
     def add_all(self, accumulator: Any, values: Iterable[Any]) -> Any:
         """
-        The accumulator with a bundle of elements more; worth overriding where one at a time is slow.
+        The accumulator with all ``values`` added; override it where a bundle can be added faster.
         """
         for value in values:
             accumulator = self.add(accumulator, value)
@@ -80,21 +95,21 @@ class CombineFn:
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
         """
-        One accumulator from one or more.
+        One accumulator from one or more; may modify and return one of the given ones.
         """
         raise NotImplementedError
 
     def extract(self, accumulator: Any) -> Any:
         """
-        The combined value.
+        The combined value of an accumulator; by default the accumulator itself.
         """
         return accumulator
 
-    def uncombine(self, accumulator: Any, value: Any) -> Any:  # noqa: ARG002 - a hook
+    def uncombine(self, accumulator: Any, value: Any) -> Any:  # noqa: ARG002 - for subclasses
         """
-        The accumulator with one element less.
+        The accumulator with one earlier ``value`` removed; may modify and return the given one.
 
         Raises:
-            InvalidError: the function has no inverse.
+            InvalidError: the function has no inverse, or the accumulator does not hold the value.
         """
-        raise InvalidError("this combiner cannot take an element back", combiner=type(self).__name__)
+        raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)

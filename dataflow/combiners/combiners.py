@@ -1,8 +1,8 @@
 """
 The library of combine functions.
 
-Counts, sums and lists take elements back as they are. `Min`, `Max` and `TopN` remember only
-the best unless they are told that elements may be retracted; then they remember all.
+Counts, sums and lists support retractions as they are. `Min`, `Max` and `TopN` keep only the best
+elements unless ``retractable`` is set; then they keep all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _OfValue(CombineFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse what cannot be taken from a value while the caller is still near.
+        Validate the extractor at construction.
         """
         check_extractor(self.of)
 
@@ -37,36 +37,40 @@ class _OfValue(CombineFn):
 @dataclass(frozen=True)
 class Count(CombineFn):
     """
-    How many elements there are.
+    Number of elements.
+
+    Example:
+        >>> Count().add_all(0, ["a", "b"])
+        2
     """
 
     def create(self) -> int:
         """
-        None yet.
+        Zero.
         """
         return 0
 
-    def add(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - whatever it is
+    def add(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
         """
-        One more.
+        Count one element.
         """
         return accumulator + 1
 
     def add_all(self, accumulator: int, values: Iterable[Any]) -> int:
         """
-        As many more.
+        Count a bundle of elements.
         """
         return accumulator + sum(1 for _ in values)
 
     def merge(self, accumulators: Sequence[int]) -> int:
         """
-        All of them.
+        Sum of the counts.
         """
         return sum(accumulators)
 
-    def uncombine(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - whatever it is
+    def uncombine(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
         """
-        One less.
+        Discount one element.
         """
         return accumulator - 1
 
@@ -74,32 +78,39 @@ class Count(CombineFn):
 @dataclass(frozen=True)
 class Sum(_OfValue):
     """
-    The sum of numbers.
+    Sum of numbers.
+
+    Args:
+        of: which part of an element is summed; the whole value by default.
+
+    Example:
+        >>> Sum("score").add_all(0, [{"score": 3}, {"score": 4}])
+        7
     """
 
     of: ValueExtractor = None
 
     def create(self) -> int | float:
         """
-        Nothing yet.
+        Zero.
         """
         return 0
 
     def add(self, accumulator: Any, value: Any) -> Any:
         """
-        Add the number.
+        Add the element's number.
         """
         return accumulator + extract(self.of, value)
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
         """
-        The sum of sums.
+        Sum of the sums.
         """
         return sum(accumulators)
 
     def uncombine(self, accumulator: Any, value: Any) -> Any:
         """
-        Take the number off.
+        Subtract the element's number.
         """
         return accumulator - extract(self.of, value)
 
@@ -107,45 +118,48 @@ class Sum(_OfValue):
 @dataclass(frozen=True)
 class Mean(_OfValue):
     """
-    The mean of numbers; ``None`` when there are none.
+    Arithmetic mean of numbers; ``None`` if there are none.
+
+    Args:
+        of: which part of an element is averaged; the whole value by default.
     """
 
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
         """
-        Sum and count.
+        A sum and a count of zero.
         """
         return [0, 0]
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        Add the number.
+        Add the element's number to the sum, and one to the count.
         """
         return [accumulator[0] + extract(self.of, value), accumulator[1] + 1]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         """
-        The sums of sums and counts.
+        Sums of the sums and of the counts.
         """
-        return [sum(one[0] for one in accumulators), sum(one[1] for one in accumulators)]
+        return [sum(total for total, _ in accumulators), sum(count for _, count in accumulators)]
 
     def extract(self, accumulator: list[Any]) -> float | None:
         """
-        Their quotient.
+        Sum divided by count; ``None`` if there are no elements.
         """
         return accumulator[0] / accumulator[1] if accumulator[1] else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        Take the number off.
+        Subtract the element's number from the sum, and one from the count.
         """
         return [accumulator[0] - extract(self.of, value), accumulator[1] - 1]
 
 
 def _without(elements: list[Any], value: Any) -> list[Any]:
     if value not in elements:
-        raise InvalidError("an element is taken back that had not come", value=value)
+        raise InvalidError("a retraction matches no element", value=value)
     rest = list(elements)
     rest.remove(value)
     return rest
@@ -154,39 +168,45 @@ def _without(elements: list[Any], value: Any) -> list[Any]:
 @dataclass(frozen=True)
 class ToList(_OfValue):
     """
-    All elements, in the order in which they came.
+    All elements, in order of arrival.
+
+    Args:
+        of: which part of an element is kept; the whole value by default.
     """
 
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
         """
-        None yet.
+        An empty list.
         """
         return []
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        One more.
+        Append the element.
         """
         accumulator.append(extract(self.of, value))
         return accumulator
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         """
-        One list after the other.
+        Concatenate the lists.
         """
         return [value for accumulator in accumulators for value in accumulator]
 
     def extract(self, accumulator: list[Any]) -> Any:
         """
-        The elements.
+        A copy of the list.
         """
         return list(accumulator)
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        One less.
+        Remove the first equal element.
+
+        Raises:
+            InvalidError: there is no equal element.
         """
         return _without(accumulator, extract(self.of, value))
 
@@ -194,16 +214,20 @@ class ToList(_OfValue):
 @dataclass(frozen=True)
 class TopN(_OfValue):
     """
-    The ``count`` greatest, the greatest first.
+    The ``count`` greatest elements, greatest first.
 
     Args:
-        count: how many.
-        of: what of an element is compared and kept.
-        smallest: the least instead.
-        retractable: keep all elements, so that they can be taken back.
+        count: number of elements to emit, at least 1.
+        of: which part of an element is compared and kept; the whole value by default.
+        smallest: emit the smallest instead, smallest first.
+        retractable: keep all elements, so that they can be retracted; memory then grows with them.
 
     Raises:
         InvalidError: a count below 1.
+
+    Example:
+        >>> TopN(2).add_all([], [3, 1, 2])
+        [3, 2]
     """
 
     count: int
@@ -213,22 +237,22 @@ class TopN(_OfValue):
 
     def __post_init__(self) -> None:
         """
-        Refuse a count that cannot work while the caller is still near.
+        Validate the arguments at construction.
         """
         check_extractor(self.of)
         if self.count < 1:
-            raise InvalidError("a top list has at least one place", count=self.count)
+            raise InvalidError("a top list has at least one entry", count=self.count)
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
         """
-        Whether all elements are kept.
+        Whether retractions are supported: with ``retractable`` only.
         """
         return self.retractable
 
     def create(self) -> list[Any]:
         """
-        None yet.
+        An empty list.
         """
         return []
 
@@ -238,51 +262,56 @@ class TopN(_OfValue):
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        Give it its place, if it has one.
+        Insert the element in order, and drop what falls off the end.
         """
         return self._kept([*accumulator, extract(self.of, value)])
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
         """
-        Give all of them their places at once.
+        Insert a bundle of elements with one sort.
         """
         return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         """
-        The best of all.
+        The best of all lists.
         """
         return self._kept([value for accumulator in accumulators for value in accumulator])
 
     def extract(self, accumulator: list[Any]) -> Any:
         """
-        The best.
+        The best ``count`` elements.
         """
         return accumulator[: self.count]
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
-        Take it off the list.
+        Remove the first equal element.
 
         Raises:
-            InvalidError: only the best were kept.
+            InvalidError: ``retractable`` is not set, or there is no equal element.
         """
         if not self.retractable:
-            raise InvalidError("give the combiner retractable=True to take elements back", combiner=self)
+            raise InvalidError("retractions need a combiner with retractable=True", combiner=self)
         return _without(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)
 class Max(TopN):
     """
-    The greatest; ``None`` when there is none.
+    The greatest element; ``None`` if there is none.
+
+    Args:
+        of: which part of an element is compared and kept; the whole value by default.
+        smallest: take the smallest instead, as `Min` does.
+        retractable: keep all elements, so that they can be retracted.
     """
 
     count: int = field(default=1, init=False, repr=False)
 
     def extract(self, accumulator: list[Any]) -> Any:
         """
-        The first of the list.
+        The first element of the list.
         """
         return accumulator[0] if accumulator else None
 
@@ -290,7 +319,11 @@ class Max(TopN):
 @dataclass(frozen=True)
 class Min(Max):
     """
-    The least; ``None`` when there is none.
+    The smallest element; ``None`` if there is none.
+
+    Args:
+        of: which part of an element is compared and kept; the whole value by default.
+        retractable: keep all elements, so that they can be retracted.
     """
 
     smallest: bool = field(default=True, init=False, repr=False)
@@ -299,14 +332,17 @@ class Min(Max):
 @dataclass(frozen=True)
 class CountDistinct(_OfValue):
     """
-    How many different values there are, exactly: memory grows with them.
+    Exact number of distinct values; memory grows with that number.
+
+    Args:
+        of: which part of an element is counted; the whole value by default.
     """
 
     of: ValueExtractor = None
 
     def create(self) -> dict[str, int]:
         """
-        None yet.
+        No values.
         """
         return {}
 
@@ -315,7 +351,7 @@ class CountDistinct(_OfValue):
 
     def add(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
         """
-        One more of its kind.
+        Count one occurrence of the value.
         """
         name = self._name(value)
         accumulator[name] = accumulator.get(name, 0) + 1
@@ -323,7 +359,7 @@ class CountDistinct(_OfValue):
 
     def merge(self, accumulators: Sequence[dict[str, int]]) -> dict[str, int]:
         """
-        The kinds of all.
+        Add up the occurrences of each value.
         """
         merged: dict[str, int] = {}
         for accumulator in accumulators:
@@ -333,13 +369,13 @@ class CountDistinct(_OfValue):
 
     def extract(self, accumulator: dict[str, int]) -> int:
         """
-        How many kinds.
+        Number of values with at least one occurrence.
         """
         return sum(count > 0 for count in accumulator.values())
 
     def uncombine(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
         """
-        One less of its kind.
+        Discount one occurrence of the value.
         """
         name = self._name(value)
         accumulator[name] = accumulator.get(name, 0) - 1
@@ -351,32 +387,36 @@ class CountDistinct(_OfValue):
 @dataclass(frozen=True)
 class Quantiles(ToList):
     """
-    Exact quantiles of numbers, by nearest rank; memory grows with the elements.
+    Exact quantiles of numbers, by nearest rank; memory grows with the number of elements.
 
     Args:
-        of: what of an element is ranked.
-        at: which quantiles, from 0 to 1.
+        of: which part of an element is ranked; the whole value by default.
+        at: the quantiles to compute, each from 0 to 1.
 
     Raises:
         InvalidError: a quantile out of bounds.
+
+    Example:
+        >>> Quantiles(at=(0.5, 1)).extract([4, 1, 3, 2])
+        [2, 4]
     """
 
     at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
         """
-        Refuse quantiles that cannot be while the caller is still near.
+        Validate the arguments at construction.
         """
         check_extractor(self.of)
-        for one in self.at:
-            if not 0 <= one <= 1:
-                raise InvalidError("a quantile lies between 0 and 1", quantile=one)
+        for quantile in self.at:
+            if not 0 <= quantile <= 1:
+                raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
 
     def extract(self, accumulator: list[Any]) -> list[Any] | None:
         """
-        One number for each quantile; ``None`` when there are no elements.
+        One number per quantile; ``None`` if there are no elements.
         """
         if not accumulator:
             return None
         ranked, last = sorted(accumulator), len(accumulator) - 1
-        return [ranked[min(max(math.ceil(one * len(ranked)) - 1, 0), last)] for one in self.at]
+        return [ranked[min(max(math.ceil(quantile * len(ranked)) - 1, 0), last)] for quantile in self.at]

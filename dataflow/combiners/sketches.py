@@ -1,8 +1,8 @@
 """
-Combine functions that estimate, in memory that does not grow: distinct counts and quantiles.
+Combine functions that estimate distinct counts and quantiles in bounded memory.
 
-They are HyperLogLog and t-digest sketches of Apache DataSketches, kept in the row's state as
-Base64 text. Sketches merge, so windows may; they cannot take an element back.
+They are HyperLogLog and t-digest sketches of Apache DataSketches, stored in the row's state as
+Base64 text. Sketches merge, so windows can; they do not support retractions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def _text(data: bytes) -> str:
 @dataclass(frozen=True)
 class ApproximateCountDistinct(CombineFn):
     """
-    About how many different values there are.
+    Estimated number of distinct values.
 
     Args:
-        of: what of an element is counted.
-        precision: two to this power are the sketch's buckets, from 4 to 21; the usual error is
-            1.04 over the root of their number, 1.6 % at 12, in 2 KiB.
+        of: which part of an element is counted; the whole value by default.
+        precision: base-2 logarithm of the sketch's bucket count, from 4 to 21. The relative
+            standard error is 1.04 divided by the square root of the bucket count: 1.6 % at 12,
+            in 2 KiB.
 
     Raises:
         InvalidError: a precision out of bounds.
@@ -48,7 +49,7 @@ class ApproximateCountDistinct(CombineFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse what cannot be counted while the caller is still near.
+        Validate the arguments at construction.
         """
         check_extractor(self.of)
         if not 4 <= self.precision <= 21:
@@ -62,13 +63,13 @@ class ApproximateCountDistinct(CombineFn):
 
     def add(self, accumulator: str, value: Any) -> str:
         """
-        Note the value.
+        Update the sketch with the value.
         """
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         """
-        Note the values; the sketch is unpacked once for all of them.
+        Update the sketch with all values; it is deserialized only once.
         """
         sketch = hll_sketch.deserialize(base64.b64decode(accumulator))
         for value in values:
@@ -77,7 +78,7 @@ class ApproximateCountDistinct(CombineFn):
 
     def merge(self, accumulators: Sequence[str]) -> str:
         """
-        The union.
+        The union of the sketches.
         """
         union = hll_union(self.precision)
         for accumulator in accumulators:
@@ -86,7 +87,7 @@ class ApproximateCountDistinct(CombineFn):
 
     def extract(self, accumulator: str) -> int:
         """
-        The estimate.
+        The estimate, rounded to a whole number.
         """
         estimate = hll_sketch.deserialize(base64.b64decode(accumulator)).get_estimate()
         return int(estimate + 0.5)
@@ -95,11 +96,11 @@ class ApproximateCountDistinct(CombineFn):
 @dataclass(frozen=True)
 class ApproximateQuantiles(CombineFn):
     """
-    About the quantiles of numbers, best at both ends.
+    Estimated quantiles of numbers, most accurate at both ends.
 
     Args:
-        of: what of an element is ranked.
-        at: which quantiles, from 0 to 1.
+        of: which part of an element is ranked; the whole value by default.
+        at: the quantiles to estimate, each from 0 to 1.
 
     Raises:
         InvalidError: a quantile out of bounds.
@@ -112,12 +113,12 @@ class ApproximateQuantiles(CombineFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse quantiles that cannot be while the caller is still near.
+        Validate the arguments at construction.
         """
         check_extractor(self.of)
-        for one in self.at:
-            if not 0 <= one <= 1:
-                raise InvalidError("a quantile lies between 0 and 1", quantile=one)
+        for quantile in self.at:
+            if not 0 <= quantile <= 1:
+                raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
 
     def create(self) -> str:
         """
@@ -127,13 +128,13 @@ class ApproximateQuantiles(CombineFn):
 
     def add(self, accumulator: str, value: Any) -> str:
         """
-        Note the number.
+        Update the sketch with the number.
         """
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         """
-        Note the numbers; the sketch is unpacked once for all of them.
+        Update the sketch with all numbers; it is deserialized only once.
         """
         sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
         for value in values:
@@ -142,7 +143,7 @@ class ApproximateQuantiles(CombineFn):
 
     def merge(self, accumulators: Sequence[str]) -> str:
         """
-        One sketch of all.
+        One sketch of all numbers.
         """
         merged = tdigest_double(_COMPRESSION)
         for accumulator in accumulators:
@@ -151,7 +152,7 @@ class ApproximateQuantiles(CombineFn):
 
     def extract(self, accumulator: str) -> list[float] | None:
         """
-        One number for each quantile; ``None`` when there are no elements.
+        One estimate per quantile; ``None`` if there are no elements.
         """
         sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
-        return None if sketch.is_empty() else [float(sketch.get_quantile(one)) for one in self.at]
+        return None if sketch.is_empty() else [float(sketch.get_quantile(quantile)) for quantile in self.at]

@@ -1,8 +1,8 @@
 """
 Element-wise steps between windowed ones: values change, their windows and panes stay.
 
-A retraction goes through like any value, and its consumers learn that it is one: what was made
-of a value that is taken back is taken back, on whatever key it had ended up.
+A retraction is processed like any other value and stays a retraction: the results of the
+retracted value are retracted, whatever key they ended up on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ElementWise", "PaneKey", "TimestampShift"]
 @dataclass(frozen=True, slots=True)
 class PaneKey:
     """
-    A key extractor that looks for the key inside the envelope, where there is one.
+    A key extractor that looks inside the envelope of a windowed step's result.
 
     Example:
         >>> PaneKey("team")({"team": "red"})
@@ -36,7 +36,7 @@ class PaneKey:
 
     def __call__(self, value: Any) -> str:
         """
-        The key of a value.
+        The key of a value, or of the value inside an envelope.
         """
         inner = value["value"] if WindowedValue.is_envelope(value) else value
         return extract_key(self.extractor, None, inner)
@@ -44,18 +44,18 @@ class PaneKey:
     @classmethod
     def of(cls, extractor: KeyExtractor) -> KeyExtractor:
         """
-        The extractor that looks inside; ``None`` stays the record's own key.
+        Wrap an extractor; ``None``, the record's own key, stays ``None``.
         """
         return extractor if extractor is None else cls(extractor)
 
 
 class ElementWise(Computation):
     """
-    Makes any number of values of each one.
+    Replaces each value by any number of values.
 
     Args:
-        function: given a value, gives values.
-        stream: where they go.
+        function: takes a value and returns the values that replace it.
+        stream: the stream to produce them on.
     """
 
     def __init__(self, function: Callable[[Any], Iterable[Any]], stream: str) -> None:
@@ -64,21 +64,21 @@ class ElementWise(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Hand on what the function makes of the value, in its envelope.
+        Produce the function's results, each in the envelope of the value if it has one.
         """
         value = record.value
         is_envelope = WindowedValue.is_envelope(value)
-        for made in self.function(value["value"] if is_envelope else value):
-            context.produce(self.stream, {**value, "value": made} if is_envelope else made)
+        for result in self.function(value["value"] if is_envelope else value):
+            context.produce(self.stream, {**value, "value": result} if is_envelope else result)
 
 
 class TimestampShift(Computation):
     """
-    Gives every value another event time (the windowing patent's timestamp setter).
+    Gives each value a new event time (the windowing patent's timestamp setter).
 
     Args:
-        function: given a value and its time in microseconds, gives the new time.
-        stream: where the values go.
+        function: takes a value and its time in microseconds, and returns the new time.
+        stream: the stream to produce the values on.
         late_data_horizon: how far back a time may be moved.
     """
 
@@ -91,13 +91,13 @@ class TimestampShift(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Hand the value on at its new time; a pane is moved, its window is not.
+        Produce the value at its new time; a pane moves, its window does not.
         """
         value = record.value
         if not WindowedValue.is_envelope(value):
             context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))
             return
         moved = instant_us(self.function(value["value"], value["at"]))
-        # A pane may travel later than its own time says; it may not travel earlier for that.
+        # A record may carry a pane later than the pane's own time; moved back, it keeps that distance.
         at = record.at - max(0, value["at"] - moved)
         context.produce(self.stream, {**value, "at": moved}, at=max(at, moved))

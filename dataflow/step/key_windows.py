@@ -1,9 +1,9 @@
 """
-The windows of one key: elements are added, windows merge, triggers are asked, panes come out.
+The windows of one key: assign and add elements, merge windows, ask triggers, emit panes.
 
-This is the whole meaning of windowing, without an engine: plain data in, plain data out. The
-computation around it reads the state, carries out what `KeyWindows.timers` asks for, and
-produces `KeyWindows.output` (the windowing and triggering patent; Streaming 102).
+The complete semantics of windowing, independent of the engine: plain data in, plain data out.
+`WindowedComputation` around it reads and writes the state, sets the timers and produces
+`KeyWindows.output` (the windowing and triggering patent; Streaming 102).
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
 
 Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
-"""What is made of a key's window and its combined value: any number of values to show."""
+"""Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
 
 _WINDOWS: Final = "windows"
 _DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
 WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
 """
-What is counted of elements that no pane shows: ``dropped``, all of whose windows had expired, and
+Counters of elements that no pane shows: ``dropped``, all of whose windows had expired, and
 ``after_last``, whose window's trigger had finished.
 """
 
 
 class KeyWindows:
     """
-    The windows of one key, in one hook.
+    The windows of one key during one hook.
 
     Args:
-        strategy: how they are made and shown.
-        combine: what becomes of their elements.
-        finish: what becomes of the combined value; ``None`` shows it as it is.
-        state: what `to_json` gave last time; ``None`` when the key is new.
-        watermark: the low watermark; for an event timer, the time of the timer.
+        strategy: windowing, triggering and accumulation.
+        combine: combines the elements of a window.
+        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
+        state: the stored state, as `to_json` wrote it; ``None`` for a new key.
+        watermark: the low watermark; in an event timer's hook, the timer's time.
         wall_time: the wall time.
         key: the key, for ``finish``.
-        percentile_watermarks: the percentile watermarks that the triggers ask for.
-        on_open: is told of each window that is looked at, before anything has happened to it.
+        percentile_watermarks: the percentile watermarks that the triggers request.
+        on_open: called with each stored window when it is first opened, before it changes.
 
     Attributes:
-        output: what is to be produced, in order.
-        counts: what was counted in this hook, by `WINDOW_COUNTERS`.
+        output: the values to produce, in order.
+        counts: the counts of this hook, by `WINDOW_COUNTERS`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class KeyWindows:
 
     def to_json(self) -> dict[str, Any] | None:
         """
-        The state to keep; ``None`` when there is nothing to keep.
+        The state to store; ``None`` if no window is left.
         """
         return {_WINDOWS: self.windows.to_json()} if self.windows else None
 
@@ -99,7 +99,7 @@ class KeyWindows:
 
     def add(self, elements: Iterable[Element]) -> None:
         """
-        Take in a bundle: assign, drop what is too late, merge, add, and ask each window's trigger once.
+        Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger once.
         """
         assigned = self._assign(elements)
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
@@ -118,7 +118,7 @@ class KeyWindows:
         watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
             windows = assign(element)
-            is_taken = not windows
+            is_accepted = not windows
             for window in windows:
                 members = assigned.get(window)
                 if members is not None:
@@ -127,8 +127,8 @@ class KeyWindows:
                     assigned[window] = [element]
                 else:
                     continue
-                is_taken = True
-            if not is_taken:
+                is_accepted = True
+            if not is_accepted:
                 self.counts[_DROPPED] += 1
         return assigned
 
@@ -162,37 +162,37 @@ class KeyWindows:
     # -- merging ---------------------------------------------------------------------------
 
     def _merge_all(self, assigned: dict[Window, list[Element]]) -> dict[Window, list[Element]]:
-        there = sorted(self.windows.keys() | assigned.keys())
-        homes = {window: window for window in there}
-        for merge in check_merges(there, self._strategy.window_fn.merge(there)):
+        windows = sorted(self.windows.keys() | assigned.keys())
+        targets = {window: window for window in windows}
+        for merge in check_merges(windows, self._strategy.window_fn.merge(windows)):
             self._merge(merge)
-            homes.update(dict.fromkeys(merge.sources, merge.result))
+            targets.update(dict.fromkeys(merge.sources, merge.result))
         merged: dict[Window, list[Element]] = {}
         for window, members in assigned.items():
-            merged.setdefault(homes[window], []).extend(members)
+            merged.setdefault(targets[window], []).extend(members)
         return merged
 
     def _merge(self, merge: Merge) -> None:
-        found = [self.windows.pop(window) for window in merge.sources]
-        sources = [source for source in found if source is not None]
+        popped = [self.windows.pop(window) for window in merge.sources]
+        sources = [source for source in popped if source is not None]
         if not sources:
             return
         result = self.windows.add(merge.result)
         if any(source.is_closed for source in sources):
-            # What the others had not shown goes with them; it is counted like what comes later.
+            # Elements of the other sources that no pane has shown are lost: count them, like later arrivals.
             self.counts[_AFTER_LAST] += sum(source.news for source in sources)
             result.close()
             return
-        full = [source.accumulator for source in sources if source.has_contents]
-        if full:
-            result.accumulator, result.has_contents = self._combine.merge(full), True
+        accumulators = [source.accumulator for source in sources if source.has_contents]
+        if accumulators:
+            result.accumulator, result.has_contents = self._combine.merge(accumulators), True
         result.news = sum(source.news for source in sources)
         result.is_held = any(source.is_held for source in sources)
         for source in sources:
             result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
             result.emitted += source.emitted
             if source.window == merge.result:
-                # A window that only takes others in goes on counting its panes.
+                # A window that only absorbs others continues its pane count.
                 result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
                 result.has_ended = source.has_ended
         self._strategy.trigger.on_merge(self._context(result, tuple(sources)))
@@ -201,7 +201,9 @@ class KeyWindows:
 
     def on_timer(self, window: Window, timer: TriggerTimer) -> None:
         """
-        A trigger's timer has fired: tell its owner, and ask the window's trigger.
+        Deliver a trigger's timer to its owner, then ask the window's trigger.
+
+        A timer that is no longer pending is ignored.
         """
         state = self.windows.get(window)
         at = None if state is None else state.timers.pop(timer.to_text(), None)
@@ -212,7 +214,7 @@ class KeyWindows:
 
     def expire(self, window: Window) -> None:
         """
-        The window takes no elements any more: show what is to be shown, and forget it.
+        Emit the window's last pane if the strategy asks for one, and drop the window.
         """
         state = self.windows.get(window)
         if state is None:
@@ -261,8 +263,8 @@ class KeyWindows:
             return
         values = self._values(state, pane)
         if is_retracting:
-            taken_back = [WindowedValue.from_json(envelope) for envelope in state.emitted]
-            self.output += [one.retraction(pane) for one in taken_back]
+            retracted = [WindowedValue.from_json(envelope) for envelope in state.emitted]
+            self.output += [value.retraction(pane) for value in retracted]
             state.emitted = [value.to_json() for value in values]
         self.output += values
         state.index += 1
@@ -300,4 +302,4 @@ class KeyWindows:
         )
         if self._finish is None:
             return [shown]
-        return [replace(shown, value=one) for one in self._finish(self._key, value, state.window, pane)]
+        return [replace(shown, value=result) for result in self._finish(self._key, value, state.window, pane)]

@@ -1,10 +1,10 @@
 """
-Panes: what a window shows when its trigger fires, and the envelope in which it travels.
+Panes: what a window emits when its trigger fires, and the envelope that carries it.
 
-A windowed step produces its results in an envelope, a JSON object of four fields: ``value``,
+A windowed step produces each result in an envelope, a JSON object with four fields: ``value``,
 ``window`` (its bounds in microseconds), ``at`` (the pane's event time) and ``pane``. A windowed
-step that consumes envelopes looks inside: it takes the value, its event time, and whether it
-is a retraction. Any other consumer finds the fields by their names.
+step that consumes envelopes unwraps them: it takes the value, its event time, and whether it is
+a retraction. Any other consumer sees the object and its fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Pane", "Timing", "WindowedValue"]
 
 class Timing(StrEnum):
     """
-    Where a pane stands to its window's end: before it, at it, after it.
+    When a pane fires relative to its window's end: before, at or after it.
     """
 
     EARLY = "early"
@@ -32,19 +32,20 @@ class Timing(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pane:
     """
-    Which showing of a window this is.
+    One firing of a window (Beam's ``PaneInfo``).
 
     Attributes:
         index: 0, 1, 2 … over all panes of the window.
-        nonspeculative_index: the same without the early ones, which have -1.
+        nonspeculative_index: the same, counting only panes that are not early; -1 for early panes.
         timing: early, on time or late.
-        is_last: no pane of the window can follow.
-        is_retraction: takes back the pane with these indices; the other fields tell when and why.
-        watermark_percentile: share of the window's input that is believed to be in, from 0 to
-            100: the greatest percentile asked for whose watermark has passed the window's end.
-            ``None`` when late.
-        produced_at: wall time of production, in microseconds.
-        trigger: the innermost triggers that fired.
+        is_last: no further pane of the window follows.
+        is_retraction: whether it retracts the pane with these indices; timing, percentile, production
+            time and trigger are then those of the pane that replaces it.
+        watermark_percentile: the estimated share of the window's input that has arrived, from 0 to
+            100: the greatest requested percentile whose watermark has passed the window's end.
+            ``None`` for late panes.
+        produced_at: wall time of production, in microseconds since 1970 UTC.
+        trigger: labels of the innermost triggers that fired.
     """
 
     index: int
@@ -59,13 +60,13 @@ class Pane:
     @property
     def is_first(self) -> bool:
         """
-        Whether no pane of the window came before.
+        Whether this is the window's first pane.
         """
         return self.index == 0
 
     def to_json(self) -> dict[str, Any]:
         """
-        The pane as it travels.
+        The pane as the envelope carries it.
         """
         return {
             "index": self.index,
@@ -82,7 +83,7 @@ class Pane:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """
-        The pane that `to_json` described.
+        The inverse of `to_json`.
         """
         known = {name: value for name, value in fields.items() if name != "is_first"}
         return cls(**{**known, "timing": Timing(fields["timing"])})
@@ -96,6 +97,12 @@ _FIELD_COUNT: Final = len(_FIELDS)
 class WindowedValue:
     """
     A value with the window and the pane that it comes from.
+
+    Attributes:
+        value: the result.
+        window: the window's bounds.
+        at: the pane's event time, in microseconds since 1970 UTC.
+        pane: which firing of the window this is.
     """
 
     value: Any
@@ -106,14 +113,14 @@ class WindowedValue:
     @staticmethod
     def is_envelope(value: object) -> bool:
         """
-        Whether a record's value is an envelope.
+        Whether a record's value is an envelope: an object with exactly its four fields.
         """
-        # This is asked of each record: most values have another number of fields.
+        # Called for each record: the length check settles most values.
         return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
 
     def retraction(self, successor: Pane) -> WindowedValue:
         """
-        The anti-datum of this value: its pane, shown again when and because its successor is.
+        The retraction of this value: its pane's indices, with the timing and the cause of ``successor``.
         """
         pane = replace(
             self.pane,
@@ -128,7 +135,7 @@ class WindowedValue:
 
     def to_json(self) -> dict[str, Any]:
         """
-        The envelope.
+        The envelope, a JSON object.
         """
         return {
             "value": self.value,
@@ -140,7 +147,7 @@ class WindowedValue:
     @classmethod
     def from_json(cls, envelope: Mapping[str, Any]) -> Self:
         """
-        What is in an envelope.
+        The inverse of `to_json`.
         """
         start, end = envelope["window"]
         return cls(

@@ -1,5 +1,5 @@
 """
-The windowing strategy: everything that is said about windows, triggers and refinement at one step.
+The windowing strategy: the windowing, triggering and accumulation settings of one step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ __all__ = ["Accumulation", "Closing", "WindowingStrategy"]
 
 class Accumulation(StrEnum):
     """
-    How the panes of a window relate to each other.
+    How the panes of a window relate to each other (the Dataflow paper's refinement modes).
 
-    ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` do what the trigger asks for, if it asks.
+    ``DISCARDING``: a pane holds the elements since the previous pane. ``ACCUMULATING``: a pane holds
+    all elements so far. ``RETRACTING``: as accumulating, after a retraction of the previous pane.
+    ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` follow the trigger's request where it makes
+    one (see `TriggerContext.ask`), and otherwise discard or accumulate.
     """
 
     DISCARDING = "discarding"
@@ -37,7 +40,7 @@ class Accumulation(StrEnum):
 
     def clears(self, asked: Contents) -> bool:
         """
-        Whether contents go when a pane has been shown, given what the trigger asked for.
+        Whether contents are cleared after a pane, given the trigger's request.
         """
         match self:
             case Accumulation.DISCARDING:
@@ -51,25 +54,31 @@ class Accumulation(StrEnum):
 
 
 Closing: TypeAlias = Literal["never", "if_non_empty", "always"]
-"""What comes when a window expires: nothing, a last pane if elements wait for one, or always one."""
+"""When an expiring window emits a last pane: never, if it holds elements that no pane has shown, or always."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
     """
-    Where in event time elements are grouped, when the groups are shown, and how panes relate.
+    Where in event time elements are grouped, when groups are emitted, and how panes relate.
 
     Args:
-        window_fn: where.
-        trigger: when.
-        accumulation: how.
-        allowed_lateness: how long after its end a window takes late elements.
-        timestamp_combiner: the time of panes.
-        closing: what comes when a window expires with elements that no trigger has shown.
-        emit_empty_on_time: whether the on-time pane comes even without news.
+        window_fn: assigns elements to windows; one global window by default.
+        trigger: decides when a window emits a pane.
+        accumulation: how a pane relates to earlier panes of its window.
+        allowed_lateness: how long after its end a window still accepts late elements.
+        timestamp_combiner: how a pane's event time follows from its window and elements.
+        closing: whether an expiring window emits a last pane.
+        emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
+            previous pane.
 
     Raises:
-        InvalidError: an argument that cannot be, or a trigger that cannot follow merging windows.
+        InvalidError: an argument is invalid, or windows merge but the trigger cannot.
+
+    Example:
+        >>> strategy = WindowingStrategy(window_fn=FixedWindows("1h"), trigger=AfterWatermark(late=AfterCount(1)))
+        >>> strategy.accumulation
+        <Accumulation.DISCARDING: 'discarding'>
     """
 
     window_fn: WindowFn = field(default_factory=GlobalWindows)
@@ -83,31 +92,31 @@ class WindowingStrategy:
 
     def __post_init__(self) -> None:
         """
-        Refuse what cannot work while the caller is still near.
+        Validate the arguments at construction.
         """
         for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
             if not isinstance(getattr(self, name), kind):
-                raise InvalidError(f"{name} is not of the right kind", value=getattr(self, name))
+                raise InvalidError(f"{name} must be a {kind.__name__}", value=getattr(self, name))
         if self.closing not in ("never", "if_non_empty", "always"):
-            raise InvalidError("closing is never, if_non_empty or always", closing=self.closing)
+            raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
         object.__setattr__(self, "accumulation", _member(Accumulation, self.accumulation))
         combiner = _member(TimestampCombiner, self.timestamp_combiner)
         object.__setattr__(self, "timestamp_combiner", combiner)
         object.__setattr__(self, "allowed_lateness_us", duration_us(self.allowed_lateness))
         if self.allowed_lateness_us < 0:
-            raise InvalidError("the allowed lateness is not negative", value=self.allowed_lateness)
+            raise InvalidError("the allowed lateness must not be negative", value=self.allowed_lateness)
         if self.window_fn.is_merging and not self.trigger.can_merge:
-            raise InvalidError("windows merge, but a trigger was not told how to", trigger=self.trigger)
+            raise InvalidError("windows merge, but the trigger has no merge function", trigger=self.trigger)
 
     def expires_at(self, window: Window) -> int:
         """
-        The first time of the watermark at which the window takes no elements any more.
+        The watermark, in microseconds, from which the window accepts no more elements.
         """
         return min(window.end + self.allowed_lateness_us + 1, TIME_MAX_US)
 
 
 def _member(kind: type[StrEnum], value: object) -> StrEnum:
     try:
-        return kind(value)  # type: ignore[arg-type]  # whatever the user gave
+        return kind(value)  # type: ignore[arg-type]  # unchecked user input
     except ValueError as cause:
-        raise InvalidError("no such choice", value=value, choices=[str(one) for one in kind]) from cause
+        raise InvalidError("no such choice", value=value, choices=[str(choice) for choice in kind]) from cause

@@ -1,7 +1,8 @@
 """
-The windows of a key as one hook has them: opened when they are looked at, and left as they were otherwise.
+The windows of one key during one hook, decoded on first access.
 
-A key may have thousands of windows, and a timer is about one of them.
+A key may have thousands of windows while a timer concerns only one, so windows that the hook does
+not open are written back as they were read.
 """
 
 from __future__ import annotations
@@ -15,83 +16,83 @@ from millpond.dataflow.windows.window_state import WindowState
 __all__ = ["OnOpen", "WindowStates"]
 
 OnOpen = Callable[[WindowState], None]
-"""Told of each window of the row that is opened, before anything has happened to it."""
+"""Called with each stored window when it is first opened, before it changes."""
 
 
 class WindowStates:
     """
-    Windows by their bounds.
+    The windows of a key, by their bounds.
 
     Args:
-        rows: what `to_json` gave last time.
-        on_open: is told of each that is opened.
+        rows: the stored windows, as `to_json` wrote them.
+        on_open: called with each stored window when it is first opened.
     """
 
-    __slots__ = ("_on_open", "_open", "_there")
+    __slots__ = ("_on_open", "_open", "_rows")
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], on_open: OnOpen | None = None) -> None:
-        self._there: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
+        self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
         self._on_open = on_open
 
     def __contains__(self, window: object) -> bool:
-        return window in self._there
+        return window in self._rows
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._rows)
 
     def keys(self) -> KeysView[Window]:
         """
         The bounds of all windows.
         """
-        return self._there.keys()
+        return self._rows.keys()
 
     def get(self, window: Window) -> WindowState | None:
         """
-        Open a window, if there is one with these bounds.
+        The window with these bounds, opened; ``None`` if there is none.
         """
-        found = self._open.get(window)
-        if found is None and (row := self._there.get(window)) is not None:
-            found = self._open[window] = WindowState.from_json(row)
+        state = self._open.get(window)
+        if state is None and (row := self._rows.get(window)) is not None:
+            state = self._open[window] = WindowState.from_json(row)
             if self._on_open is not None:
-                self._on_open(found)
-        return found
+                self._on_open(state)
+        return state
 
     def at(self, window: Window) -> WindowState:
         """
-        Open a window, a new one if there is none with these bounds.
+        The window with these bounds, opened or new.
         """
         return self.get(window) or self.add(window)
 
     def add(self, window: Window) -> WindowState:
         """
-        Begin a window anew.
+        Start an empty window, replacing any state of the same bounds.
         """
-        made = self._open[window] = WindowState(window=window)
-        self._there[window] = {}
-        return made
+        state = self._open[window] = WindowState(window=window)
+        self._rows[window] = {}
+        return state
 
     def pop(self, window: Window) -> WindowState | None:
         """
-        Take a window out, if it is there.
+        Remove and return the window with these bounds; ``None`` if there is none.
         """
-        found = self.get(window)
-        if found is not None:
-            del self._open[window], self._there[window]
-        return found
+        state = self.get(window)
+        if state is not None:
+            del self._open[window], self._rows[window]
+        return state
 
     def opened(self) -> Iterable[WindowState]:
         """
-        The windows that have been opened and are still there.
+        The windows that have been opened and not removed.
         """
         return self._open.values()
 
     def oldest_output_at(self) -> int | None:
         """
-        The time of the oldest pane that is owed, if any window says so.
+        The least event time of any pane still to be emitted; ``None`` if no window determines one.
         """
         oldest: int | None = None
-        for window, row in self._there.items():
+        for window, row in self._rows.items():
             state = self._open.get(window)
             at = row.get("output_at") if state is None else state.output_at
             if at is not None and (oldest is None or at < oldest):
@@ -100,10 +101,10 @@ class WindowStates:
 
     def to_json(self) -> list[Mapping[str, Any]]:
         """
-        All windows as they are to lie in the row, by their bounds.
+        All windows as the row is to store them, ordered by their bounds.
         """
         states = self._open
         return [
-            states[window].to_json() if window in states else self._there[window]
-            for window in sorted(self._there)
+            states[window].to_json() if window in states else self._rows[window]
+            for window in sorted(self._rows)
         ]

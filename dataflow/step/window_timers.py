@@ -1,8 +1,8 @@
 """
-The engine's timers that a key's windows need: those of their triggers, their expiry, and holds.
+The engine timers that a key's windows need: trigger timers, expiry timers and holds.
 
-Triggers keep their timers in the window's state; the engine is told only of what has changed.
-A hold keeps the output watermark at the time of a pane that is still to come (MillWheel §5.2).
+Triggers keep their timers in the window's state; only changes are passed to the engine. A hold
+keeps the output watermark at the event time of a pane still to come (MillWheel §5.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millpond.statestore.types import TIME_MAX_US
 
 __all__ = ["Wanted", "add_wanted", "parse_tag", "set_hold", "set_timers"]
 
-# "~" sorts after digits: of timers that are due at the same time, expiry comes last.
+# "~" sorts after digits: among timers due at the same time, expiry fires last.
 _EXPIRY: Final = "~"
 _HOLD: Final = "panes"
 
@@ -31,10 +31,10 @@ class Wanted(NamedTuple):
     A timer that a window needs.
 
     Attributes:
-        at: when it fires.
-        domain: on which clock.
-        output_at: the time of what it will show; the watermark is held there.
-        percentile: in event time, which watermark it waits for.
+        at: when it fires, in microseconds.
+        domain: the clock it waits for.
+        output_at: event time of the pane it will emit; the output watermark is held there.
+        percentile: in the event-time domain, the watermark it waits for.
     """
 
     at: int
@@ -47,12 +47,12 @@ def add_wanted(
     wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
 ) -> None:
     """
-    Note the timers that a window needs, by tag.
+    Add the timers that a window needs to ``wanted``, by tag.
     """
     window = state.window
     name = f"{window.start}/{window.end}"
     expires_at = strategy.expires_at(window)
-    # The end of the global window is no time that a record could carry.
+    # The end of the global window is beyond any time that a record can carry.
     late_at = min(expires_at, INSTANT_MAX_US)
     closing_at = _pane_at(state) if state.is_held else late_at
     wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
@@ -63,7 +63,7 @@ def add_wanted(
 def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
     due, window = min(at, TIME_MAX_US), state.window
     is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
-    # What comes after the end is late anyway; to hold the watermark for it would stop everybody.
+    # A pane after the end is late anyway; holding the watermark for it would stall all consumers.
     output_at = late_at if is_for_late else _pane_at(state)
     return Wanted(due, timer.domain, output_at, timer.percentile)
 
@@ -75,13 +75,13 @@ def _pane_at(state: WindowState) -> int:
 
 def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
     """
-    Have the engine's timers follow the windows that were looked at.
+    Update the engine's timers to match the windows that the hook opened.
 
     Args:
         context: the hook's context.
-        before: what they needed when the hook began, without the timer that has fired.
-        after: what they need now.
-        oldest_at: nothing is promised below what the hook may produce at.
+        before: the timers they needed when the hook began, without the timer that fired.
+        after: the timers they need now.
+        oldest_at: the least event time at which the hook may produce; no hold lies below it.
     """
     for tag, wanted in before.items():
         if tag not in after:
@@ -94,13 +94,13 @@ def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wan
 
 def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
     """
-    Hold the watermark at the time of the oldest pane that is owed.
+    Hold the output watermark at the event time of the oldest pane still to be emitted.
 
     Args:
         context: the hook's context.
         before: that time when the hook began.
-        after: that time now; ``None``: no pane is owed.
-        oldest_at: nothing is promised below what the hook may produce at.
+        after: that time now; ``None`` if no pane is pending.
+        oldest_at: the least event time at which the hook may produce; the hold does not lie below it.
     """
     if after is None:
         if before is not None:
@@ -111,7 +111,7 @@ def set_hold(context: Context, before: int | None, after: int | None, oldest_at:
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
     """
-    Whose timer has fired: a window's trigger's, or a window's expiry (``None``).
+    The window that a timer tag names, and the trigger timer; ``None`` for the window's expiry.
     """
     name, _, text = tag.removeprefix(_EXPIRY).partition("|")
     start, _, end = name.partition("/")

@@ -1,5 +1,5 @@
 """
-A windowed step as a computation: its state is the key's windows, its timers are their triggers.
+A windowed step as a computation: its state is the key's windows, its timers are their triggers' timers.
 """
 
 from __future__ import annotations
@@ -26,27 +26,30 @@ __all__ = ["WindowedComputation", "as_of", "element_of"]
 
 def as_of(timer: Timer, clocks: Clocks) -> Clocks:
     """
-    What event time looks like at the moment a timer waited for.
+    The clocks as they stood at the moment an event timer waited for.
 
-    Panes follow from event time, not from the steps in which watermarks happened to move: a
-    watermark is seen at the timer's time at most, and one that is less hasty than the timer's
-    own is still before it.
+    Panes must follow from event time, not from the steps in which watermarks happen to advance. So
+    a watermark counts as no further than the timer's time, and one of a higher percentile than the
+    timer's counts as still before it.
 
     Example:
-        >>> seen = as_of(
+        >>> clocks = as_of(
         ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
         ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
         ... )
-        >>> seen.watermark, seen.percentile_watermarks
+        >>> clocks.watermark, clocks.percentile_watermarks
         (9, {90.0: 10, 50.0: 10})
     """
 
-    def seen(percentile: float, mark: int) -> EventTimeMicros:
-        return EventTimeMicros(min(mark, timer.at - 1 if percentile > timer.percentile else timer.at))
+    def bounded(percentile: float, watermark: int) -> EventTimeMicros:
+        return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
 
-    percentile_watermarks = {each: seen(each, mark) for each, mark in clocks.percentile_watermarks.items()}
+    percentile_watermarks = {
+        percentile: bounded(percentile, watermark)
+        for percentile, watermark in clocks.percentile_watermarks.items()
+    }
     return Clocks(
-        watermark=seen(EXACT, clocks.watermark),
+        watermark=bounded(EXACT, clocks.watermark),
         wall_time=clocks.wall_time,
         percentile_watermarks=percentile_watermarks,
     )
@@ -54,11 +57,11 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
     """
-    What a record brings: its value and time, or those of the pane in its envelope.
+    The element of a record: its value and time, or those inside its envelope.
 
     Args:
         record: the record.
-        of: what of the value is meant.
+        of: which part of the value is the element.
     """
     value = record.value
     if not WindowedValue.is_envelope(value):
@@ -71,14 +74,14 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
 
 class WindowedComputation(Computation):
     """
-    Groups records by key and window, and shows each window's panes on one stream.
+    Groups records by key and window, and produces each window's panes on one stream.
 
     Args:
-        strategy: where, when and how.
-        combine: what becomes of the elements of a window.
-        stream: where the panes go.
-        of: what of a record's value is the element; ``None`` is all of it.
-        finish: what becomes of the combined value; ``None`` shows it as it is.
+        strategy: windowing, triggering and accumulation.
+        combine: combines the elements of a window.
+        stream: the stream to produce the panes on.
+        of: which part of a record's value is the element; ``None`` is the whole value.
+        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
     """
 
     counters: Collection[str] = WINDOW_COUNTERS
@@ -101,20 +104,20 @@ class WindowedComputation(Computation):
 
     def element(self, record: Record) -> Element:
         """
-        What a record brings to its windows.
+        The element of a record; subclasses may add to it.
         """
         return element_of(record, self.of)
 
     def process_records(self, context: Context, records: Records) -> None:
         """
-        Add a bundle of elements; each window's trigger is asked once.
+        Add a bundle of elements to their windows; each window's trigger is asked once.
         """
         elements = [self.element(record) for record in records]
-        self._turn(context, self._clocks(context), lambda windows: windows.add(elements))
+        self._run(context, self._clocks(context), lambda windows: windows.add(elements))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
-        Ask the trigger whose timer it was, or let the window expire.
+        Deliver a trigger's timer, or expire a window.
         """
         window, trigger_timer = parse_tag(timer.tag)
         clocks = self._clocks(context)
@@ -127,17 +130,19 @@ class WindowedComputation(Computation):
             else:
                 windows.on_timer(window, trigger_timer)
 
-        self._turn(context, clocks, react, fired=timer.tag)
+        self._run(context, clocks, react, fired=timer.tag)
 
     def _clocks(self, context: Context) -> Clocks:
-        percentile_watermarks = {each: context.watermark_at(each) for each in self.percentiles}
+        percentile_watermarks = {
+            percentile: context.watermark_at(percentile) for percentile in self.percentiles
+        }
         return Clocks(
             watermark=context.watermark,
             wall_time=context.wall_time,
             percentile_watermarks=percentile_watermarks,
         )
 
-    def _turn(
+    def _run(
         self,
         context: Context,
         clocks: Clocks,
@@ -145,7 +150,7 @@ class WindowedComputation(Computation):
         fired: str = "",
     ) -> None:
         before: dict[str, Wanted] = {}
-        seen, strategy = context.watermark, self.strategy
+        watermark, strategy = context.watermark, self.strategy
         windows = KeyWindows(
             strategy,
             self.combine,
@@ -155,17 +160,17 @@ class WindowedComputation(Computation):
             watermark=clocks.watermark,
             wall_time=clocks.wall_time,
             percentile_watermarks=clocks.percentile_watermarks,
-            on_open=lambda state: add_wanted(before, strategy, state, seen),
+            on_open=lambda state: add_wanted(before, strategy, state, watermark),
         )
-        owed_at = windows.windows.oldest_output_at()
+        output_at = windows.windows.oldest_output_at()
         react(windows)
         before.pop(fired, None)
         after: dict[str, Wanted] = {}
         for state in windows.windows.opened():
-            add_wanted(after, strategy, state, seen)
+            add_wanted(after, strategy, state, watermark)
         oldest_at = context.oldest_at
         set_timers(context, before, after, oldest_at)
-        set_hold(context, owed_at, windows.windows.oldest_output_at(), oldest_at)
+        set_hold(context, output_at, windows.windows.oldest_output_at(), oldest_at)
         self._produce(context, windows)
         for counter, amount in windows.counts.items():
             if amount:

@@ -1,5 +1,5 @@
 """
-Triggers made of others: all of them, the first of them, one after the other.
+Composite triggers: all of several triggers, any of them, or one after another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POSITION: Final = "position"
 
 class _Composite(Trigger):
     """
-    A trigger of at least one other, each under its number.
+    A trigger of one or more children, named by their position.
     """
 
     def __init__(self, *triggers: Trigger) -> None:
@@ -27,14 +27,14 @@ class _Composite(Trigger):
             raise InvalidError("a composite trigger needs triggers", trigger=type(self).__name__)
         for trigger in triggers:
             if not isinstance(trigger, Trigger):
-                raise InvalidError("this is no trigger", trigger=trigger, of=type(self).__name__)
+                raise InvalidError("a composite takes triggers only", trigger=trigger, of=type(self).__name__)
         self.triggers = triggers
-        self._children = {str(number): trigger for number, trigger in enumerate(triggers)}
+        self._children = {str(position): trigger for position, trigger in enumerate(triggers)}
 
     @property
     def children(self) -> Mapping[str, Trigger]:
         """
-        What it is made of.
+        The triggers, by position.
         """
         return self._children
 
@@ -50,26 +50,26 @@ class _Composite(Trigger):
 
 class _Parallel(_Composite):
     """
-    A trigger whose children all listen at the same time.
+    A composite whose children all listen at the same time.
     """
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        All of them listen.
+        Arm every child.
         """
         for name, trigger in self.children.items():
             trigger.on_arm(context.child(name))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        All of them are told.
+        Notify every child.
         """
         for name, trigger in self.children.items():
             trigger.on_element(context.child(name), element)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        All of them are told.
+        Notify every child.
         """
         for name, trigger in self.children.items():
             trigger.on_merge(context.child(name))
@@ -84,29 +84,39 @@ class _Parallel(_Composite):
 
 class AfterAny(_Parallel):
     """
-    Fires when any of its triggers does, and has finished when any of them has: the first of them.
+    Fires when any of its triggers fires; finishes when any of them has finished.
+
+    Args:
+        triggers: one or more triggers.
+
+    Raises:
+        InvalidError: no triggers, or an argument that is not a trigger.
+
+    Example:
+        >>> AfterAny(AfterCount(100), AfterProcessingTime("1m"))
+        AfterAny(AfterCount(count=100), AfterProcessingTime(delay='1m', domain=<TimeDomain.WALL: 'wall'>, align_to=None))
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether any would.
+        Whether any child would fire.
         """
         return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Those that would, do.
+        Fire every child that is ready; finished if any of them is.
         """
         return any(self._fire_ready(context))
 
 
 class OrFinally(AfterAny):
     """
-    Fires as the first trigger does, until the second one fires for the last time.
+    Fires as ``trigger`` does, until ``until`` fires, which ends both.
 
     Args:
-        trigger: what fires.
-        until: what ends it.
+        trigger: the trigger to follow.
+        until: the trigger whose firing is the last one.
     """
 
     def __init__(self, trigger: Trigger, until: Trigger) -> None:
@@ -115,81 +125,93 @@ class OrFinally(AfterAny):
 
 class AfterAll(_Parallel):
     """
-    Fires when all of its triggers would, and has finished when all of them have.
+    Fires when all of its triggers are ready; finishes when all of them have finished.
+
+    Args:
+        triggers: one or more triggers.
+
+    Raises:
+        InvalidError: no triggers, or an argument that is not a trigger.
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether all would.
+        Whether all children would fire.
         """
         return all(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        All do.
+        Fire every child; finished if all of them are.
         """
         return all(self._fire_ready(context))
 
 
 class AfterEach(_Composite):
     """
-    Fires as its first trigger does until that has finished, then as its second does, and so on.
+    Fires as its first trigger until that has finished, then as its second, and so on.
 
-    When windows merge, the furthest of them counts.
+    A merged window continues from the most advanced of its sources.
+
+    Args:
+        triggers: one or more triggers, in order.
+
+    Raises:
+        InvalidError: no triggers, or an argument that is not a trigger.
     """
 
-    def _place(self, context: TriggerContext) -> int:
+    def _position(self, context: TriggerContext) -> int:
         return int(context.get(_POSITION, 0))
 
     def _current(self, context: TriggerContext) -> tuple[Trigger, TriggerContext] | None:
-        place = self._place(context)
-        return (self.triggers[place], context.child(place)) if place < len(self.triggers) else None
+        position = self._position(context)
+        return (self.triggers[position], context.child(position)) if position < len(self.triggers) else None
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        The one whose turn it is listens.
+        Arm the current trigger.
         """
         if current := self._current(context):
             current[0].on_arm(current[1])
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        The one whose turn it is is told.
+        Notify the current trigger.
         """
         if current := self._current(context):
             current[0].on_element(current[1], element)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Go on from the furthest.
+        Continue from the most advanced source.
         """
-        context.set(_POSITION, max((self._place(source) for source in context.sources), default=0))
+        context.set(_POSITION, max((self._position(source) for source in context.sources), default=0))
         if current := self._current(context):
             current[0].on_merge(current[1])
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
         """
-        Only the one whose turn it is hears its timers.
+        Deliver timers of the current trigger only.
         """
-        if timer.path == context.path or timer.path.startswith(f"{context.path}{self._place(context)}/"):
+        if timer.path == context.path or timer.path.startswith(f"{context.path}{self._position(context)}/"):
             Trigger.on_child_timer(self, context, timer)
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether the one whose turn it is would.
+        Whether the current trigger would fire.
         """
         current = self._current(context)
         return current is not None and current[0].should_fire(current[1])
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Go on to the next when this one has finished.
+        Fire the current trigger, and advance to the next when it has finished.
         """
         current = self._current(context)
         if current is None or not current[0].fire(current[1]):
             return current is None
         current[0].reset(current[1])
-        place = self._place(context) + 1
-        context.set(_POSITION, place)
+        position = self._position(context) + 1
+        context.set(_POSITION, position)
         self.on_arm(context)
-        return place == len(self.triggers)
+        return position == len(self.triggers)

@@ -1,5 +1,5 @@
 """
-Triggers on the data itself: so many elements, so many bytes, or whatever the user's code sees in them.
+Data-driven triggers: a number of elements, a number of bytes, or a user function of the values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _EMIT: Final = "emit"
 
 def _check_count(name: str, count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidError(f"{name} is a whole number of at least 1", value=count)
+        raise InvalidError(f"{name} must be an integer of at least 1", value=count)
 
 
 class _AfterAmount(Trigger):
     """
-    Fires once, when the amounts of its window's elements add up to a bound.
+    Fires once, when the amounts of the window's elements add up to a bound.
     """
 
     @property
@@ -40,19 +40,19 @@ class _AfterAmount(Trigger):
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        Add it up.
+        Add the element's amount.
         """
         context.set(_SEEN, context.get(_SEEN, 0) + self._amount(element))
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
         """
-        Add them up.
+        Add the amounts of a bundle.
         """
         context.set(_SEEN, context.get(_SEEN, 0) + sum(map(self._amount, elements)))
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        What the merged windows had adds up.
+        Add up the amounts of the merged windows.
         """
         context.set(_SEEN, sum(source.get(_SEEN, 0) for source in context.sources))
 
@@ -62,9 +62,9 @@ class _AfterAmount(Trigger):
         """
         return bool(context.get(_SEEN, 0) >= self._bound)
 
-    def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - once
+    def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - fires once
         """
-        Once is enough.
+        Finished after one firing.
         """
         return True
 
@@ -72,19 +72,22 @@ class _AfterAmount(Trigger):
 @dataclass(frozen=True)
 class AfterCount(_AfterAmount):
     """
-    Fires once, when its window has got ``count`` elements.
+    Fires once, when the window has received ``count`` elements.
 
-    It is asked once per bundle, so a pane may have more of them.
+    The trigger is asked once per bundle, so a pane may hold more than ``count``.
+
+    Args:
+        count: number of elements, at least 1.
 
     Raises:
-        InvalidError: a count below 1.
+        InvalidError: a count that is not an integer of at least 1.
     """
 
     count: int
 
     def __post_init__(self) -> None:
         """
-        Refuse a count that cannot work while the caller is still near.
+        Validate the count at construction.
         """
         _check_count("a count", self.count)
 
@@ -99,17 +102,20 @@ class AfterCount(_AfterAmount):
 @dataclass(frozen=True)
 class AfterBytes(_AfterAmount):
     """
-    Fires once, when the values of its window come to ``size`` bytes of JSON.
+    Fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
+
+    Args:
+        size: number of bytes, at least 1; a value of type ``bytes`` counts with its own length.
 
     Raises:
-        InvalidError: a size below 1.
+        InvalidError: a size that is not an integer of at least 1.
     """
 
     size: int
 
     def __post_init__(self) -> None:
         """
-        Refuse a size that cannot work while the caller is still near.
+        Validate the size at construction.
         """
         _check_count("a size", self.size)
 
@@ -125,13 +131,16 @@ class AfterBytes(_AfterAmount):
 @dataclass(frozen=True)
 class ShouldEmit(Trigger):
     """
-    Fires once, when the user's function says so of an element; repeat it to have it say so again.
+    Fires once, when a user function accepts an element; wrap it in `Repeatedly` to fire again.
 
     Args:
-        function: given the element's value and the state so far (``None`` at first), returns
-            whether to emit, and the new state, which JSON must be able to carry.
-        merge: the state of a merged window from those of its sources, each ``None`` where the
-            function has seen nothing yet or the trigger has started over; windows that merge need it.
+        function: takes the element's value and the state so far (``None`` at first), and returns
+            whether to fire, and the new state, which must be JSON data.
+        merge: takes the states of the merged windows, each ``None`` where the function has seen no
+            element since the trigger started, and returns the merged state; required if windows merge.
+
+    Example:
+        >>> big = ShouldEmit(lambda value, total: ((total or 0) + value >= 100, (total or 0) + value))
     """
 
     function: Callable[[Any, Any], tuple[bool, Any]]
@@ -140,13 +149,13 @@ class ShouldEmit(Trigger):
     @property
     def can_merge(self) -> bool:
         """
-        Whether it was given a way to merge.
+        Whether a merge function was given.
         """
         return self.merge is not None
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        Ask the function.
+        Call the function with the element's value and the state.
         """
         emit, state = self.function(element.value, context.get(_STATE))
         context.set(_STATE, state)
@@ -155,23 +164,26 @@ class ShouldEmit(Trigger):
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Merge what the function remembered.
+        Merge the function's states; fires if any source was about to fire.
+
+        Raises:
+            InvalidError: no merge function was given.
         """
         if self.merge is None:
-            raise InvalidError("windows merge, but the trigger was not told how to", trigger=self)
+            raise InvalidError("windows merge, but the trigger has no merge function", trigger=self)
         context.set(_STATE, self.merge([source.get(_STATE) for source in context.sources]))
         if any(source.get(_EMIT) for source in context.sources):
             context.set(_EMIT, value=True)
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether the function said so.
+        Whether the function has accepted an element.
         """
         return bool(context.get(_EMIT, False))
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Once is enough; what the function remembers is kept until the trigger starts over.
+        Finished after one firing; the function's state is kept until the trigger is reset.
         """
         context.set(_EMIT, value=False)
         return True

@@ -1,5 +1,5 @@
 """
-Triggers that fire again and again, and the one that never does.
+Triggers that fire repeatedly, and the trigger that never fires.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _COUNT: Final = "fired"
 @dataclass(frozen=True)
 class Never(Trigger):
     """
-    Does not fire: what its window has to show comes when it closes, if at all.
+    Never fires; the window's contents are emitted only when it expires, if its ``closing`` says so.
     """
 
-    def should_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - whatever it is
+    def should_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
         """
-        No.
+        Always false.
         """
         return False
 
-    def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - whatever it is
+    def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
         """
-        It cannot come to this; then it is done.
+        Not reached; finished if it is.
         """
         return True
 
@@ -43,7 +43,14 @@ class Never(Trigger):
 @dataclass(frozen=True)
 class Repeatedly(Trigger):
     """
-    Starts a trigger over whenever it has finished, for ever.
+    Restarts a trigger each time it finishes; never finishes itself.
+
+    Args:
+        trigger: the trigger to repeat.
+
+    Example:
+        >>> Repeatedly(AfterCount(10))
+        Repeatedly(trigger=AfterCount(count=10))
     """
 
     trigger: Trigger
@@ -51,43 +58,43 @@ class Repeatedly(Trigger):
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
-        What is repeated.
+        The repeated trigger.
         """
         return {_INNER: self.trigger}
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        Pass it on.
+        Arm the repeated trigger.
         """
         self.trigger.on_arm(context.child(_INNER))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        Pass it on.
+        Notify the repeated trigger.
         """
         self.trigger.on_element(context.child(_INNER), element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
         """
-        Pass them on.
+        Notify the repeated trigger.
         """
         self.trigger.on_elements(context.child(_INNER), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Pass it on.
+        Notify the repeated trigger.
         """
         self.trigger.on_merge(context.child(_INNER))
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        When the trigger does.
+        Whether the repeated trigger would fire.
         """
         return self.trigger.should_fire(context.child(_INNER))
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Start over if the trigger has finished.
+        Fire the repeated trigger, and reset it if it has finished; never finished itself.
         """
         inner = context.child(_INNER)
         if self.trigger.fire(inner):
@@ -98,7 +105,13 @@ class Repeatedly(Trigger):
 @dataclass(frozen=True)
 class RepeatCount(Repeatedly):
     """
-    Repeats a trigger until it has fired ``count`` times. After a merge the furthest window counts.
+    Repeats a trigger until it has fired ``count`` times.
+
+    A merged window continues from the most advanced of its sources.
+
+    Args:
+        trigger: the trigger to repeat.
+        count: number of firings, at least 1.
 
     Raises:
         InvalidError: a count below 1.
@@ -108,21 +121,21 @@ class RepeatCount(Repeatedly):
 
     def __post_init__(self) -> None:
         """
-        Refuse a count that cannot work while the caller is still near.
+        Validate the count at construction.
         """
         if self.count < 1:
             raise InvalidError("a trigger is repeated at least once", count=self.count)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Go on from the furthest.
+        Continue from the most advanced source.
         """
         context.set(_COUNT, max((source.get(_COUNT, 0) for source in context.sources), default=0))
         Repeatedly.on_merge(self, context)
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Count, and finish with the last.
+        Count the firing; finished with the last.
         """
         Repeatedly.on_fire(self, context)
         fired = context.get(_COUNT, 0) + 1
@@ -133,11 +146,11 @@ class RepeatCount(Repeatedly):
 @dataclass(frozen=True)
 class RepeatUntil(Repeatedly):
     """
-    Repeats a trigger until another one fires; that one shows what is new, and ends it.
+    Repeats a trigger until another fires; that firing emits a last pane.
 
     Args:
-        trigger: what is repeated.
-        until: what ends it.
+        trigger: the trigger to repeat.
+        until: the trigger that ends it.
     """
 
     until: Trigger
@@ -145,40 +158,40 @@ class RepeatUntil(Repeatedly):
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
-        What is repeated, and what ends it.
+        The repeated trigger and the one that ends it.
         """
         return {_INNER: self.trigger, _UNTIL: self.until}
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        Both listen.
+        Arm both.
         """
         Repeatedly.on_arm(self, context)
         self.until.on_arm(context.child(_UNTIL))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        Both are told.
+        Notify both.
         """
         Repeatedly.on_element(self, context, element)
         self.until.on_element(context.child(_UNTIL), element)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Both are told.
+        Notify both.
         """
         Repeatedly.on_merge(self, context)
         self.until.on_merge(context.child(_UNTIL))
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        When either does.
+        Whether either would fire.
         """
         return Repeatedly.should_fire(self, context) or self.until.should_fire(context.child(_UNTIL))
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Finished once the other one fires.
+        Fire those that are ready; finished if ``until`` is.
         """
         is_over = self.until.should_fire(context.child(_UNTIL))
         if Repeatedly.should_fire(self, context):

@@ -1,7 +1,7 @@
 """
-Triggers on time that passes: so long after the first element, or at the next stroke of the clock.
+Triggers on passing time: a delay after the first element, or the next tick of a periodic clock.
 
-All of them wait for an element first, so a window to which nothing comes is not shown again.
+All of them wait for an element first, so a window that gets no elements emits no further pane.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["AfterDelay", "AfterProcessingTime", "AtPeriod", "Domain", "next_stroke"]
 
 Domain: TypeAlias = TimeDomain | Literal["event", "wall"]
-"""Which clock is meant: that of the records, or the one on the wall."""
+"""A clock: event time (the watermark), or wall time (processing time)."""
 
 _DUE: Final = "due"
 
 
 def next_stroke(now: int, reference: int, period: int) -> int:
     """
-    The first time after ``now`` that is whole periods away from ``reference``.
+    The first time after ``now`` that is a whole number of periods away from ``reference``; all in one unit.
 
     Example:
         >>> next_stroke(now=20, reference=5, period=10), next_stroke(now=25, reference=5, period=10)
@@ -43,7 +43,7 @@ _ALIASES: Final = {
     "stream_time": TimeDomain.EVENT,
     "wall_time": TimeDomain.WALL,
 }
-"""What the patent and other systems call the two clocks."""
+"""Names of the two clocks in the patent and in other systems."""
 
 
 def _domain(domain: Domain) -> TimeDomain:
@@ -51,12 +51,12 @@ def _domain(domain: Domain) -> TimeDomain:
     try:
         return _ALIASES.get(name) or TimeDomain(name)
     except ValueError as cause:
-        raise InvalidError("a trigger's time domain is event or wall", domain=domain) from cause
+        raise InvalidError("a trigger's time domain must be event or wall", domain=domain) from cause
 
 
 class _AtTime(Trigger):
     """
-    Fires once, at a time that follows from the first element; merged windows keep the earliest time.
+    Fires once, at a time that the first element determines; a merged window keeps the earliest time.
     """
 
     @property
@@ -68,14 +68,14 @@ class _AtTime(Trigger):
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        The first one sets the time.
+        Set the timer, if this is the first element.
         """
         if context.get(_DUE) is None:
             self._wait_until(context, self._due(context, element))
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        The earliest of the merged windows' times counts.
+        Keep the earliest time of the merged windows.
         """
         times = [due for source in context.sources if (due := source.get(_DUE)) is not None]
         if times:
@@ -87,14 +87,14 @@ class _AtTime(Trigger):
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether the time has come.
+        Whether the clock has reached the time.
         """
         due = context.get(_DUE)
         return due is not None and bool(context.now(self._clock) >= due)
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Once is enough.
+        Finished after one firing.
         """
         context.delete_timer(self._clock)
         return True
@@ -103,12 +103,12 @@ class _AtTime(Trigger):
 @dataclass(frozen=True)
 class AfterDelay(_AtTime):
     """
-    Fires once, ``delay`` after the window's first element was seen (wall) or happened (event).
+    Fires once, ``delay`` after the window's first element arrived (wall) or happened (event).
 
     Args:
         delay: how long to wait.
         domain: on which clock.
-        align_to: round the time up to whole multiples of this, so that many windows show together.
+        align_to: round the time up to a multiple of this duration, so that many windows fire together.
 
     Raises:
         InvalidError: a negative delay, or an unknown clock.
@@ -123,11 +123,11 @@ class AfterDelay(_AtTime):
 
     def __post_init__(self) -> None:
         """
-        Refuse a delay that cannot work while the caller is still near.
+        Validate the arguments at construction.
         """
         object.__setattr__(self, "_delay_us", duration_us(self.delay))
         if self._delay_us < 0:
-            raise InvalidError("a delay is not negative", delay=self.delay)
+            raise InvalidError("a delay must not be negative", delay=self.delay)
         align_us = None if self.align_to is None else positive_us("an alignment", self.align_to)
         object.__setattr__(self, "_align_us", align_us)
         object.__setattr__(self, "_time_domain", _domain(self.domain))
@@ -145,42 +145,42 @@ class AfterDelay(_AtTime):
 @dataclass(frozen=True)
 class AfterProcessingTime(AfterDelay):
     """
-    Fires once, ``delay`` of processing time after the first element since it began to listen.
+    Fires once, ``delay`` of processing time after the first element that it sees.
 
     Args:
         delay: how long to wait.
-        domain: always the clock on the wall.
-        align_to: round the time up to whole multiples of this.
+        domain: always the wall clock.
+        align_to: round the time up to a multiple of this duration.
 
     Raises:
-        InvalidError: a negative delay.
+        InvalidError: a negative delay, or a domain other than the wall clock.
     """
 
     delay: Duration = 0
 
     def __post_init__(self) -> None:
         """
-        Refuse a delay that cannot work while the caller is still near.
+        Validate the arguments at construction.
         """
         AfterDelay.__post_init__(self)
         if self._time_domain is not TimeDomain.WALL:
-            raise InvalidError("processing time is the clock on the wall", domain=self.domain)
+            raise InvalidError("processing time is wall time", domain=self.domain)
 
 
 @dataclass(frozen=True)
 class AtPeriod(_AtTime):
     """
-    Fires once, at the next stroke of a clock that strikes every ``period``.
+    Fires once, at the next tick of a periodic clock.
 
-    Repeated, it shows at every stroke what has come since the last one.
+    Inside `Repeatedly`, it emits at every tick the elements that have arrived since the last one.
 
     Args:
-        reference: a time at which the clock strikes: microseconds, or a `datetime` with a zone.
-        period: how far apart the strokes are.
-        domain: which clock.
+        reference: one tick of the clock: microseconds since 1970 UTC, or a ``datetime`` with a zone.
+        period: the time between ticks.
+        domain: on which clock.
 
     Raises:
-        InvalidError: the period is not positive, or the reference no time.
+        InvalidError: the period is not positive, or the reference is not a time.
     """
 
     reference: Instant
@@ -192,7 +192,7 @@ class AtPeriod(_AtTime):
 
     def __post_init__(self) -> None:
         """
-        Refuse a period that cannot work while the caller is still near.
+        Validate the arguments at construction.
         """
         reference: int | datetime = self.reference
         object.__setattr__(self, "_reference_us", instant_us(reference))

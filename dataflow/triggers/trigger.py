@@ -1,10 +1,10 @@
 """
-Triggers: when a window shows its contents (the triggers API of the windowing patent).
+Triggers: when a window emits its contents (the triggers API of the windowing patent; Streaming 102).
 
-A trigger is configuration; its memory and timers are in the `TriggerContext`, per window. It
-is told of elements, merges and timers, and is then asked whether to fire: once per window and
-bundle, and once per timer. Its answer is a function of its memory and of the clocks, so a
-composition can put the answers of its children together in any way.
+A trigger is configuration; its state and timers are in the `TriggerContext`, per window. It is
+notified of elements, merges and timers, and then asked whether to fire: once per window and
+bundle, and once per timer. The answer is a function of its state and the clocks only, so a
+composite can combine its children's answers freely.
 """
 
 from __future__ import annotations
@@ -22,15 +22,28 @@ _NO_CHILDREN: Final[Mapping[str, Trigger]] = {}
 
 class Trigger:
     """
-    Base class of triggers; a user's own overrides what it needs.
+    Base class of triggers.
 
-    A composition names its children in `children` and forwards what it is told; whatever it
-    tells a child goes through ``context.child(name)``.
+    Override `should_fire` and `on_fire`, and the notifications that the trigger needs. A composite
+    names its children in `children` and forwards its notifications to them; every call to a child
+    gets ``context.child(name)``.
+
+    Example:
+        >>> class OnAlarm(Trigger):
+        ...     def on_element(self, context, element):
+        ...         if element.value == "alarm":
+        ...             context.set("alarm", True)
+        ...     def should_fire(self, context):
+        ...         return context.get("alarm", False)
+        ...     def on_fire(self, context):
+        ...         return True
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """
-        An inherited short cut for bundles must not pass over a subclass's own ``on_element``.
+        Undo an inherited `on_elements` in a subclass that overrides `on_element` alone.
+
+        The inherited shortcut for bundles would bypass the subclass's ``on_element``.
         """
         super().__init_subclass__(**arguments)
         by_name = {name: base for base in reversed(cls.__mro__) for name in vars(base)}
@@ -40,31 +53,32 @@ class Trigger:
     @property
     def children(self) -> Mapping[str, Trigger]:
         """
-        The triggers that this one is made of, by their names in the namespace.
+        The triggers that this one is composed of, by their names in the namespace.
         """
         return _NO_CHILDREN
 
     @property
     def can_merge(self) -> bool:
         """
-        Whether it knows what to do when windows merge.
+        Whether the trigger and its children support merging windows.
         """
         return all(child.can_merge for child in self.children.values())
 
     @property
     def percentiles(self) -> frozenset[float]:
         """
-        The percentile watermarks below 100 that it and those below it ask for.
+        The percentile watermarks below 100 that the trigger and its children read.
 
-        What is not named here cannot be asked for: the engine keeps no other ones.
+        The engine maintains only the percentiles that are named here; `TriggerContext.watermark_at`
+        refuses any other.
         """
         return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
 
-    # -- what it is told -------------------------------------------------------------------
+    # -- notifications ----------------------------------------------------------------------
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        A sequence has come to this trigger, so it listens from now on; elements may come or not.
+        A composite has advanced to this trigger: it starts to listen, whether or not elements follow.
         """
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
@@ -74,14 +88,14 @@ class Trigger:
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
         """
-        A bundle of elements has been added; whoever overrides `on_element` alone is told of each.
+        A bundle of elements has been added; by default calls `on_element` for each.
         """
         for element in elements:
             self.on_element(context, element)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        ``context.sources`` have become the window; their memory and timers are about to go.
+        ``context.sources`` have merged into the window; afterwards their state and timers are dropped.
         """
 
     def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
@@ -91,7 +105,7 @@ class Trigger:
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
         """
-        A timer of this trigger or of one below it has fired; by default its owner is told.
+        A timer of this trigger or of a descendant has fired; by default calls its owner's `on_timer`.
         """
         below = timer.path.removeprefix(context.path)
         if not below:
@@ -101,23 +115,30 @@ class Trigger:
         if child := self.children.get(name):
             child.on_child_timer(context.child(name), timer)
 
-    # -- what it decides -------------------------------------------------------------------
+    # -- decisions --------------------------------------------------------------------------
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether the window is to show its contents now.
+        Whether the window is to emit its contents now; must not change state.
+
+        Must be overridden.
         """
         raise NotImplementedError
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        The window shows its contents because this trigger said so; returns whether it has finished.
+        The window emits its contents because this trigger fired; returns whether the trigger has finished.
+
+        Must be overridden. May call `TriggerContext.ask` to keep or clear the contents.
         """
         raise NotImplementedError
 
     def fire(self, context: TriggerContext) -> bool:
         """
-        Call `on_fire` and note it; what compositions call on their children.
+        Call `on_fire` and record the firing; a composite calls this on its children, never `on_fire`.
+
+        Returns:
+            Whether the trigger has finished.
         """
         firing = context.firing
         before, firing.contents = firing.contents, Contents.DEFAULT
@@ -130,7 +151,7 @@ class Trigger:
 
     def reset(self, context: TriggerContext) -> None:
         """
-        Start over: forget memory and timers, the children's too.
+        Start over: drop the state and timers of the trigger and of its descendants.
         """
         for name, child in self.children.items():
             child.reset(context.child(name))
@@ -139,6 +160,6 @@ class Trigger:
     @property
     def label(self) -> str:
         """
-        What panes call it.
+        The trigger's name in panes.
         """
         return repr(self)

@@ -1,8 +1,8 @@
 """
-What a trigger may do: its own memory, its own timers, and the clocks, for one window.
+A trigger's view of one window: its own state, its own timers, and the clocks.
 
-Every trigger of a tree has a namespace that follows from its place in the tree, so two
-`AfterCount` in one composition never meet (the low-level API of the triggering patent).
+Every trigger in a tree has a namespace that follows from its position, so two `AfterCount` in
+one composite never share state (the low-level API of the triggering patent).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEPARATOR: Final = "|"
 
 class Contents(StrEnum):
     """
-    What becomes of a window's contents when its trigger fires.
+    What a trigger asks to do with a window's contents when it fires.
     """
 
     DEFAULT = "default"
@@ -35,13 +35,13 @@ class Contents(StrEnum):
 @dataclass(frozen=True, slots=True)
 class TriggerEvent:
     """
-    A trigger that fired.
+    One firing of one trigger.
 
     Attributes:
-        path: its place in the tree; the root's is empty.
-        label: what it is.
+        path: the trigger's path in the tree; the root's is empty.
+        label: the trigger's name in panes.
         is_finished: whether it has fired for the last time.
-        asked: what it, or one below it, asked to do with the contents.
+        asked: what it, or a descendant, asked to do with the contents.
     """
 
     path: str
@@ -53,14 +53,14 @@ class TriggerEvent:
 @dataclass(frozen=True, slots=True)
 class TriggerTimer:
     """
-    A timer of a trigger: whose it is, its tag, and its clock.
+    The identity of a trigger's timer within its window.
 
     Attributes:
-        path: the trigger's place in the tree.
-        tag: the timer's name within it.
-        domain: which clock it waits for.
-        percentile: in event time, which watermark: 100 is the low watermark.
-        at: once it has fired, the time that it had been set to.
+        path: the trigger's path in the tree.
+        tag: the timer's name within the trigger.
+        domain: the clock it waits for.
+        percentile: in the event-time domain, which watermark: 100 is the low watermark.
+        at: once it has fired, the time it was set to, in microseconds.
     """
 
     path: str
@@ -71,7 +71,7 @@ class TriggerTimer:
 
     def to_text(self) -> str:
         """
-        The timer's name within its window.
+        The timer's name within its window; `parse_timer` is the inverse.
 
         Example:
             >>> TriggerTimer("0/", "", TimeDomain.EVENT, 90.0).to_text()
@@ -82,7 +82,7 @@ class TriggerTimer:
 
 def parse_timer(text: str) -> TriggerTimer:
     """
-    The timer that `TriggerTimer.to_text` named.
+    The inverse of `TriggerTimer.to_text`.
     """
     path, tag, clock = text.split(_SEPARATOR)
     return TriggerTimer(path, tag, *parse_clock(clock))
@@ -91,7 +91,7 @@ def parse_timer(text: str) -> TriggerTimer:
 @dataclass(slots=True)
 class Firing:
     """
-    What came of asking a tree of triggers: who fired, and what they want done with the contents.
+    The outcome of asking a tree of triggers: which fired, and the request about the contents.
     """
 
     events: list[TriggerEvent] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Firing:
 
     def label(self) -> str:
         """
-        The innermost triggers that fired.
+        The labels of the innermost triggers that fired, joined by commas.
         """
         paths = [event.path for event in self.events]
         inner = [
@@ -112,17 +112,16 @@ class Firing:
 
 class TriggerContext:
     """
-    One trigger's view of one window; valid only until its hook returns.
+    One trigger's view of one window; valid only until the trigger's method returns.
 
     Args:
         window: the window's state.
-        watermark: event time, as far as the trigger may know: the low watermark, or the time
-            of the event timer at hand.
-        wall_time: the wall time.
-        percentile_watermarks: the percentile watermarks that the step's triggers ask for.
-        sources: after a merge, the windows that were merged.
-        path: the trigger's place in the tree.
-        firing: where firings are noted.
+        watermark: the low watermark in microseconds; in an event timer's hook, the timer's time.
+        wall_time: the wall time in microseconds.
+        percentile_watermarks: the percentile watermarks that the step's triggers request.
+        sources: after a merge, the states of the merged windows.
+        path: the trigger's path in the tree.
+        firing: collects the firings.
     """
 
     __slots__ = ("_percentile_watermarks", "_sources", "_state", "firing", "path", "wall_time", "watermark")
@@ -157,37 +156,40 @@ class TriggerContext:
 
     def now(self, domain: TimeDomain) -> int:
         """
-        How far a clock has come.
+        The current time of a clock, in microseconds: the low watermark or the wall time.
         """
         return self.watermark if domain is TimeDomain.EVENT else self.wall_time
 
     def watermark_at(self, percentile: float) -> int:
         """
-        How far the watermark of a share of the input has come, as far as the trigger may know.
+        A percentile watermark, in microseconds.
 
         Args:
-            percentile: 100, or one that the trigger names in its `Trigger.percentiles`.
+            percentile: 100, or a percentile that the trigger names in `Trigger.percentiles`.
 
         Raises:
-            InvalidError: it names no such percentile.
+            InvalidError: the trigger does not name the percentile.
         """
         if percentile == EXACT:
             return self.watermark
         if percentile not in self._percentile_watermarks:
-            raise InvalidError("a trigger asks for a percentile that it does not name", percentile=percentile)
+            raise InvalidError(
+                "a trigger must name a percentile before it reads its watermark", percentile=percentile
+            )
         return self._percentile_watermarks[percentile]
 
     def percentile_at(self, at: int) -> float:
         """
-        The greatest known share of the input that is in up to ``at``; 0 when none is.
+        The greatest known percentile whose watermark has reached ``at``; 0 if none has.
         """
         if self.watermark >= at:
             return EXACT
-        return max((each for each, mark in self._percentile_watermarks.items() if mark >= at), default=0.0)
+        marks = self._percentile_watermarks.items()
+        return max((percentile for percentile, mark in marks if mark >= at), default=0.0)
 
     def child(self, name: str | int) -> TriggerContext:
         """
-        The context of a child, with a namespace of its own.
+        The context of a child trigger, with its own namespace.
         """
         return TriggerContext(
             self._state,
@@ -202,7 +204,7 @@ class TriggerContext:
     @property
     def sources(self) -> tuple[TriggerContext, ...]:
         """
-        In `Trigger.on_merge`: this trigger's view of each window that was merged.
+        In `Trigger.on_merge`: this trigger's view of each merged window.
         """
         return tuple(
             TriggerContext(
@@ -215,23 +217,23 @@ class TriggerContext:
             for source in self._sources
         )
 
-    # -- memory ----------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = None) -> Any:
         """
-        Read from the trigger's memory.
+        A value of the trigger's state; ``default`` if it is not set.
         """
         return self._state.trigger.get(self.path, {}).get(name, default)
 
     def set(self, name: str, value: Any) -> None:
         """
-        Write to the trigger's memory; JSON must be able to carry the value.
+        Set a value of the trigger's state; it must be JSON data.
         """
         self._state.trigger.setdefault(self.path, {})[name] = value
 
     def clear(self) -> None:
         """
-        Forget memory and timers of this trigger, but not its children's.
+        Drop this trigger's state and timers, but not its children's.
         """
         self._state.trigger.pop(self.path, None)
         prefix = self.path + _SEPARATOR
@@ -251,13 +253,13 @@ class TriggerContext:
         """
         Have the trigger asked again once a clock reaches ``at``.
 
-        It replaces the timer of the same tag and clock.
+        Replaces the pending timer with the same tag and clock.
 
         Args:
             at: when, in microseconds.
             domain: on which clock.
             tag: the timer's name within the trigger.
-            percentile: in event time, which watermark: 100, or one of `Trigger.percentiles`.
+            percentile: in the event-time domain, which watermark: 100, or one of `Trigger.percentiles`.
         """
         self._state.timers[TriggerTimer(self.path, tag, domain, percentile).to_text()] = at
 
@@ -265,7 +267,7 @@ class TriggerContext:
         self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> None:
         """
-        Remove a pending timer, if there is one.
+        Delete a pending timer, if there is one.
         """
         self._state.timers.pop(TriggerTimer(self.path, tag, domain, percentile).to_text(), None)
 
@@ -273,7 +275,7 @@ class TriggerContext:
         self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> int | None:
         """
-        When a pending timer fires.
+        The time of a pending timer, in microseconds; ``None`` if it is not set.
         """
         return self._state.timers.get(TriggerTimer(self.path, tag, domain, percentile).to_text())
 
@@ -281,14 +283,16 @@ class TriggerContext:
 
     def ask(self, contents: Contents) -> None:
         """
-        Ask, from `Trigger.on_fire`, to keep or to clear the contents; modes *by default* listen.
+        From `Trigger.on_fire`: ask to keep or clear the contents.
+
+        Only the two ``…_BY_DEFAULT`` modes of `Accumulation` honour the request.
         """
         self.firing.contents = contents
 
     @property
     def history(self) -> tuple[TriggerEvent, ...]:
         """
-        Direct children that have fired in this hook, in order.
+        The direct children that have fired in this hook, in order.
         """
         depth = self.path.count("/") + 1
         return tuple(

@@ -1,5 +1,5 @@
 """
-Triggers on the watermark: a window shows its contents when its input is believed to be in.
+Watermark triggers: a window emits its contents when its input is believed to be complete.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ class _AtEnd(Trigger):
     @property
     def _mark(self) -> float:
         """
-        The percentile of the watermark that is meant.
+        The percentile of the watermark to wait for.
         """
         raise NotImplementedError
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        Wait for the end.
+        Set a timer at the window's end.
         """
         _await_end(context, self._mark)
 
-    def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - whatever it is
+    def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - any element
         """
-        Wait for the end.
+        Set a timer at the window's end.
         """
         _await_end(context, self._mark)
 
-    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - however many
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - any elements
         """
-        Wait for the end.
+        Set a timer at the window's end.
         """
         _await_end(context, self._mark)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Wait for the end of the merged window.
+        Set a timer at the merged window's end.
         """
         _await_end(context, self._mark)
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        Whether the watermark has passed the end.
+        Whether the watermark has passed the window's end.
         """
         return _has_ended(context, self._mark)
 
@@ -78,7 +78,7 @@ class _AtEnd(Trigger):
 @dataclass(frozen=True)
 class Default(_AtEnd):
     """
-    Fires when the watermark passes the window's end, then once for every bundle of late elements.
+    Fires when the watermark passes the window's end, then once for each bundle of late elements.
     """
 
     @property
@@ -87,7 +87,7 @@ class Default(_AtEnd):
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        There may be late elements to come.
+        Never finished: late elements may follow.
         """
         context.delete_timer()
         return False
@@ -96,23 +96,28 @@ class Default(_AtEnd):
 @dataclass(frozen=True)
 class WatermarkPercentile(_AtEnd):
     """
-    Fires once, when the watermark of a share of the input passes the window's end.
+    Fires once, when a percentile watermark passes the window's end.
 
-    At a percentile below 100 its pane is early, and elements that come after it are not late:
-    put it before others in an `AfterEach` to show tiers of completeness.
+    A percentile watermark is the event time up to which a share of the input is estimated to have
+    arrived. Below 100 the pane is early, and elements that arrive after it are not late: put several
+    in an `AfterEach` to emit at increasing levels of completeness.
 
     Args:
-        percentile: above 0 and not above 100, which is the low watermark itself.
+        percentile: above 0 and at most 100, which is the low watermark itself.
 
     Raises:
         InvalidError: a percentile out of bounds.
+
+    Example:
+        >>> AfterEach(WatermarkPercentile(90), Default())
+        AfterEach(WatermarkPercentile(percentile=90), Default())
     """
 
     percentile: float = 100
 
     def __post_init__(self) -> None:
         """
-        Refuse what cannot be answered while the caller is still near.
+        Validate the percentile at construction.
         """
         check_percentile(self.percentile)
 
@@ -123,13 +128,13 @@ class WatermarkPercentile(_AtEnd):
     @property
     def percentiles(self) -> frozenset[float]:
         """
-        The one that it waits for, unless that is the low watermark itself.
+        The percentile it waits for, unless that is 100.
         """
         return frozenset({self._mark} - {EXACT})
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Once is enough.
+        Finished after one firing.
         """
         context.delete_timer(percentile=self._mark)
         return True
@@ -138,14 +143,17 @@ class WatermarkPercentile(_AtEnd):
 @dataclass(frozen=True)
 class AfterWatermark(Trigger):
     """
-    Fires when the watermark passes the window's end; before it as ``early`` says, after it as ``late`` says.
+    Fires when the watermark passes the window's end, optionally also before (early) and after (late).
 
-    Both start over after each of their firings. Without ``late`` the window is done with its
-    on-time pane, and what comes later is dropped.
+    The early and late triggers restart after each of their firings. Without ``late`` the trigger
+    finishes with the on-time pane, and later elements are dropped.
 
     Args:
-        early: when to show what is there before the window's end.
-        late: when to show late elements.
+        early: when to emit panes before the window's end.
+        late: when to emit panes with late elements.
+
+    Example:
+        >>> trigger = AfterWatermark(early=AfterProcessingTime("1m"), late=AfterCount(1))
     """
 
     early: Trigger | None = None
@@ -154,14 +162,14 @@ class AfterWatermark(Trigger):
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
         """
-        What goes before and after the end.
+        The early and late triggers that were given, each repeated.
         """
         given = {_EARLY: self.early, _LATE: self.late}
         return {name: Repeatedly(trigger) for name, trigger in given.items() if trigger is not None}
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        Wait for the end.
+        Set a timer at the window's end, and arm the early trigger.
         """
         _await_end(context)
         if early := self.children.get(_EARLY):
@@ -169,21 +177,21 @@ class AfterWatermark(Trigger):
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
         """
-        Tell the one of the two whose turn it is.
+        Notify the active trigger, early or late.
         """
-        name = self._whose_turn(context)
+        name = self._active(context)
         if child := self.children.get(name):
             child.on_element(context.child(name), element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
         """
-        Tell the one of the two whose turn it is.
+        Notify the active trigger, early or late.
         """
-        name = self._whose_turn(context)
+        name = self._active(context)
         if child := self.children.get(name):
             child.on_elements(context.child(name), elements)
 
-    def _whose_turn(self, context: TriggerContext) -> str:
+    def _active(self, context: TriggerContext) -> str:
         if context.get(_IS_LATE):
             return _LATE
         _await_end(context)
@@ -191,7 +199,7 @@ class AfterWatermark(Trigger):
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Late as soon as one of the merged windows was; their counts go on.
+        Merge the active triggers; the merged window is late if any source was.
         """
         if any(source.get(_IS_LATE) for source in context.sources):
             context.set(_IS_LATE, value=True)
@@ -204,15 +212,15 @@ class AfterWatermark(Trigger):
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
         """
-        Timers of the early trigger mean nothing after the end.
+        Deliver timers of the active trigger only: early timers mean nothing after the end.
         """
-        turn = _LATE if context.get(_IS_LATE) else _EARLY
-        if timer.path == context.path or timer.path.startswith(f"{context.path}{turn}/"):
+        active = _LATE if context.get(_IS_LATE) else _EARLY
+        if timer.path == context.path or timer.path.startswith(f"{context.path}{active}/"):
             Trigger.on_child_timer(self, context, timer)
 
     def should_fire(self, context: TriggerContext) -> bool:
         """
-        As the watermark, or the one whose turn it is, says.
+        Whether the watermark has passed the end or, else, the active trigger would fire.
         """
         if context.get(_IS_LATE):
             late = self.children.get(_LATE)
@@ -222,7 +230,7 @@ class AfterWatermark(Trigger):
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Finished with the on-time pane if there is no late trigger.
+        Fire the active trigger or, at the end, switch to late; finished there without a late trigger.
         """
         children = self.children
         if context.get(_IS_LATE):
@@ -238,7 +246,7 @@ class AfterWatermark(Trigger):
 
     def reset(self, context: TriggerContext) -> None:
         """
-        Start over, and wait for the end if it is still to come.
+        Start over, and set a timer at the window's end if the watermark has not passed it.
         """
         Trigger.reset(self, context)
         _await_end(context)
@@ -246,6 +254,6 @@ class AfterWatermark(Trigger):
     @property
     def label(self) -> str:
         """
-        What panes call it.
+        ``AfterWatermark``; the early and late triggers have labels of their own.
         """
         return "AfterWatermark"

@@ -1,7 +1,7 @@
 """
-Calendar windows: days, weeks and months as people count them, in their time zone.
+Calendar windows: local days, weeks, months and years of a time zone.
 
-A day of a zone with summer time has 23, 24 or 25 hours; a month has as many days as it has.
+In a zone with daylight saving time a day has 23, 24 or 25 hours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["CalendarUnit", "CalendarWindows"]
 
 CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
-"""What calendar windows are counted in; weeks begin on Monday."""
+"""The unit of a calendar window; weeks start on Monday."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MONDAY: Final = date(1970, 1, 5)
@@ -29,12 +29,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 @dataclass(frozen=True)
 class CalendarWindows(WindowFn):
     """
-    Windows of ``count`` calendar units.
+    Windows of ``count`` calendar units each.
 
     Args:
-        unit: days, weeks, months or years.
-        count: how many of them a window has; counted from 1970.
-        zone: the time zone whose midnights are meant.
+        unit: ``"days"``, ``"weeks"``, ``"months"`` or ``"years"``.
+        count: units per window, counted from 1970 (weeks from Monday 1970-01-05).
+        zone: IANA name of the time zone at whose midnights windows start.
 
     Example:
         >>> CalendarWindows("days").assign(Element(value=1, at=5, key="k"))
@@ -51,7 +51,7 @@ class CalendarWindows(WindowFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse what no calendar has while the caller is still near.
+        Validate the arguments at construction.
         """
         if self.unit not in ("days", "weeks", "months", "years"):
             raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
@@ -65,34 +65,34 @@ class CalendarWindows(WindowFn):
     @classmethod
     def days(cls, count: int = 1, zone: str = "UTC") -> Self:
         """
-        Windows of so many days, counted from 1970-01-01.
+        Windows of ``count`` days, counted from 1970-01-01.
         """
         return cls("days", count, zone)
 
     @classmethod
     def weeks(cls, count: int = 1, zone: str = "UTC") -> Self:
         """
-        Windows of so many weeks, which begin on Monday.
+        Windows of ``count`` weeks, which start on Monday.
         """
         return cls("weeks", count, zone)
 
     @classmethod
     def months(cls, count: int = 1, zone: str = "UTC") -> Self:
         """
-        Windows of so many months.
+        Windows of ``count`` months, counted from January 1970.
         """
         return cls("months", count, zone)
 
     @classmethod
     def years(cls, count: int = 1, zone: str = "UTC") -> Self:
         """
-        Windows of so many years.
+        Windows of ``count`` years, counted from 1970.
         """
         return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """
-        The window that the element's local date falls into.
+        The window that contains the element's local date.
         """
         local = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
         number = self._number(local) // self.count

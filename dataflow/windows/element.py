@@ -1,5 +1,5 @@
 """
-Elements: what a window function and a trigger see of a record.
+Elements: the part of a record that window functions, triggers and combiners see.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ __all__ = ["Element"]
 
 class Element(NamedTuple):
     """
-    One value on its way into windows.
+    One value to be windowed.
 
     Attributes:
-        value: the value itself, without the envelope of an earlier windowed step.
-        at: its event time in microseconds.
-        key: the key that it is grouped by.
-        is_retraction: it takes back a value that came before; aggregates are to uncombine it.
+        value: the value; for a record from an earlier windowed step, the one inside the envelope.
+        at: its event time, in microseconds since 1970 UTC.
+        key: the key it is grouped by.
+        is_retraction: whether it retracts an earlier value, which combiners then uncombine.
     """
 
     value: Any

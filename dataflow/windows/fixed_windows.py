@@ -1,5 +1,5 @@
 """
-Fixed windows: time cut into equal pieces, for all keys alike or with a phase of its own for each.
+Fixed windows: event time cut into equal intervals, aligned across keys or with a phase per key.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ __all__ = ["FixedWindows", "GlobalWindows", "UnalignedFixedWindows", "positive_u
 
 def positive_us(name: str, duration: Duration) -> int:
     """
-    A duration in microseconds that is longer than nothing.
+    A positive duration in microseconds.
+
+    Args:
+        name: what the duration is, for the error message.
+        duration: the duration.
 
     Raises:
-        InvalidError: it is no duration, or not positive.
+        InvalidError: it is not a duration, or not positive.
     """
     micros = duration_us(duration)
     if micros <= 0:
@@ -32,12 +36,12 @@ def positive_us(name: str, duration: Duration) -> int:
 @dataclass(frozen=True)
 class GlobalWindows(WindowFn):
     """
-    Everything is in one window that ends with the input.
+    One window for all of event time; it ends when all input has ended.
     """
 
-    def assign(self, element: Element) -> tuple[Window, ...]:  # noqa: ARG002 - wherever it is
+    def assign(self, element: Element) -> tuple[Window, ...]:  # noqa: ARG002 - the same for all
         """
-        The global window.
+        `GLOBAL_WINDOW`, for every element.
         """
         return (GLOBAL_WINDOW,)
 
@@ -45,11 +49,11 @@ class GlobalWindows(WindowFn):
 @dataclass(frozen=True)
 class FixedWindows(WindowFn):
     """
-    Windows of one size, one after the other.
+    Consecutive windows of one size (tumbling windows).
 
     Args:
-        size: how long each is.
-        offset: where one begins, counted from 1970 UTC.
+        size: the length of each window.
+        offset: shifts the window starts from multiples of the size since 1970 UTC.
 
     Example:
         >>> FixedWindows("10us").assign(Element(value=1, at=25, key="k"))
@@ -66,14 +70,14 @@ class FixedWindows(WindowFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse a size that cannot work while the caller is still near.
+        Validate the size at construction.
         """
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
         object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._size_us)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """
-        The window that the element's time falls into.
+        The window that contains the element's time.
         """
         start = element.at - (element.at - self._offset_us) % self._size_us
         return (Window(start, start + self._size_us),)
@@ -82,12 +86,13 @@ class FixedWindows(WindowFn):
 @dataclass(frozen=True)
 class UnalignedFixedWindows(WindowFn):
     """
-    Fixed windows whose bounds differ from key to key, so that not all of them end at once.
+    Fixed windows with a different phase for each key, so that not all windows end at once.
 
-    Where a key's windows begin follows from the key alone, so it is the same on every machine.
+    A key's phase is a hash of the key, the same in every process (the windowing patent's unaligned
+    windows).
 
     Args:
-        size: how long each is.
+        size: the length of each window.
 
     Raises:
         InvalidError: the size is not positive.
@@ -98,20 +103,20 @@ class UnalignedFixedWindows(WindowFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse a size that cannot work while the caller is still near.
+        Validate the size at construction.
         """
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
 
     def phase_us(self, key: str) -> int:
         """
-        Where a key's windows begin, within a size.
+        The offset of a key's windows, in microseconds: ``0 <= phase < size``.
         """
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self._size_us
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """
-        The window of the element's key that its time falls into.
+        The window of the element's key that contains the element's time.
         """
         start = element.at - (element.at - self.phase_us(element.key)) % self._size_us
         return (Window(start, start + self._size_us),)

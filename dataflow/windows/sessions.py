@@ -1,5 +1,5 @@
 """
-Sessions: windows that end when a key has been silent for a while; they merge as elements fill the gaps.
+Session windows: a session ends when its key has been silent for a gap; sessions merge as elements fill the gap.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Sessions"]
 @dataclass(frozen=True)
 class Sessions(WindowFn):
     """
-    An element opens a window of ``gap``; windows that overlap are one session.
+    Windows of activity: each element opens a window of length ``gap``; overlapping windows merge.
 
     Args:
-        gap: how long the silence is that ends a session.
+        gap: the length of silence that ends a session.
 
     Example:
         >>> list(Sessions("10us").merge([Window(0, 10), Window(5, 15), Window(15, 25)]))
@@ -40,19 +40,19 @@ class Sessions(WindowFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse a gap that cannot work while the caller is still near.
+        Validate the gap at construction.
         """
         object.__setattr__(self, "_gap_us", positive_us("a session's gap", self.gap))
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """
-        The session that the element would be alone.
+        The session of this element alone: from its event time to ``gap`` later.
         """
         return (Window(element.at, element.at + self._gap_us),)
 
     def merge(self, windows: Sequence[Window]) -> Iterator[Merge]:
         """
-        Every run of overlapping windows becomes one.
+        Merge every run of overlapping windows.
         """
         run: list[Window] = []
         joined: Window | None = None

@@ -1,5 +1,5 @@
 """
-Sliding windows: fixed windows that overlap.
+Sliding windows: windows of one size that start at a fixed period and may overlap.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ _REMEMBERED = 16
 @dataclass(frozen=True)
 class SlidingWindows(WindowFn):
     """
-    A window of ``size`` begins every ``period``.
+    A window of ``size`` starts every ``period``.
 
     Args:
-        size: how long each window is.
-        period: how far apart they begin; longer than the size leaves gaps.
-        offset: where one begins, counted from 1970 UTC.
+        size: the length of each window.
+        period: the distance between the starts of consecutive windows; a period longer than the size
+            leaves gaps, and elements in a gap are dropped.
+        offset: shifts the window starts from multiples of the period since 1970 UTC.
 
     Example:
         >>> SlidingWindows("10us", "5us").assign(Element(value=1, at=7, key="k"))
         (Window(start=0, end=10), Window(start=5, end=15))
 
     Raises:
-        InvalidError: size or period are not positive, or an element would be in too many windows.
+        InvalidError: size or period is not positive, or an element would be in more than 10,000 windows.
     """
 
     size: Duration
@@ -47,7 +48,7 @@ class SlidingWindows(WindowFn):
 
     def __post_init__(self) -> None:
         """
-        Refuse sizes that cannot work while the caller is still near.
+        Validate size and period at construction.
         """
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
         object.__setattr__(self, "_period_us", positive_us("a window's period", self.period))
@@ -59,7 +60,7 @@ class SlidingWindows(WindowFn):
 
     def assign(self, element: Element) -> tuple[Window, ...]:
         """
-        All windows that hold the element's time, the earliest first.
+        All windows that contain the element's time, earliest first.
         """
         last = element.at - (element.at - self._offset_us) % self._period_us
         count = -((element.at - self._size_us - last) // self._period_us)
@@ -69,7 +70,9 @@ class SlidingWindows(WindowFn):
 @lru_cache(maxsize=_REMEMBERED)
 def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Window, ...]:
     """
-    So many windows, of which the last begins at ``last``; elements come close together, so they mostly ask for the same.
+    The ``count`` windows of which the last starts at ``last``.
+
+    Cached: consecutive elements mostly fall into the same windows.
     """
     starts = range(last - (count - 1) * period_us, last + period_us, period_us)
     return tuple(Window(start, start + size_us) for start in starts)

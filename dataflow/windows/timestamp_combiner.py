@@ -1,5 +1,5 @@
 """
-Timestamp combiners: the event time of a pane, from the times of what is in it.
+Timestamp combiners: the event time of a pane, computed from its window and its elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ __all__ = ["TimestampCombiner", "combined", "element_output_at"]
 
 class TimestampCombiner(StrEnum):
     """
-    How the time of a pane follows from its elements that were not behind the watermark on arrival.
+    How a pane's event time follows from its elements; elements behind the watermark on arrival do not count.
+
+    ``END_OF_WINDOW`` is the last instant of the window; ``EARLIEST`` and ``LATEST`` are the least and
+    greatest element times; ``EARLIEST_TRANSFORMED`` is the least of the times that
+    `WindowFn.output_at` maps the elements to.
     """
 
     END_OF_WINDOW = "OUTPUT_AT_EOW"
@@ -27,7 +31,7 @@ def element_output_at(
     combiner: TimestampCombiner, window_fn: WindowFn, window: Window, at: int
 ) -> int | None:
     """
-    What an element counts as for its pane's time; ``None`` where elements do not matter.
+    The time that an element contributes to its pane's time; ``None`` if element times do not matter.
     """
     if combiner is TimestampCombiner.END_OF_WINDOW:
         return None
@@ -36,7 +40,7 @@ def element_output_at(
 
 def combined(combiner: TimestampCombiner, first: int | None, second: int | None) -> int | None:
     """
-    One time from two.
+    Combine two optional times; ``None`` is neutral.
 
     Example:
         >>> combined(TimestampCombiner.LATEST, 3, 5), combined(TimestampCombiner.EARLIEST, 3, None)

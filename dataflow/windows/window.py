@@ -1,8 +1,8 @@
 """
-Windows: half-open spans of event time that elements are grouped in (Dataflow model; Streaming 102).
+Windows: half-open intervals of event time into which elements are grouped (Dataflow model; Streaming 102).
 
-A window is nothing but its bounds. Which elements belong to it says a `WindowFn`, and when
-its contents are shown says a `Trigger`.
+A window is only its bounds. A `WindowFn` decides which elements belong to it, a `Trigger` when
+its contents are emitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["GLOBAL_WINDOW", "Window"]
 
 class Window(NamedTuple):
     """
-    The times from ``start`` up to, but without, ``end``, in microseconds since 1970 UTC.
+    The event times ``start <= at < end``, in microseconds since 1970 UTC.
     """
 
     start: int
@@ -26,13 +26,13 @@ class Window(NamedTuple):
     @property
     def last_at(self) -> int:
         """
-        The last instant inside the window that a record may carry.
+        The last instant of the window that a record can carry.
         """
         return min(self.end - 1, INSTANT_MAX_US)
 
     def overlaps(self, other: Window) -> bool:
         """
-        Whether the two share an instant; touching is not enough.
+        Whether the windows share an instant; adjacent windows do not.
 
         Example:
             >>> Window(0, 10).overlaps(Window(10, 20))
@@ -42,17 +42,17 @@ class Window(NamedTuple):
 
     def span(self, other: Window) -> Window:
         """
-        The least window that holds both.
+        The smallest window that contains both.
         """
         return Window(min(self.start, other.start), max(self.end, other.end))
 
     @property
     def is_global(self) -> bool:
         """
-        Whether this is the one window that holds all of time.
+        Whether this is `GLOBAL_WINDOW`.
         """
         return self == GLOBAL_WINDOW
 
 
 GLOBAL_WINDOW: Final = Window(TIME_MIN_US, TIME_MAX_US)
-"""All of time; it ends when all input has ended."""
+"""All of event time; it ends when all input has ended."""

@@ -1,11 +1,10 @@
 """
-Window functions: which windows an element belongs to, and which windows become one.
+Window functions: which windows an element belongs to, and which windows merge.
 
-A window function is configuration: picklable, without state, a pure function of the element
-and of the windows at hand. It is deterministic in the sense of the windowing patent when
-every window that it might merge with another one is known by the time either is emitted.
-The functions of this library are: theirs depends on nothing but bounds, and a merged window's
-end is never before the ends of those it was made of.
+A window function is stateless, picklable configuration: a pure function of the element and of
+the windows it is given. It is deterministic in the sense of the windowing patent if every window
+that it could merge with another is known by the time either is emitted. The library's functions
+are: they depend only on bounds, and a merged window never ends before its sources.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ __all__ = ["Merge", "WindowFn", "check_merges", "check_window"]
 @dataclass(frozen=True, slots=True)
 class Merge:
     """
-    Windows that become one.
+    Windows that merge into one.
 
     Attributes:
-        sources: the windows that merge; the result may be among them.
-        result: the window that they become.
+        sources: the windows to merge; the result may be among them.
+        result: the window they merge into; it must contain every source.
     """
 
     sources: tuple[Window, ...]
@@ -37,62 +36,76 @@ class Merge:
 
 class WindowFn:
     """
-    Base class of window functions; a user's own overrides `assign`, and `merge` if windows merge.
+    Base class of window functions; override `assign`, and `merge` if the windows merge.
+
+    Example:
+        >>> class Evens(WindowFn):
+        ...     def assign(self, element):
+        ...         start = element.at - element.at % 2
+        ...         return (Window(start, start + 2),)
+        >>> Evens().assign(Element(value="x", at=5, key="k"))
+        (Window(start=4, end=6),)
     """
 
     is_merging: ClassVar[bool] = False
-    """Whether `merge` is to be asked when new windows come."""
+    """Whether `merge` is called when a key gets new windows."""
 
     def assign(self, element: Element) -> Sequence[Window]:
         """
-        The windows that an element belongs to; none drops it.
+        The windows that an element belongs to; an empty sequence drops the element.
+
+        Must be overridden.
         """
         raise NotImplementedError
 
-    def merge(self, windows: Sequence[Window]) -> Iterable[Merge]:  # noqa: ARG002 - a hook
+    def merge(self, windows: Sequence[Window]) -> Iterable[Merge]:  # noqa: ARG002 - for subclasses
         """
-        Which of a key's windows become one; a window may be in one merge at most.
+        The merges to apply to a key's windows; each window may be a source of at most one merge.
+
+        Called after `assign` has introduced new windows, if `is_merging` is set.
         """
         return ()
 
-    def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - a hook
+    def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - for subclasses
         """
-        The time that an element at ``at`` stands for in its window, for ``EARLIEST_TRANSFORMED``.
+        The time that an element at ``at`` contributes to its pane under ``EARLIEST_TRANSFORMED``.
         """
         return at
 
 
 def check_window(window: object) -> Window:
     """
-    The window that an element was assigned to, if it is one.
+    Return ``window``, which a window function assigned, if it is valid.
 
     Raises:
-        InvalidError: it is no `Window`, or ends before it has begun.
+        InvalidError: it is not a `Window`, or it is empty.
     """
     if type(window) is Window and window.start < window.end:
         return window
-    raise InvalidError("an element is assigned to what is no window", window=window)
+    raise InvalidError("a window function must assign elements to non-empty windows", window=window)
 
 
 def check_merges(windows: Sequence[Window], merges: Iterable[Merge]) -> tuple[Merge, ...]:
     """
-    The merges, if they can be carried out.
+    Return the merges if they can be applied to ``windows``.
 
     Raises:
-        InvalidError: a merge names a window that is not there or in another merge, results in
-            a window that stays as well, or does not hold what it is made of.
+        InvalidError: a merge has a source that is unknown or in another merge, a result that does
+            not contain its sources, or a result that is also an unmerged window.
     """
-    found, left = tuple(merges), set(windows)
-    for merge in found:
+    checked, unmerged = tuple(merges), set(windows)
+    for merge in checked:
         for source in merge.sources:
-            if source not in left:
+            if source not in unmerged:
                 raise InvalidError("a merged window is unknown or merged twice", window=source)
-            left.remove(source)
+            unmerged.remove(source)
             if not (merge.result.start <= source.start and source.end <= merge.result.end):
                 raise InvalidError(
-                    "a merged window must hold those it is made of", window=merge.result, source=source
+                    "a merged window must contain its sources", window=merge.result, source=source
                 )
-    for merge in found:
-        if merge.result in left:
-            raise InvalidError("windows merge into one that is there but not merged", window=merge.result)
-    return found
+    for merge in checked:
+        if merge.result in unmerged:
+            raise InvalidError(
+                "windows merge into an existing window that is not among the sources", window=merge.result
+            )
+    return checked

@@ -1,7 +1,7 @@
 """
-What is kept for one window of one key: contents, panes so far, and its trigger's memory.
+The persistent state of one window of one key: contents, panes so far, and trigger state.
 
-All of it is plain data, so it lives in the row's state and can be read there with SQL.
+All of it is plain JSON data in the row's state, so SQL can read it there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millpond.dataflow.windows.window import Window
 
 __all__ = ["WindowState"]
 
-_LEFT_OUT_WHEN_EMPTY: Final = (
+_OMITTED_WHEN_EMPTY: Final = (
     "news",
     "index",
     "nonspeculative_index",
@@ -30,23 +30,23 @@ _LEFT_OUT_WHEN_EMPTY: Final = (
 @dataclass(slots=True, kw_only=True)
 class WindowState:
     """
-    One window.
+    The state of one window.
 
     Attributes:
         window: its bounds.
-        accumulator: the aggregate of its contents.
+        accumulator: the accumulator of its contents.
         has_contents: whether there is an accumulator.
-        news: elements that came since the last pane.
-        index: how many panes there have been.
-        nonspeculative_index: how many of them were not early.
-        has_ended: a trigger has fired at or after the window's end.
-        output_at: time of the next pane, as far as its elements decide.
-        is_held: elements that came in time wait for a pane, and may wait until the window expires;
-            the watermark is held for it.
-        trigger: the triggers' memory, by their place in the tree.
-        timers: pending timers of the triggers; see `TriggerContext`.
-        emitted: envelopes that the next pane takes back, when refining by retractions.
-        is_closed: the trigger has finished: what still comes is dropped.
+        news: number of elements since the last pane.
+        index: number of panes so far.
+        nonspeculative_index: number of panes so far that were not early.
+        has_ended: whether a trigger has fired at or after the window's end.
+        output_at: the next pane's event time as far as elements determine it, in microseconds.
+        is_held: whether elements that arrived in time wait for a pane, perhaps until the window
+            expires; the output watermark is held for that pane.
+        trigger: trigger state, by the trigger's path in the tree.
+        timers: pending trigger timers; see `TriggerContext`.
+        emitted: envelopes that the next pane retracts, in retracting mode.
+        is_closed: whether the trigger has finished; later elements are dropped.
     """
 
     window: Window
@@ -65,7 +65,7 @@ class WindowState:
 
     def close(self) -> None:
         """
-        Keep nothing but the tombstone.
+        Reduce the state to a tombstone, which makes later elements countable as dropped.
         """
         self.is_closed = True
         self.clear_contents()
@@ -74,21 +74,21 @@ class WindowState:
 
     def clear_contents(self) -> None:
         """
-        Forget the elements.
+        Drop the accumulator and the count of elements since the last pane.
         """
         self.accumulator, self.has_contents, self.news = None, False, 0
         self.is_held = False
 
     def to_json(self) -> dict[str, Any]:
         """
-        The window as it lies in the row; what is empty is left out.
+        The window as the row stores it; empty fields are omitted.
         """
         fields: dict[str, Any] = {"window": list(self.window)}
         if self.has_contents:
             fields["accumulator"] = self.accumulator
-        for name in _LEFT_OUT_WHEN_EMPTY:
-            if found := getattr(self, name):
-                fields[name] = found
+        for name in _OMITTED_WHEN_EMPTY:
+            if value := getattr(self, name):
+                fields[name] = value
         if self.output_at is not None:
             fields["output_at"] = self.output_at
         return fields
@@ -96,7 +96,7 @@ class WindowState:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """
-        The window that `to_json` described.
+        The inverse of `to_json`.
         """
         start, end = fields["window"]
         rest = {name: value for name, value in fields.items() if name != "window"}

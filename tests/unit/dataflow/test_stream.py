@@ -220,7 +220,7 @@ def test_a_combiner_class_is_refused() -> None:
     windowed = _injected(Pipeline("p")).window(FixedWindows(10))
 
     assert isinstance(windowed, WindowedStream)
-    with pytest.raises(InvalidError, match="give an instance"):
+    with pytest.raises(InvalidError, match="instance of a CombineFn"):
         windowed.combine(Count, name="counts")  # type: ignore[arg-type]
 
 

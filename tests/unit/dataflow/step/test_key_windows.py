@@ -128,7 +128,7 @@ def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
         def assign(self, element: Element) -> Any:
             return (window,)
 
-    with pytest.raises(InvalidError, match="no window"):
+    with pytest.raises(InvalidError, match="non-empty windows"):
         _Key(WindowingStrategy(window_fn=Wrong())).add(1)
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
+import millpond as mp
 from millpond.executor.injectors.observation import DEFAULT_MEMBER, Watch, observe_times
+from millpond.testing.fixtures.computations import Count
 
 
 def test_no_records_say_nothing():
@@ -59,3 +61,21 @@ def test_members_are_told_apart():
     }
     assert seen.members["a"].delays.at(100) == 2
     assert seen.members["b"].delays.at(100) == 10
+
+
+def test_a_row_that_any_consumer_can_read_moves_the_watermark() -> None:
+    """
+    A row whose key only one of two consumers can read still counts for the watermark (I8).
+    """
+    pipeline = mp.Pipeline("observe")
+    stream = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("0s"))
+    stream.apply(Count(), name="first")
+    stream.apply(Count(), name="second", key="other")
+    run = mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True)
+
+    run.inject("in", [{"k": "a", "other": "b", "at": 1, "n": 1}, {"k": None, "other": "b", "at": 9, "n": 2}])
+    run.run_until_quiet()
+
+    assert run.watermark("second") == 9
+    assert run.summary().totals.injected == 1
+    run.stop()

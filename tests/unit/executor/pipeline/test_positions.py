@@ -6,8 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.pipeline.positions import admit_batch, input_positions, percentile_watermark_app_id
-from millpond.statestore.app_ids import input_app_id
+from millpond.executor.pipeline.positions import (
+    admit_batch,
+    claimed_by,
+    conflicting_pipeline,
+    input_positions,
+    percentile_watermark_app_id,
+    pipeline_number,
+)
+from millpond.statestore.app_ids import claim_app_id, input_app_id, superstep_app_id
 from millpond.statestore.errors import InvalidError
 
 
@@ -73,3 +80,22 @@ def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
     ]
     low = "millpond/watermark/p/computation/c"
     assert names == [f"{low}@90.0", f"{low}@90.0", f"{low}@99.5", low, low]
+
+
+def test_claims_are_read_back_from_positions() -> None:
+    """
+    A claim's number identifies the pipeline, and its name is known once it has run.
+    """
+    positions = {
+        claim_app_id("mine"): pipeline_number("p"),
+        claim_app_id("theirs"): pipeline_number("q"),
+        superstep_app_id("q"): 3,
+    }
+
+    assert claimed_by(positions, "p") == {"mine"}
+    assert [conflicting_pipeline(positions, "p", name) for name in ("mine", "theirs", "free")] == [
+        None,
+        "q",
+        None,
+    ]
+    assert conflicting_pipeline({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"

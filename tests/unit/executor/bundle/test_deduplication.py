@@ -1,5 +1,5 @@
 """
-Record ids stay what they were when a pipeline is changed, and user code sees them as they came.
+Record ids keep their scope when a pipeline changes, and user code sees them as they arrived.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ids(Computation):
 
 class Pond:
     """
-    A store in memory, and one run after the other on it.
+    A store in memory, and consecutive runs on it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pond:
 
     def run(self, streams: str, *arrivals: tuple[str, str]) -> list[str]:
         """
-        Run a pipeline with these streams, and inject a record with this id on each of those.
+        Run a pipeline with these streams, inject one record per (stream, id), and return the ids seen.
         """
         pipeline = EnginePipeline("p")
         for stream in streams:
@@ -50,14 +50,14 @@ class Pond:
             run.run_until_quiet()
         run.stop()
         [state] = self.store.rows_view("ids").to_arrow().column("state").to_pylist()
-        found: list[str] = orjson.loads(state)
-        return found
+        ids: list[str] = orjson.loads(state)
+        return ids
 
 
 @pytest.mark.parametrize("later", ["xy", "yx"])
-def test_a_stream_that_is_added_hides_no_repetition(later: str) -> None:
+def test_repetitions_are_recognised_after_a_stream_is_added(later: str) -> None:
     """
-    What the first stream delivered before the change is known afterwards, on whatever place it is named.
+    Ids of the first stream stay known after a second is added, in either order of declaration.
     """
     pond = Pond()
     pond.run("x", ("x", "1"))
@@ -65,9 +65,9 @@ def test_a_stream_that_is_added_hides_no_repetition(later: str) -> None:
     assert pond.run(later, ("x", "1"), ("y", "1"), ("y", "1"), ("x", "1")) == ["x 1", "y 1"]
 
 
-def test_a_stream_that_is_removed_hides_none_either() -> None:
+def test_repetitions_are_recognised_after_a_stream_is_removed() -> None:
     """
-    The stream that stays alone keeps the scope that it had beside the other one.
+    The remaining stream keeps the id scope it had alongside the other.
     """
     pond = Pond()
     pond.run("xy", ("x", "1"), ("y", "1"))

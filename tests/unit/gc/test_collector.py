@@ -1,5 +1,5 @@
 """
-Garbage collection against owners that come and go: what a live owner needs is never garbage.
+Garbage collection across changes of owner: files that a live owner needs are never collected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 
 class Pond:
     """
-    A store in memory, with any number of owners who may not have heard of each other.
+    A store in memory, with owners that may not know of each other.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Pond:
 
 def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
     """
-    What the owner of a run believes, as far as the run has come.
+    What a run's owner passes to a collection: its sequencer and superstep.
     """
     fence = store.committer.snapshot.fence_of(DEFAULT_MEMBER)
     return {DEFAULT_MEMBER: Owned(fence.sequencer, Superstep(run.summary().superstep))}
@@ -60,7 +60,7 @@ def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
 
 def a_compaction(store: Store) -> Compacted:
     """
-    A compaction of everything that may be compacted, written and not yet committed.
+    A full compaction, written and not yet committed.
     """
     snapshot = store.committer.snapshot
     newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(DEFAULT_MEMBER)))
@@ -88,39 +88,39 @@ def a_run_of(pond: Pond, supersteps: int) -> tuple[Store, LocalRun]:
     return store, run
 
 
-def test_a_former_owner_takes_no_compaction_of_its_successor_for_an_orphan() -> None:
+def test_a_former_owner_keeps_an_uncommitted_compaction_of_its_successor() -> None:
     """
-    The new owner's commit is about to name the file, and to remove the files that it was made of.
+    A file that the new owner is about to commit is no orphan to the former owner.
     """
     pond = Pond()
     former_store, former = a_run_of(pond, 6)
-    believed = owned_by(former, former_store)
+    owned = owned_by(former, former_store)
     store, _ = pond.start()
     prepared = a_compaction(store)
 
-    pond.collect(believed)
+    pond.collect(owned)
 
     assert prepared.file.path in pond.objects.list("")
 
 
-def test_an_owner_does_away_with_his_own_orphans() -> None:
+def test_an_owner_collects_its_own_orphans() -> None:
     """
-    What he wrote in a past superstep and never committed is garbage to him who holds the fence.
+    A file written in a past superstep and never committed is an orphan to the fence's holder.
     """
     pond = Pond()
     store, run = a_run_of(pond, 6)
-    forgotten = a_compaction(store)
+    orphan = a_compaction(store)
 
-    found = pond.collect(owned_by(run, store))
+    collected = pond.collect(owned_by(run, store))
 
-    assert forgotten.file.path in {path for each in found.collections for path in each.paths}
-    assert forgotten.file.path not in pond.objects.list("")
+    assert orphan.file.path in {path for collection in collected.collections for path in collection.paths}
+    assert orphan.file.path not in pond.objects.list("")
 
 
 @pytest.mark.parametrize("jump_ms", [0, 2 * HOUR_MS, -2 * HOUR_MS])
 def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
     """
-    To a collector whose clock is hours ahead all commits look old; other writers still follow them.
+    After the collector's clock jumps by hours, other writers can still follow the log and commit.
     """
     pond = Pond()
     upkeep = UpkeepPolicy(background=False, collect_every=4)
@@ -141,9 +141,9 @@ def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
     assert load(Log(pond.objects)).fence_of(neighbour) == Fence(Sequencer(1), CommitNumber(1))
 
 
-def test_the_log_of_a_pipeline_that_runs_is_cut() -> None:
+def test_the_log_of_a_running_pipeline_is_truncated() -> None:
     """
-    Once versions have been seen for long enough, those before a checkpoint go.
+    Versions older than the retention and before a checkpoint are removed from the log.
     """
     pond = Pond()
     _, run = pond.start(UpkeepPolicy(background=False, collect_every=4, retention="1m"))
@@ -157,7 +157,7 @@ def test_the_log_of_a_pipeline_that_runs_is_cut() -> None:
 
 def fence_of(interval: Interval, number: int) -> CommitRequest:
     """
-    A commit of a neighbour's, without files.
+    A commit of another interval, without files.
     """
     fence = Fence(Sequencer(1), CommitNumber(number))
     return CommitRequest(kind="test", writes=(IntervalWrite(interval=interval, fence=fence),))

@@ -1,5 +1,5 @@
 """
-Who owns a pipeline's keys: no former owner and no other pipeline ever leaves a second set of intervals.
+Takeovers: no former owner and no other pipeline ever leaves a second set of intervals.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.ownership import boundaries_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import claimed_by, conflicting_pipeline, pipeline_number
-from millpond.statestore.app_ids import claim_app_id, superstep_app_id
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
@@ -38,7 +36,7 @@ class Alarm(Computation):
 
 class Collect(Computation):
     """
-    Keeps the numbers of its records in order of arrival, and passes the records on.
+    Appends each record's number to the state, and forwards the record.
     """
 
     def __init__(self, *outputs: str) -> None:
@@ -52,7 +50,7 @@ class Collect(Computation):
 
 class Pond:
     """
-    A store in memory for several owners, whose runs move only when they are told to.
+    A store in memory for several owners, whose runs advance only when stepped.
     """
 
     def __init__(self) -> None:
@@ -70,9 +68,9 @@ class Pond:
         )
         return runner.start(pipeline, stepping=True)
 
-    def start_unhearing(self, pipeline: EnginePipeline) -> LocalRun:
+    def start_deaf(self, pipeline: EnginePipeline) -> LocalRun:
         """
-        A run that goes on believing in its leases, whatever becomes of them.
+        Start a run that is never notified of lost leases.
         """
         store = self.store()
         run = self.start(pipeline, store)
@@ -80,8 +78,8 @@ class Pond:
         return run
 
     def intervals(self, computation: str) -> list[Interval]:
-        found = map(Interval.from_app_id, self.store().snapshot().txns)
-        return sorted(interval for interval in found if interval and interval.computation == computation)
+        intervals = map(Interval.from_app_id, self.store().snapshot().txns)
+        return sorted(interval for interval in intervals if interval and interval.computation == computation)
 
     def states(self, computation: str) -> dict[str, object]:
         rows = self.store().rows_view(computation).to_arrow().to_pylist()
@@ -113,12 +111,12 @@ def finished(run: LocalRun) -> LocalRun:
 
 
 class TestIntervals:
-    def test_a_former_owner_cuts_no_keys(self):
+    def test_a_former_owner_creates_no_intervals(self):
         """
-        Two sets of intervals would overlap, and after a restart each timer would fire in both.
+        A former owner creates no intervals; two overlapping sets would fire each timer twice.
         """
         pond = Pond()
-        former, owner = pond.start_unhearing(alarms()), pond.start(alarms())
+        former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         former.inject("in", rows("abcd"))
         with pytest.raises(FencedError):
             former.run_until_quiet()
@@ -132,10 +130,10 @@ class TestIntervals:
 
     def test_a_former_owner_takes_no_lease_of_its_successor(self):
         """
-        Keys that the new owner has cut already stay its own, though the former one never heard of it.
+        Intervals of the new owner stay its own, even if the former owner was never notified.
         """
         pond = Pond()
-        former, owner = pond.start_unhearing(alarms()), pond.start(alarms())
+        former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         owner.inject("in", rows("a"))
         owner.run_until_quiet()
 
@@ -145,12 +143,12 @@ class TestIntervals:
 
         assert finished(owner).summary().totals.timers == 1
 
-    def test_intervals_that_are_cut_while_the_pipeline_is_taken_over_are_taken_too(self):
+    def test_intervals_created_during_a_takeover_are_taken_over(self):
         """
-        The last moment of a former owner is the fence, not the look at the table before it.
+        Intervals that a former owner commits up to the fence belong to the new owner too.
         """
         pond = Pond()
-        former = pond.start_unhearing(alarms())
+        former = pond.start_deaf(alarms())
         former.inject("in", rows("abcd"))
         pond.disk.interrupt("put_if_absent", former.run_until_quiet)
 
@@ -162,9 +160,9 @@ class TestIntervals:
         assert len(pond.intervals("alarm")) == 2
         assert finished(pond.start(alarms())).summary().totals.timers == 8
 
-    def test_long_keys_are_cut_short(self):
+    def test_boundaries_of_long_keys_are_truncated(self):
         """
-        A cut is part of names in ZooKeeper and in the log, so a key of a megabyte must not become one.
+        A boundary is part of names in ZooKeeper and in the log, so a key of a megabyte is truncated.
         """
         sample = pa.array([letter * 1_000_000 for letter in "abcd"])
 
@@ -176,7 +174,7 @@ class TestIntervals:
 class TestPipelines:
     def test_a_computation_belongs_to_one_pipeline(self):
         """
-        Another pipeline's supersteps count differently: its restart would deliver foreign productions again.
+        A computation of another pipeline is refused: supersteps of the two are numbered differently.
         """
         pond = Pond()
         run = pond.start(a_chain("x"))
@@ -193,42 +191,24 @@ class TestPipelines:
 
     def test_a_computation_is_claimed_by_its_first_input(self):
         """
-        Of two pipelines that were started before either had input, the second is refused.
+        Of two pipelines started before any input, the second to process a record is refused.
         """
         pond = Pond()
-        run, rival = pond.start(a_chain("x")), pond.start(a_chain("y"))
+        run, other = pond.start(a_chain("x")), pond.start(a_chain("y"))
         run.inject("in", rows("a"))
         run.run_until_quiet()
-        rival.inject("in", rows("b"))
+        other.inject("in", rows("b"))
 
         with pytest.raises(InvalidError, match="another pipeline"):
-            rival.run_until_quiet()
+            other.run_until_quiet()
 
         assert pond.states("second") == {"a": [0]}
 
-    def test_claims_are_read_back_from_positions(self):
-        """
-        The number of a pipeline tells its own claims from others', and its name where it has run.
-        """
-        positions = {
-            claim_app_id("mine"): pipeline_number("p"),
-            claim_app_id("theirs"): pipeline_number("q"),
-            superstep_app_id("q"): 3,
-        }
-
-        assert claimed_by(positions, "p") == {"mine"}
-        assert [conflicting_pipeline(positions, "p", name) for name in ("mine", "theirs", "free")] == [
-            None,
-            "q",
-            None,
-        ]
-        assert conflicting_pipeline({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"
-
 
 class TestChangedPipelines:
-    def test_what_a_removed_computation_produced_is_delivered(self):
+    def test_productions_of_a_removed_computation_are_delivered(self):
         """
-        A consumer that stays gets every production, though its producer went with the restart.
+        A remaining consumer gets every production of a computation that a restart removed.
         """
         pond = Pond()
         run = pond.start(a_chain("p", first="old"))
@@ -241,9 +221,9 @@ class TestChangedPipelines:
         assert pond.states("second") == {"a": [0]}
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_a_restart_changes_no_order_of_arrival(self, seed):
+    def test_a_restart_keeps_the_order_of_arrival(self, seed):
         """
-        Records of one time arrive in the order of their producers' keys, also out of files.
+        Records of equal time arrive in the order of their producers' keys, also when read from files.
         """
         pond = Pond()
         pond.rng = SeededRng(seed)

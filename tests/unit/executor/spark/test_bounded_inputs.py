@@ -1,5 +1,5 @@
 """
-A run on Spark at its edges: inputs that end, batches that come too late, and failures that pass.
+The end of inputs in a Spark run, without Spark: bounded inputs, ended streams, late batches.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.reporting.progress import Progress
-from millpond.executor.spark.foreach_batch import ForeachBatch
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -25,7 +24,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 class Engine:
     """
-    Supersteps without a job: commits what is planned, for an input with one record at time 5.
+    An engine without Spark jobs: commits each plan as one record at time 5.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -44,7 +43,7 @@ class Engine:
 
 def a_run(store: Store, clock: ManualClock) -> SparkRun:
     """
-    A run of a pipeline with the inputs facts and events, both read by one computation.
+    A run of a pipeline whose one computation reads the inputs facts and events.
     """
     pipeline = EnginePipeline("p")
     for stream in ("facts", "events"):
@@ -68,7 +67,7 @@ def store(clock: ManualClock) -> Store:
 
 def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: ManualClock) -> None:
     """
-    Once it is consumed its stream has ended, so only the streaming input bounds the watermark.
+    Once consumed, a bounded stream has ended, and only the streaming input bounds the watermark.
     """
     run = a_run(store, clock)
     run.consume_bounded("facts", None)
@@ -80,7 +79,7 @@ def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: Manual
 
 def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, clock: ManualClock) -> None:
     """
-    A restart consumes nothing again, and does not wait for it either.
+    After a restart a consumed bounded input is neither read again nor waited for.
     """
     first = a_run(store, clock)
     first.consume_bounded("facts", None)
@@ -97,7 +96,7 @@ def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, cl
 
 def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock) -> None:
     """
-    A run that gave its leases back takes none again, whatever Spark still hands to it.
+    A stopped run refuses a batch that Spark still delivers, and commits nothing.
     """
     run = a_run(store, clock)
     run.stop()
@@ -109,56 +108,9 @@ def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock)
     assert store.committer.refresh().version == before
 
 
-class Runner:
-    """
-    Opens runs of which the first fails.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def open(self, _pipeline: EnginePipeline) -> Runner:
-        self.events.append("open")
-        return self
-
-    def start_ticker(self, _tick_ms: float) -> None:
-        pass
-
-    def on_batch(self, _stream: str):
-        return self.consume
-
-    def consume(self, _frame: Any, batch: int) -> None:
-        if batch == 13:
-            raise UnavailableError("away")
-        self.events.append(f"batch {batch}")
-
-    def abandon(self) -> None:
-        self.events.append("abandon")
-
-    def stop(self) -> None:
-        self.events.append("stop")
-
-
-def test_an_embedded_computation_outlives_a_failure() -> None:
-    """
-    The query fails with its batch, and once it is started again the batch is taken by a new run.
-    """
-    runner = Runner()
-    function = ForeachBatch(runner, EnginePipeline("p"), tick_ms=1)
-
-    function(None, 1)
-    with pytest.raises(UnavailableError):
-        function(None, 13)
-    function(None, 2)
-    function.close()
-    function.close()
-
-    assert runner.events == ["open", "batch 1", "abandon", "open", "batch 2", "stop"]
-
-
 def test_an_ended_stream_stays_ended(store: Store, clock: ManualClock) -> None:
     """
-    The end of a stream is journaled with the next superstep, like any watermark.
+    A stream's end is committed with the next superstep, and a restart reads it back.
     """
     run = a_run(store, clock)
     for stream in ("facts", "events"):
