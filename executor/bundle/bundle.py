@@ -58,7 +58,7 @@ class Bundle:
         wall_time: the superstep's wall time; tasks never read a clock.
         percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
-        weak: what becomes of its productions before the commit.
+        weak: which of its productions are delivered before the commit.
     """
 
     interval: Interval

@@ -56,10 +56,10 @@ class KeyExecutor:
     Runs one key after the other, with one context for all of them.
 
     Args:
-        node: whose code runs, and what becomes of failures.
+        node: the computation whose code runs, and its handling of failures.
         bundle: the clocks.
         columns: the records.
-        limit: how long the code may take for a key; ``None``: as long as it likes.
+        limit: how long the code may take for a key; ``None``: no limit.
 
     Attributes:
         state: the state of the key that had the last turn.

@@ -1,8 +1,8 @@
 """
-Weak productions of one bundle: what goes on within the superstep, and what its rows must keep.
+Weak productions of one bundle: what is delivered within the superstep, and what its rows must keep.
 
 They are tables all the way: which productions are kept is decided in whole columns, and a bundle's
-row updates can be stated anew when a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
+row updates can be restated when a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
 """
 
 from __future__ import annotations

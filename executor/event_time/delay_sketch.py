@@ -3,7 +3,7 @@ Delay sketches: how far behind the newest record those after it come, at any per
 
 A t-digest of Apache DataSketches (the ``datasketches`` wheel, from the project that Druid and
 Spark take their sketches from): 5 KB whatever has been seen, sharpest at the tails, where
-marks such as 99 lie, mergeable across tasks, and, unlike the KLL sketches beside it, without
+marks such as 99 lie, mergeable across tasks, and, unlike the KLL sketches of the same library, without
 randomness, so that a simulation repeats itself. It stands in for the exact distribution that
 MillWheel §7.2 needs for percentile low watermarks.
 """

@@ -1,7 +1,7 @@
 """
-Upkeep by hand: what `Upkeep` does beside a pipeline, for a store on which none runs.
+Offline maintenance: what `Upkeep` does for a running pipeline, for a store whose pipelines are stopped.
 
-It takes the leases of each pipeline that nobody holds, commits the fence, compacts everything that
+It takes the leases of each stopped pipeline, commits the fence, compacts everything that
 may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
 the log and removed files are collected either way, behind the same horizons. It and a repair keep each
 other away, for repair may bring back what is garbage now.
@@ -75,7 +75,7 @@ def collect_by_hand(
         dry_run: change nothing.
 
     Raises:
-        ConflictError: another process repairs the store, or collects its garbage by hand.
+        ConflictError: another process is repairing the store or collecting its garbage offline.
         DataError: something that had to be read is damaged.
         FencedError: this process slept for longer than its session; again does no harm.
         UnavailableError: the store, ZooKeeper or the catalog is away.
@@ -140,7 +140,7 @@ def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
 ) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
     """
-    The pipelines that nobody runs, held; and the names of those that somebody does.
+    The stopped pipelines, with their leases held; and the names of the running ones.
     """
     held: list[_HeldPipeline] = []
     running: list[str] = []
@@ -221,7 +221,7 @@ def _compact(
     store: Store, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
 ) -> Collection:
     """
-    One compaction, one commit: by hand nobody waits, and little is lost when it is interrupted.
+    Commit each compaction separately: offline no superstep waits, and an interruption loses little.
     """
     last = owned.fences[compaction.interval]
     rules = CompactionRules(

@@ -288,7 +288,7 @@ def _check_ingress(
     has_own = watermark is not _NO_DISORDER and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
-            "a stream by time of arrival has its own watermark, and holds nobody back: "
+            "a stream by time of arrival has its own watermark, and does not hold others back: "
             "it takes no watermark, idle_after, members or skew_limit",
             stream=stream,
         )
@@ -361,7 +361,7 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         )
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
-        raise InvalidError("user_code_timeout_ms is longer than nothing", computation=name, value=timeout_ms)
+        raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

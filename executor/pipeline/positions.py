@@ -139,7 +139,7 @@ def admit_batch(
     known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
 ) -> bool:
     """
-    Whether a batch is news; a batch that Spark replays after a crash is not.
+    Whether a batch is new; a batch that Spark replays after a crash is not.
 
     A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
     anything else means that checkpoint and store do not belong together.
@@ -154,7 +154,7 @@ def admit_batch(
     Raises:
         InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
     """
-    belongs = "go on with the checkpoint that belongs to this store, start with a new store"
+    belongs = "continue with the checkpoint that belongs to this store, start with a new store"
     way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
     if_repaired = (
         "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "

@@ -182,7 +182,7 @@ class _Files:
 
 def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
     """
-    Find the newest state that can be had.
+    Find the newest state that can be restored.
 
     Args:
         objects: the table's root.

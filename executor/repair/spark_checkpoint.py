@@ -35,7 +35,7 @@ class Reached:
 
     def is_ahead_of(self, consumed: int) -> bool:
         """
-        Whether Spark would go on with a batch that is not the next one for a store.
+        Whether Spark would continue with a batch that is not the next one for a store.
 
         Args:
             consumed: the last batch that the store has; -1 for none.

@@ -29,7 +29,7 @@ _NOT_CONTENT: Final = ("at", "pane", "is_retraction")
 @dataclass(slots=True)
 class RowChange:
     """
-    What becomes of one row.
+    The change of one row.
 
     Attributes:
         put: the place of its new content among the superstep's rows; ``None`` when it has none.
@@ -89,7 +89,7 @@ def key_texts(columns: pa.Table) -> pa.Array:
 
 def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
     """
-    What each row says beside its key, as text that can be compared.
+    The columns of each row outside its key, as comparable text.
     """
     names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
     if not names:

@@ -37,7 +37,7 @@ def open_table(
         rng: for the table's identity.
         name: the sink's name.
         schema: the columns that it must have.
-        whole: it may have no other columns, for its rows are going to be written anew.
+        whole: it may have no other columns, because its rows will be rewritten.
 
     Raises:
         InvalidError: there is a table with other columns, or a partitioned one.

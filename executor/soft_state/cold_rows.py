@@ -1,7 +1,7 @@
 """
-Cold rows: rows as they were read, still in Arrow, until somebody asks for them.
+Cold rows: rows as they were read, still in Arrow, until they are needed.
 
-A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them nobody touches for a
+A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a
 while: making Python objects of a million rows would take longer than reading them, so a row is made
 into objects when its key first has something to do.
 """

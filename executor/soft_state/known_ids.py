@@ -38,7 +38,7 @@ class KnownIds:
     """
     The ids of one interval: a filter, built at the first question, and the newest ids themselves.
 
-    A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is built anew from the
+    A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is rebuilt from the
     files when as many ids have been added to it as it was made for.
 
     Args:
@@ -111,13 +111,6 @@ class KnownIds:
         """
         return self._filter is not None
 
-    @property
-    def recent_bytes(self) -> int:
-        """
-        What the newest ids occupy, by estimate.
-        """
-        return self._recent_bytes
-
     def keep(self, path: str, updates: pa.Table) -> None:
         """
         Keep the ids of a file that this process has written.
@@ -132,14 +125,14 @@ class KnownIds:
 
     def keep_only(self, files: Sequence[FileKeys]) -> None:
         """
-        Let go of the ids of files that are no longer among the interval's.
+        Drop the ids of files that are no longer among the interval's.
         """
         for path in self._recent.keys() - {file.path for file in files}:
             self.drop(path)
 
     def drop(self, path: str) -> None:
         """
-        Let go of the ids of a file that was written in vain.
+        Drop the ids of a file that was never committed.
         """
         table = self._recent.pop(path, None)
         if table is not None:

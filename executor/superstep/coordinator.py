@@ -74,7 +74,7 @@ class Coordinator:
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
         upkeep: how the store is kept small; ``None`` leaves it alone.
         compaction_workers: where compactions are prepared; ``None`` for this machine.
-        threads: whether sinks are written beside the next superstep; without, all is done in turn.
+        threads: whether sinks are written in parallel with the next superstep; if not, before it.
 
     Attributes:
         names: draws file names that are this owner's alone; once it is open.
@@ -197,7 +197,7 @@ class Coordinator:
 
     def admit(self, position: InputPosition) -> bool:
         """
-        Whether a batch is news; see `admit_batch`.
+        Whether a batch is new; see `admit_batch`.
 
         Raises:
             InvalidError: the source's checkpoint does not belong to this store.
@@ -237,7 +237,7 @@ class Coordinator:
 
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
         """
-        Consumers of ``streams`` that have never run, so that nobody has cut their keys yet.
+        Consumers of ``streams`` that have never run, so that their key intervals are not chosen yet.
         """
         nodes, found = self.topology.computations.values(), self.topology.readers_of(streams)
         return tuple(node for node in nodes if node.name in found and not self._ownership.of(node.name))

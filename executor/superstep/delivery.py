@@ -55,12 +55,12 @@ _VALUE_LENGTH_MAX = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSource:
     """
-    A committed file that holds productions which nobody has consumed yet.
+    A committed file that holds unconsumed productions.
 
     Attributes:
         path: the row file.
-        superstep: only its rows of this superstep count; a file that somebody's
-            OPTIMIZE merged may hold older ones, long delivered.
+        superstep: only its rows of this superstep count; a file that an OPTIMIZE
+            merged may hold older rows, whose productions are delivered.
         streams: streams it produced to; empty when unknown.
         interval: only its rows in this interval count; ``None`` for all of them.
     """

@@ -44,7 +44,7 @@ class IntervalPlan:
         interval: which keys.
         fence: what its next commit carries.
         watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
+        files: the committed files that its rows are in, oldest first; empty unless requested.
         due: whether a pending timer is due.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
     """

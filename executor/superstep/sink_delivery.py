@@ -28,7 +28,7 @@ __all__ = ["SinkDelivery"]
 
 class SinkDelivery:
     """
-    Writes each committed superstep's productions to the sinks, beside the next superstep.
+    Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
     """
 
     def __init__(

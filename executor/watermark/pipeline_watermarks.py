@@ -1,5 +1,5 @@
 """
-The time of a pipeline: its injectors' watermarks and what follows from them for everybody.
+The time of a pipeline: the watermarks of its injectors and of all its computations.
 
 What a superstep observes takes effect only once it is committed: until then records of that
 superstep may still be lost with it, and no watermark may have passed them (I7).
@@ -99,7 +99,7 @@ class PipelineWatermarks:
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:
         """
-        The computation's input watermark at a percentile; one that nobody asks for is the exact one.
+        The computation's input watermark at a percentile; an undeclared one falls back to the low watermark.
 
         It never falls, and never lies behind one of a greater percentile.
         """
@@ -188,7 +188,7 @@ class PipelineWatermarks:
         Leave out streams and members that have been silent for too long.
 
         Args:
-            heard: streams that bring records in the superstep at hand: they are not silent.
+            heard: streams with records in the current superstep, which are therefore not silent.
         """
         self._follow_the_clock(frozenset(heard))
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
@@ -203,7 +203,7 @@ class PipelineWatermarks:
         """
         Time of arrival passes with the wall's, except for records that are on their way with their stamp.
 
-        That alone gives nobody anything to do: a timer that it makes due does.
+        A new watermark alone is no work; a timer that it makes due is.
         """
         silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
         for injector in silent:
@@ -219,7 +219,7 @@ class PipelineWatermarks:
         percentile: float = EXACT,
     ) -> None:
         """
-        Move an injector's watermark by hand.
+        Move an injector's watermark explicitly.
         """
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()

@@ -2,9 +2,9 @@
 How far one injected stream has come: its members, who of them is silent, and what they say.
 
 A stream without members is one member. Its watermark is the least of its members' watermarks;
-whoever is idle or gone is left out, and when nobody is left it stands still. The watermark and
-what was declared of members are journaled: after a restart every member goes on from the
-watermark and counts as just heard of, and whoever was idle or gone still is.
+idle and gone members are left out, and without any other member it stands still. The watermark and the
+declared status of members are journaled: after a restart every member continues from the watermark and
+counts as just heard from, and a member that was idle or gone still is.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class InjectorTime:
 
         Args:
             now: the wall time.
-            with_delays: whether anybody asks for percentiles.
+            with_delays: whether the pipeline declares percentiles.
         """
         newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
         return Watch(
@@ -204,7 +204,7 @@ class InjectorTime:
 
     def finish(self, now_us: int) -> None:
         """
-        The input has ended, whoever is missing.
+        Note that the input has ended, whichever members are missing.
         """
         for member in self._members.values():
             member.logic.finish()
@@ -242,7 +242,7 @@ class InjectorTime:
 
     def is_idle(self, now_us: int) -> bool:
         """
-        Whether nobody is expected to send at the moment, though the input has not ended.
+        Whether every member is idle or gone, though the input has not ended.
         """
         return self._watermark != TIME_MAX_US and all(
             self._is_silent(one, now_us) for one in self._members.values()
