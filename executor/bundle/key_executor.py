@@ -289,10 +289,10 @@ def _described(value: Callable[[], Any]) -> str:
     A value as JSON text if it can be, else as Python writes it, else why not.
     """
     try:
-        found = value()
+        decoded = value()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return f"<unreadable: {_one_line(error)}>"
     try:
-        return JsonCodec().encode(found)
+        return JsonCodec().encode(decoded)
     except InvalidError:
-        return repr(found)[:_VALUE_MAX]
+        return repr(decoded)[:_VALUE_MAX]

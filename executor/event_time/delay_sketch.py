@@ -93,7 +93,7 @@ class RecentDelays:
         self._newer: DelaySketch | None = None
 
     def __len__(self) -> int:
-        return sum(len(each) for each in (self._older, self._newer) if each is not None)
+        return sum(len(sketch) for sketch in (self._older, self._newer) if sketch is not None)
 
     def merge(self, seen: DelaySketch) -> None:
         """
@@ -110,7 +110,7 @@ class RecentDelays:
         The delay that so many percent of the recent records do not exceed; 0 when there are none.
         """
         both = DelaySketch()
-        for each in (self._older, self._newer):
-            if each is not None:
-                both.merge(each)
+        for sketch in (self._older, self._newer):
+            if sketch is not None:
+                both.merge(sketch)
         return both.at(percentile)

@@ -208,10 +208,10 @@ class Ownership:
         """
         The pipeline's intervals in the table, except the control interval.
         """
-        found = map(Interval.from_app_id, self._store.committer.snapshot.txns)
+        intervals = map(Interval.from_app_id, self._store.committer.snapshot.txns)
         names = self._topology.computations
         return sorted(
-            interval for interval in found if interval is not None and interval.computation in names
+            interval for interval in intervals if interval is not None and interval.computation in names
         )
 
     def _take(self, intervals: Sequence[Interval]) -> None:

@@ -149,14 +149,14 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
 
 
 def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     fresh = [*node.produces, DEAD_LETTERS]
     while fresh:
         for consumer in topology.consumers_of(fresh.pop()):
-            if consumer.computation.name not in found:
-                found.add(consumer.computation.name)
+            if consumer.computation.name not in reached:
+                reached.add(consumer.computation.name)
                 fresh += [*consumer.computation.produces, DEAD_LETTERS]
-    return found
+    return reached
 
 
 def _sinks_take_productions(topology: Topology) -> None:
@@ -169,13 +169,16 @@ def _sinks_take_productions(topology: Topology) -> None:
             )
 
 
-def _sinks_have_their_own_place(topology: Topology) -> None:
+def _sinks_have_their_own_destination(topology: Topology) -> None:
     seen: dict[str, str] = {}
     for node in topology.sinks.values():
         other = seen.setdefault(node.sink.identity, node.name)
         if other != node.name:
             raise InvalidError(
-                "two sinks write to one place", first=other, second=node.name, path=node.sink.identity
+                "two sinks write to the same destination",
+                first=other,
+                second=node.name,
+                path=node.sink.identity,
             )
 
 
@@ -209,11 +212,11 @@ def _unpicklable_attribute(computation: object) -> str | None:
     """
     The attribute of the object or its class that cannot be pickled.
     """
-    found = dict(getattr(computation, "__dict__", {}))
+    attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
-            found.setdefault(name, value)
-    return next((name for name, value in found.items() if _pickling_failure(value) is not None), None)
+            attributes.setdefault(name, value)
+    return next((name for name, value in attributes.items() if _pickling_failure(value) is not None), None)
 
 
 def _check_pickles(message: str, value: object, subject: dict[str, str]) -> None:
@@ -240,7 +243,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _computations_can_be_reached,
     _horizons_are_in_no_cycle,
     _sinks_take_productions,
-    _sinks_have_their_own_place,
+    _sinks_have_their_own_destination,
     _code_can_travel,
 )
 """Every check of a topology, in order."""

@@ -108,10 +108,10 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
     if isinstance(extractor, str):
         return _checked_key(_field_of(value, extractor))
     try:
-        found = extractor(value)
+        key = extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    return _checked_key(found)
+    return _checked_key(key)
 
 
 def _field_of(value: Any, name: str) -> Any:
@@ -124,20 +124,20 @@ def _field_of(value: Any, name: str) -> Any:
     return value[name]
 
 
-def _checked_key(found: object) -> Key:
-    if isinstance(found, str):
-        return Key(found) if found.isascii() else _encodable(found)
-    if found is None:
+def _checked_key(key: object) -> Key:
+    if isinstance(key, str):
+        return Key(key) if key.isascii() else _encodable(key)
+    if key is None:
         raise InvalidError("the key is null")
-    raise InvalidError("the key is not text", type=type(found).__name__)
+    raise InvalidError("the key is not text", type=type(key).__name__)
 
 
-def _encodable(found: str) -> Key:
+def _encodable(key: str) -> Key:
     try:
-        found.encode()
+        key.encode()
     except UnicodeEncodeError as cause:
-        raise InvalidError("the key has no UTF-8 form", key=ascii(found)) from cause
-    return Key(found)
+        raise InvalidError("the key has no UTF-8 form", key=ascii(key)) from cause
+    return Key(key)
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
@@ -196,8 +196,8 @@ def _decoded_column(column: pa.ChunkedArray, name: str) -> pa.Array:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not text and not pa.types.is_null(kind):
         raise InvalidError("the key column is not text", column=name, type=column.type)
-    found = column.cast(pa.string())
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    text = column.cast(pa.string())
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
 def _text_column(keys: pa.Array) -> ExtractedKeys:

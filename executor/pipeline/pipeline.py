@@ -295,7 +295,7 @@ def _check_ingress(
 
 
 def _check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    if isinstance(members, str) or not all(isinstance(one, str) and one for one in members):
+    if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
         raise InvalidError("members is a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
         raise InvalidError("a member is named twice", stream=stream, members=list(members))

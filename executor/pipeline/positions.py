@@ -57,13 +57,13 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
     """
     Every counter of a pipeline's computations, by name.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(COUNT_PREFIX):
             of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
             if of == pipeline:
-                found.setdefault(computation, {})[counter] = value
-    return found
+                counts.setdefault(computation, {})[counter] = value
+    return counts
 
 
 def pipeline_number(pipeline: str) -> int:

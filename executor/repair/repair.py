@@ -133,7 +133,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:
-            yield hold, {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
+            yield hold, {lease.interval: Fence(lease.sequencer, CommitNumber(0)) for lease in taken}
         finally:
             for lease in taken:
                 leases.release(lease)
@@ -230,7 +230,7 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
     """
     By pipeline, a superstep above every one that the log or any file's name tells of.
     """
-    found: dict[str, Superstep] = {}
+    supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     for app_id, last in plan.txns.items():
         if app_id.startswith(SUPERSTEP_PREFIX):
@@ -241,8 +241,8 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
                 for folder, _, name in names
                 if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
             )
-            found[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
-    return found
+            supersteps[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
+    return supersteps
 
 
 def _transactions(
@@ -253,20 +253,20 @@ def _transactions(
     }
     if not plan.is_rollback:
         return fences
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for app_id, was in plan.txns.items():
         restored = plan.state.txns.get(app_id)
         if app_id.startswith(SUPERSTEP_PREFIX):
-            found[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
+            positions[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
         elif app_id.startswith(INPUT_PREFIX):
-            found[app_id] = -1 if restored is None else restored
+            positions[app_id] = -1 if restored is None else restored
         elif app_id.startswith(SAVEPOINT_PREFIX):
             is_kept = plan.is_readable and was <= plan.newest
-            found[app_id] = was if is_kept else SAVEPOINT_RELEASED
+            positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
         else:
             restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
-            found[app_id] = restart if restored is None else restored
-    return found | fences
+            positions[app_id] = restart if restored is None else restored
+    return positions | fences
 
 
 def _rewritten_rows(
@@ -298,13 +298,13 @@ def _rewritten_rows(
             if not pc.any(is_last).as_py():
                 continue
             numbers = pc.if_else(is_last, pa.scalar(int(superstep), pa.int64()), rows.column("superstep"))
-            place = rows.schema.get_field_index("superstep")
+            column = rows.schema.get_field_index("superstep")
             interval = Interval.from_app_id(file.interval_id) or Interval(file.computation)
             fence = owners.get(interval) or Fence(Sequencer(1 << 30), CommitNumber(0))
             written = write_row_file(
                 objects,
                 interval,
-                rows.set_column(place, rows.schema.field(place), numbers),
+                rows.set_column(column, rows.schema.field(column), numbers),
                 superstep=superstep,
                 fence=fence,
                 token=names.token(),

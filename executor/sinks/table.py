@@ -73,15 +73,15 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
         )
     there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
     for column in orjson.loads(delta_schema(schema))[_FIELDS]:
-        found = there.get(column["name"])
-        if found != column["type"]:
+        kind = there.get(column["name"])
+        if kind != column["type"]:
             raise InvalidError(
                 "the sink's table has other columns",
                 sink=name,
                 path=url,
                 column=column["name"],
                 wanted=column["type"],
-                found=found,
+                found=kind,
             )
 
 

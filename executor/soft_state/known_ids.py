@@ -149,14 +149,14 @@ class KnownIds:
         near = [file.path for file in files if file.may_hold_any(low, high)]
         tables = [self._recent[path] for path in near if path in self._recent]
         far = [path for path in near if path not in self._recent]
-        found: set[tuple[str, bytes]] = set()
+        consumed: set[tuple[str, bytes]] = set()
         for table in tables:
-            found |= _pairs(table, wanted)
-        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in found}
+            consumed |= _pairs(table, wanted)
+        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
         if far and missing:
             read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
-            found |= _pairs(read, wanted)
-        return np.fromiter((pair in found for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
+            consumed |= _pairs(read, wanted)
+        return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
 
 
 def ids_in(updates: pa.Table) -> pa.Array:

@@ -62,11 +62,13 @@ def pending_of(
         superstep: the one that was committed.
     """
     sources = [
-        ProductionSource(path=file.path, superstep=superstep, streams=frozenset(one.stream for one in made))
+        ProductionSource(
+            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in made)
+        )
         for file, made in written
         if file is not None and made
     ]
-    return _pending(sources, [one for _, made in written for one in made], topology)
+    return _pending(sources, [summary for _, made in written for summary in made], topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
@@ -85,11 +87,13 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
     for source in undelivered_sources(snapshot, producers, control, superstep):
-        found = summarise_productions(read_productions(store.objects, [source]), topology.percentiles)
-        if found:
-            streams = frozenset(summary.stream for summary in found)
+        summaries_of_file = summarise_productions(
+            read_productions(store.objects, [source]), topology.percentiles
+        )
+        if summaries_of_file:
+            streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
-            summaries.extend(found)
+            summaries.extend(summaries_of_file)
     return _pending(sources, summaries, topology)
 
 

@@ -32,7 +32,7 @@ class PipelineWatermarks:
         self._topology = topology
         self._clock = clock
         self._authority = WatermarkAuthority(topology)
-        self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
+        self._percentiles = {percentile: WatermarkAuthority(topology) for percentile in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
         self._has_changed = False
 
@@ -46,16 +46,20 @@ class PipelineWatermarks:
                 positions.get(percentile_watermark_app_id(pipeline, "injector", name), TIME_MIN_US)
             )
             percentile_watermarks = {
-                each: EventTimeMicros(
-                    positions.get(percentile_watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
+                percentile: EventTimeMicros(
+                    positions.get(
+                        percentile_watermark_app_id(pipeline, "injector", name, percentile), TIME_MIN_US
+                    )
                 )
-                for each in self._percentiles
+                for percentile in self._percentiles
             }
             app_ids = {
-                each: member_status_app_id(pipeline, name, each)
-                for each in injector.members or (DEFAULT_MEMBER,)
+                member: member_status_app_id(pipeline, name, member)
+                for member in injector.members or (DEFAULT_MEMBER,)
             }
-            standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
+            standings = {
+                member: positions[app_id] for member, app_id in app_ids.items() if app_id in positions
+            }
             now = self._clock.monotonic_us()
             self._injectors[name] = InjectorTime(injector, saved, now, percentile_watermarks, standings)
         for percentile, authority in self._layers():
@@ -83,19 +87,21 @@ class PipelineWatermarks:
         What `restore` needs, by application id.
         """
         pipeline = self._topology.name
-        found: dict[str, int] = {
+        positions: dict[str, int] = {
             member_status_app_id(pipeline, name, member): version
             for name, injector in self._injectors.items()
             for member, version in injector.standings().items()
         }
-        for each, _ in self._layers():
+        for percentile, _ in self._layers():
             for name, injector in self._injectors.items():
-                found[percentile_watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
-            for name in self._topology.computations:
-                found[percentile_watermark_app_id(pipeline, "computation", name, each)] = self.mark(
-                    name, each
+                positions[percentile_watermark_app_id(pipeline, "injector", name, percentile)] = (
+                    injector.mark(percentile)
                 )
-        return found
+            for name in self._topology.computations:
+                positions[percentile_watermark_app_id(pipeline, "computation", name, percentile)] = self.mark(
+                    name, percentile
+                )
+        return positions
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:
         """
@@ -103,15 +109,15 @@ class PipelineWatermarks:
 
         It never falls, and never lies behind one of a greater percentile.
         """
-        layers = [authority for each, authority in self._percentiles.items() if each >= percentile]
+        layers = [authority for declared, authority in self._percentiles.items() if declared >= percentile]
         wanted = layers if percentile in self._percentiles else []
-        return max(each.input_watermark(computation) for each in (self._authority, *wanted))
+        return max(authority.input_watermark(computation) for authority in (self._authority, *wanted))
 
     def percentile_watermarks(self, computation: str) -> PercentileTimes:
         """
         All percentile watermarks of the computation's input that the pipeline keeps.
         """
-        return {each: self.mark(computation, each) for each in self._percentiles}
+        return {percentile: self.mark(computation, percentile) for percentile in self._percentiles}
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """
