@@ -1,5 +1,5 @@
 """
-Arrivals: all deliveries of a bundle as one set of columns, in order of arrival.
+Arrivals: the concatenated deliveries of a bundle, column by column, in order of arrival.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Arrivals:
     @staticmethod
     def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
         """
-        The deliveries, one after the other.
+        Concatenate deliveries.
 
         Args:
-            deliveries: any number, empty ones too.
-            with_ids: whether ids matter; otherwise they are left out.
+            deliveries: any number of deliveries, which may be empty.
+            with_ids: whether to keep the record ids.
         """
         some = [delivery for delivery in deliveries if len(delivery.at)]
         for delivery in some:
@@ -67,13 +67,13 @@ class Arrivals:
 
     def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
         """
-        The stream of each record at the positions ``sources``.
+        The streams of the records at the indices ``sources``.
         """
         if len(self.streams) <= 1:
             return [*self.streams] * len(sources)
         names = np.repeat(np.array(self.streams, dtype=object), self.counts)
-        found: list[str] = names[sources].tolist()
-        return found
+        stream_names: list[str] = names[sources].tolist()
+        return stream_names
 
 
 def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:

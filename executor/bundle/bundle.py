@@ -1,9 +1,9 @@
 """
-The bundle: what one interval handles together, and what comes of it.
+The bundle: the work of one interval in one superstep, and its outcome.
 
 One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the
-`IntervalProcessor`, a `BundleResult` comes out; both are plain values, so the same
-core runs in a Spark task, in the local runner and in the simulator.
+`IntervalProcessor` and a `BundleResult` comes out. Both are plain values, so the same core runs in a
+Spark task, in the local runner and in the simulator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Deliveries:
     The records of one stream for one interval, column by column, in arrival order.
 
     Attributes:
-        stream: the stream they came on.
+        stream: the stream that they arrived on.
         keys: the consumer's keys, a string array without nulls.
         at: event times in microseconds, an int64 array as long as ``keys``.
         values: the values, as long as ``keys``.
@@ -58,7 +58,7 @@ class Bundle:
         wall_time: the superstep's wall time; tasks never read a clock.
         percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
-        weak: what becomes of its productions before the commit.
+        weak: which of its productions are delivered before the commit.
     """
 
     interval: Interval
@@ -73,7 +73,7 @@ class Bundle:
     @property
     def clocks(self) -> Clocks:
         """
-        What its timers wait for.
+        The clocks that the timers of the bundle wait for.
         """
         return Clocks(
             watermark=self.watermark,
@@ -85,12 +85,12 @@ class Bundle:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """
-    A record or timer that user code could not process; kept, never lost.
+    A record or timer that user code could not process, kept with its error.
 
     Attributes:
-        computation: whose code failed, or the injector's stream for unreadable input.
+        computation: the computation whose code failed, or the injector's stream for unreadable input.
         stream: the record's stream, or ``""`` for a timer.
-        key: its key, ``None`` when it had none.
+        key: its key; ``None`` if it has none.
         value: the record's value as JSON text (or its ``repr``).
         at: event time in microseconds, ``None`` when unreadable.
         error: one line.
@@ -109,12 +109,12 @@ class DeadLetter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatistics:
     """
-    Counts of one bundle.
+    The counts of one bundle.
 
     Attributes:
-        dropped: those late records that user code was not given.
-        weak: productions that are delivered within the superstep.
-        counters: what user code has counted.
+        dropped: the late records that were not passed to user code.
+        weak: the productions that are delivered within the superstep.
+        counters: the sums of the user's counters.
     """
 
     records: int = 0
@@ -130,12 +130,12 @@ class BundleStatistics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSummary:
     """
-    What a bundle produced to one stream.
+    A summary of a bundle's productions to one stream.
 
     Attributes:
         stream: the stream.
-        count: how many records.
-        oldest_at: the oldest one's event time.
+        count: the number of productions.
+        oldest_at: their earliest event time.
         percentile_oldest_at: the oldest times when a share of the records is left out, for each percentile
             that the pipeline keeps.
     """

@@ -1,9 +1,8 @@
 """
 Deduplication of outside records by their ids, a whole bundle at once (MillWheel §6.1.1).
 
-A record is a duplicate when its key has consumed its id before, or when the same key and
-id came earlier in the same bundle. Fingerprints and the filter only choose where to look;
-ids themselves decide.
+A record is a duplicate if its key has consumed its id before, or if the same key and id arrived earlier in the
+same bundle. Fingerprints and the Bloom filter only select candidates; the ids themselves decide.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _Mask = npt.NDArray[np.bool_]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """
-    Which records count.
+    The records of a bundle without duplicates.
 
     Attributes:
-        kept: their positions on arrival, rising; ``None``: all.
-        duplicates: how many do not.
-        fingerprints: fingerprints of the ids of those that count; ``None``: no record has an id.
+        kept: the arrival indices of the remaining records, ascending; ``None``: all remain.
+        duplicates: the number of duplicates.
+        fingerprints: the fingerprints of the remaining ids; ``None``: no record has an id.
     """
 
     kept: _Index | None = None
@@ -44,30 +43,30 @@ class Admission:
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
     """
-    Leave out the records that have been consumed before.
+    Drop the records that have been consumed before.
 
     Raises:
-        DataError: a file that settles a doubt is missing or its bytes are wrong.
+        DataError: a file that is needed to settle a candidate is missing or damaged.
     """
     if arrivals.ids is None:
         return Admission()
-    places = None if not arrivals.ids.null_count else _valid_places(arrivals.ids)
+    indices = None if not arrivals.ids.null_count else _valid_indices(arrivals.ids)
     identified = _Identified(
-        ids=arrivals.ids if places is None else arrivals.ids.drop_null(),
-        codes=keys.codes if places is None else keys.codes[places],
+        ids=arrivals.ids if indices is None else arrivals.ids.drop_null(),
+        codes=keys.codes if indices is None else keys.codes[indices],
         keys=keys.keys,
     )
     duplicate = identified.duplicates(soft_state)
     fingerprints = identified.fingerprints[~duplicate] if duplicate.any() else identified.fingerprints
     if not duplicate.any():
         return Admission(fingerprints=fingerprints)
-    dropped = np.flatnonzero(duplicate) if places is None else places[duplicate]
+    dropped = np.flatnonzero(duplicate) if indices is None else indices[duplicate]
     keep = np.ones(len(arrivals), np.bool_)
     keep[dropped] = False
     return Admission(kept=np.flatnonzero(keep), duplicates=len(dropped), fingerprints=fingerprints)
 
 
-def _valid_places(ids: pa.BinaryArray) -> _Index:
+def _valid_indices(ids: pa.BinaryArray) -> _Index:
     return np.flatnonzero(pc.is_valid(ids).to_numpy(zero_copy_only=False))
 
 
@@ -84,7 +83,7 @@ class _Identified:
 
     def duplicates(self, soft_state: SoftState) -> _Mask:
         """
-        Which of them do not count.
+        Which of them are duplicates.
         """
         repeated = self._repeated()
         soft_state.ids.prepare(soft_state.files)
@@ -96,7 +95,7 @@ class _Identified:
 
     def _repeated(self) -> _Mask:
         """
-        Which of them repeat a key and id of this very bundle.
+        Which of them repeat a key and id of the same bundle.
         """
         repeated = np.zeros(len(self.fingerprints), np.bool_)
         ordered = np.sort(self.fingerprints)
@@ -106,15 +105,15 @@ class _Identified:
             repeated[doubtful] = _not_first(*self._pairs(doubtful))
         return repeated
 
-    def _pairs(self, places: _Index) -> tuple[list[str], list[bytes]]:
-        keys = self._keys.take(pa.array(self._codes[places]))
-        return keys.to_pylist(), self._ids.take(pa.array(places)).to_pylist()
+    def _pairs(self, indices: _Index) -> tuple[list[str], list[bytes]]:
+        keys = self._keys.take(pa.array(self._codes[indices]))
+        return keys.to_pylist(), self._ids.take(pa.array(indices)).to_pylist()
 
 
 def _not_first(keys: list[str], ids: list[bytes]) -> _Mask:
     seen: set[tuple[str, bytes]] = set()
-    found = np.zeros(len(keys), np.bool_)
-    for place, pair in enumerate(zip(keys, ids, strict=True)):
-        found[place] = pair in seen
+    known = np.zeros(len(keys), np.bool_)
+    for index, pair in enumerate(zip(keys, ids, strict=True)):
+        known[index] = pair in seen
         seen.add(pair)
-    return found
+    return known

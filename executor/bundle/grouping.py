@@ -1,5 +1,5 @@
 """
-Grouping: a bundle's records by key, then time, then arrival, without Python per record.
+Grouping: a bundle's records sorted by key, then time, then arrival, without a Python loop over records.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class KeyCodes:
     Each record's key as a small integer.
 
     Attributes:
-        codes: for each record, the place of its key in ``keys``.
-        keys: the distinct keys, in no order.
+        codes: for each record, the index of its key in ``keys``.
+        keys: the distinct keys, unordered.
     """
 
     codes: _Index
@@ -37,12 +37,12 @@ class KeyCodes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
     """
-    Keys in order, and where each one's records are.
+    The sorted keys of a bundle, and the range of each key's records.
 
     Attributes:
-        keys: the keys that have records or were named besides, sorted by their UTF-8 bytes.
-        key_column: the same in Arrow.
-        bounds: records of key *i* are at ``bounds[i]`` up to ``bounds[i + 1]``.
+        keys: the keys with records and the additional keys, sorted by their UTF-8 bytes.
+        key_column: the keys in Arrow.
+        bounds: the records of key *i* are at ``bounds[i]`` up to ``bounds[i + 1]``.
         sources: for each record in that order, its position on arrival.
     """
 
@@ -54,7 +54,7 @@ class Grouping:
 
 def encode_keys(keys: pa.StringArray) -> KeyCodes:
     """
-    The distinct keys, and each record's place among them.
+    The distinct keys, and each record's index among them.
     """
     encoded = keys.dictionary_encode()
     return KeyCodes(codes=encoded.indices.to_numpy().astype(np.int64), keys=encoded.dictionary)
@@ -64,12 +64,12 @@ def group(
     encoded: KeyCodes, at: _Index, kept: _Index | None = None, others: Collection[str] = ()
 ) -> Grouping:
     """
-    Order records by key, time and arrival.
+    Sort records by key, time and arrival.
 
     Args:
         encoded: the keys of all records that arrived.
-        at: their times.
-        kept: positions of the records that count, rising; ``None``: all.
+        at: their event times.
+        kept: the indices of the records to sort, ascending; ``None``: all.
         others: keys that are wanted even without records.
     """
     codes, keys = encoded.codes, _with_others(encoded.keys, others)
@@ -77,17 +77,17 @@ def group(
         codes, at = codes[kept], at[kept]
     counts = np.bincount(codes, minlength=len(keys))
     order = pc.sort_indices(keys).to_numpy().astype(np.int64)
-    # A key all of whose records were duplicates has no turn, unless it is wanted anyway.
+    # A key with only duplicates gets no turn, unless it is among ``others``.
     order = order[_is_wanted(keys, counts, others)[order]]
     rank = np.empty(len(keys), np.int64)
     rank[order] = np.arange(len(order))
-    places = _by_key_and_time(rank[codes], at)
+    indices = _by_key_and_time(rank[codes], at)
     column = keys.take(pa.array(order))
     return Grouping(
         keys=column.to_pylist(),
         key_column=column,
         bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[order])]),
-        sources=places if kept is None else kept[places],
+        sources=indices if kept is None else kept[indices],
     )
 
 
@@ -109,7 +109,7 @@ def _is_wanted(keys: pa.StringArray, counts: _Index, others: Collection[str]) ->
 
 def _by_key_and_time(ranks: _Index, at: _Index) -> _Index:
     """
-    Positions sorted by (rank, time, position).
+    The indices sorted by (rank, time, index).
     """
     count = len(ranks)
     if _rises(at):
@@ -122,7 +122,7 @@ def _by_key_and_time(ranks: _Index, at: _Index) -> _Index:
 
 def _stable_order(column: _Index) -> _Index:
     """
-    Positions sorted by (value, position).
+    The indices sorted by (value, index).
 
     Packing both into one integer lets numpy sort without indirection, several times faster.
     """

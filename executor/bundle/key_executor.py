@@ -56,10 +56,10 @@ class KeyExecutor:
     Runs one key after the other, with one context for all of them.
 
     Args:
-        node: whose code runs, and what becomes of failures.
+        node: the computation whose code runs, and its handling of failures.
         bundle: the clocks.
         columns: the records.
-        limit: how long the code may take for a key; ``None``: as long as it likes.
+        limit: how long the code may take for a key; ``None``: no limit.
 
     Attributes:
         state: the state of the key that had the last turn.
@@ -289,10 +289,10 @@ def _described(value: Callable[[], Any]) -> str:
     A value as JSON text if it can be, else as Python writes it, else why not.
     """
     try:
-        found = value()
+        decoded = value()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return f"<unreadable: {_one_line(error)}>"
     try:
-        return JsonCodec().encode(found)
+        return JsonCodec().encode(decoded)
     except InvalidError:
-        return repr(found)[:_VALUE_MAX]
+        return repr(decoded)[:_VALUE_MAX]

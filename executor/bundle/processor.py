@@ -44,7 +44,7 @@ class IntervalProcessor:
     Runs a computation's code for the keys of one interval.
 
     Args:
-        node: the computation in its place.
+        node: the computation as declared.
         interval: whose keys.
         soft_state: what is known of their rows; it must have been synchronised.
         on_stuck: told if the code takes longer than it may and cannot be interrupted.
@@ -131,7 +131,7 @@ class IntervalProcessor:
                 ROW_SCHEMA.empty_table() if updates is None else updates,
                 grouping.keys,
                 outcome.states,
-                {grouping.keys[place]: timers for place, timers in outcome.timers.items()},
+                {grouping.keys[index]: timers for index, timers in outcome.timers.items()},
                 admission.fingerprints,
                 (bundle.watermark, bundle.wall_time),
             )
@@ -200,14 +200,14 @@ def _run(turns: KeyExecutor, grouping: Grouping, soft_state: SoftState) -> Bundl
     run, timers_of, productions, key_timers = turns.run, soft_state.timers_of, turns.productions, turns.timers
     bounds = grouping.bounds.tolist()
     produced = 0
-    for place, key in enumerate(grouping.keys):
+    for index, key in enumerate(grouping.keys):
         old = timers_of(key)
-        states.append(run(key, before[place], old, bounds[place], bounds[place + 1]))
+        states.append(run(key, before[index], old, bounds[index], bounds[index + 1]))
         new = key_timers.changed()
         if new is not None:
-            timers[place] = new
+            timers[index] = new
         elif old:
-            kept_timers[place] = old
+            kept_timers[index] = old
         count = len(productions)
         counts.append(count - produced)
         produced = count

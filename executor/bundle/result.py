@@ -1,5 +1,5 @@
 """
-What a bundle leaves behind, and what a task reports of it.
+The result of a bundle, and the manifest with which a task reports it.
 
 Both are plain values: they travel from a worker to the driver, which commits them.
 """
@@ -24,7 +24,7 @@ __all__ = ["BundleResult", "Manifest"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleResult:
     """
-    What a bundle leaves behind.
+    The result of a bundle.
 
     Attributes:
         updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
@@ -52,11 +52,11 @@ class BundleResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    What a task reports of one interval; only collected manifests are ever committed (F12).
+    A task's report of one interval; only collected manifests are committed (F12).
 
     Attributes:
         file: the row updates, written but not yet committed; ``None`` when nothing changed.
-        result: the bundle's result; its ``updates`` may be ``None``, for they are in ``file``.
+        result: the bundle's result; its ``updates`` may be ``None``, because they are in ``file``.
     """
 
     interval: Interval

@@ -46,8 +46,8 @@ class BundleOutcome:
     Attributes:
         before: states at the start of the bundle.
         states: states at its end.
-        timers: all timers of the keys whose timers changed, by the key's place.
-        kept_timers: all timers of the keys that have some which did not change, by place.
+        timers: all timers of the keys whose timers changed, by the key's index.
+        kept_timers: all timers of the keys that have some which did not change, by index.
         productions: what was produced, key by key.
         production_counts: how many of them each key produced.
     """
@@ -67,7 +67,7 @@ class KeptProductions:
 
     Attributes:
         values: of type `PRODUCTION_TYPE`.
-        owners: the place of the key that produced each; rises.
+        owners: the index of the key that produced each, ascending.
     """
 
     values: pa.StructArray
@@ -100,7 +100,7 @@ def row_updates(
         produced = np.asarray(outcome.production_counts, np.int64)
     else:
         produced = np.bincount(kept.owners, minlength=count).astype(np.int64)
-    written = changed | (produced > 0) | _at_places(timers, count) | deleted
+    written = changed | (produced > 0) | _at_indices(timers, count) | deleted
     if record_ids is not None:
         written |= pc.is_valid(record_ids).to_numpy(zero_copy_only=False)
     if not written.any():
@@ -135,22 +135,22 @@ def _deleted(outcome: BundleOutcome, changed: _Mask) -> _Mask:
     deleted = np.zeros(len(changed), np.bool_)
     states = outcome.states
     if None in states:
-        for place in np.flatnonzero(changed).tolist():
-            deleted[place] = states[place] is None
-        for place, timers in outcome.timers.items():
-            deleted[place] |= not timers and states[place] is None
+        for index in np.flatnonzero(changed).tolist():
+            deleted[index] = states[index] is None
+        for index, timers in outcome.timers.items():
+            deleted[index] |= not timers and states[index] is None
     return deleted
 
 
 def _timers_to_write(outcome: BundleOutcome, deleted: _Mask) -> dict[int, Timers]:
     # A deleting update without timers would take those along that stay.
-    staying = {place: timers for place, timers in outcome.kept_timers.items() if deleted[place]}
+    staying = {index: timers for index, timers in outcome.kept_timers.items() if deleted[index]}
     return {**outcome.timers, **staying}
 
 
-def _at_places(places: Mapping[int, object], count: int) -> _Mask:
+def _at_indices(indices: Mapping[int, object], count: int) -> _Mask:
     mask = np.zeros(count, np.bool_)
-    mask[list(places)] = True
+    mask[list(indices)] = True
     return mask
 
 
@@ -180,11 +180,11 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
     counts = np.zeros(count, np.int64)
     missing = np.ones(count, np.bool_)
     flat: list[Timer] = []
-    for place in sorted(timers):
-        found = timers[place]
-        counts[place] = len(found)
-        missing[place] = False
-        flat += found
+    for index in sorted(timers):
+        pending = timers[index]
+        counts[index] = len(pending)
+        missing[index] = False
+        flat += pending
     values = pa.StructArray.from_arrays(
         [
             pa.array([timer.tag for timer in flat], pa.string()),
@@ -247,9 +247,9 @@ def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
     if not outcome.timers and not outcome.kept_timers:
         return pa.nulls(count, TIMESTAMP)
     holds: list[int | None] = [None] * count
-    for places in (outcome.kept_timers, outcome.timers):
-        for place, timers in places.items():
-            holds[place] = hold_of(timers)
+    for indices in (outcome.kept_timers, outcome.timers):
+        for index, timers in indices.items():
+            holds[index] = hold_of(timers)
     return _timestamps(holds)
 
 

@@ -1,8 +1,8 @@
 """
-Weak productions of one bundle: what goes on within the superstep, and what its rows must keep.
+Weak productions of one bundle: what is delivered within the superstep, and what its rows must keep.
 
 They are tables all the way: which productions are kept is decided in whole columns, and a bundle's
-row updates can be stated anew when a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
+row updates can be restated when a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WeakProductions:
 
     Attributes:
         table: the productions, in order of emission, under the streams' own names.
-        owners: the places of the keys that produced them.
+        owners: the indices of the keys that produced them.
         draft: what the bundle's rows are made of.
     """
 
@@ -99,14 +99,14 @@ class WeakProductions:
         """
         values = [self.draft.kept.values]
         owners = [self.draft.kept.owners]
-        for one in stragglers:
-            late = self.table.take(pa.array(one.positions)).to_struct_array()
+        for straggler in stragglers:
+            late = self.table.take(pa.array(straggler.positions)).to_struct_array()
             late = late.combine_chunks() if isinstance(late, pa.ChunkedArray) else late
-            values.append(_readdressed(late, np.ones(len(late), np.bool_), one.consumer))
-            owners.append(self.owners[one.positions])
-        place = np.concatenate(owners)
-        order = np.argsort(place, kind="stable")
-        kept = KeptProductions(pa.concat_arrays(values).take(pa.array(order)), place[order])
+            values.append(_readdressed(late, np.ones(len(late), np.bool_), straggler.consumer))
+            owners.append(self.owners[straggler.positions])
+        index = np.concatenate(owners)
+        order = np.argsort(index, kind="stable")
+        kept = KeptProductions(pa.concat_arrays(values).take(pa.array(order)), index[order])
         return replace(self.draft, kept=kept)
 
 
@@ -131,10 +131,10 @@ def split_productions(
 
 
 def _is_in(streams: pa.StringArray, chosen: frozenset[str]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.is_in(streams, pa.array(sorted(chosen), pa.string())).to_numpy(
+    is_chosen: npt.NDArray[np.bool_] = pc.is_in(streams, pa.array(sorted(chosen), pa.string())).to_numpy(
         zero_copy_only=False
     )
-    return found
+    return is_chosen
 
 
 def _readdressed(values: pa.StructArray, chosen: npt.NDArray[np.bool_], consumer: str) -> pa.StructArray:

@@ -94,7 +94,7 @@ class ArrowValues:
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
         columns = dict(zip(self._names, self._columns.flatten(), strict=True))
-        # Nested values can be changed by user code, so they are made anew for each reader.
+        # Nested values can be changed by user code, so each reader gets a copy.
         self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
         nested = dict(self._nested)
         plain = [
@@ -180,7 +180,7 @@ class PythonValues:
     Values that are Python objects already; user code is given copies of mutable ones.
 
     Args:
-        objects: the values; nobody changes them afterwards.
+        objects: the values, which are not modified afterwards.
     """
 
     __slots__ = ("_objects",)

@@ -1,9 +1,9 @@
 """
-The clocks that timers wait for, and how a row names them.
+The clocks that timers wait for, and their names in a row.
 
-In event time there is one clock for each percentile watermark that a computation asks for; 100
-is the low watermark itself (MillWheel §7.2). A *hold* waits for none: it is kept like a timer,
-because it must outlive the process like one, and only its output time counts (§5.2).
+Event time has one clock for each percentile watermark that a computation declares; 100 is the low watermark
+itself (MillWheel §7.2). A *hold* waits for no clock: it is stored like a timer because it must survive the
+process like one, and only its output time matters (§5.2).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PERCENTILE: Final = "event@"
 @lru_cache(maxsize=1_024)
 def clock_name(domain: TimeDomain, percentile: float) -> str:
     """
-    A clock as the row's ``domain`` has it.
+    The name of a clock in a row's ``domain``.
 
     Example:
         >>> clock_name(TimeDomain.EVENT, 99.5), clock_name(TimeDomain.WALL, 100.0)
         ('event@99.5', 'wall')
     """
-    # 90 and 90.0 are one clock, so they have one name, whichever was asked for first.
+    # 90 and 90.0 are the same clock, so they share a name, whichever comes first.
     return domain.value if percentile == EXACT else f"{_PERCENTILE}{float(percentile)!r}"
 
 
@@ -48,37 +48,37 @@ def parse_clock(name: str) -> tuple[TimeDomain, float]:
     The clock that a row names.
 
     Raises:
-        DataError: no version ever wrote this.
+        DataError: no version of Millpond writes this name.
     """
     try:
         if name.startswith(_PERCENTILE):
             return TimeDomain.EVENT, check_percentile(float(name.removeprefix(_PERCENTILE)))
         return TimeDomain(name), EXACT
     except (ValueError, InvalidError) as cause:
-        raise DataError("a timer waits for a clock that there is not", domain=name) from cause
+        raise DataError("a timer waits for an unknown clock", domain=name) from cause
 
 
 def declared_percentiles(declared: object, computation: str) -> tuple[float, ...]:
     """
-    The percentiles below 100 that a computation asks for, each once, the greatest first.
+    The percentiles below 100 that a computation declares, without duplicates, greatest first.
 
     Raises:
-        InvalidError: they are no percentiles.
+        InvalidError: ``declared`` is not a collection of percentiles.
     """
     if not isinstance(declared, tuple | list | frozenset | set):
         raise InvalidError("percentiles is a tuple of numbers", computation=computation, found=declared)
-    return tuple(sorted({check_percentile(each) for each in declared} - {EXACT}, reverse=True))
+    return tuple(sorted({check_percentile(percentile) for percentile in declared} - {EXACT}, reverse=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
     """
-    What the clocks show during a bundle.
+    The times of all clocks during a bundle, in microseconds.
 
     Attributes:
         watermark: the input low watermark.
         wall_time: the wall time.
-        percentile_watermarks: the percentile watermarks that the pipeline keeps.
+        percentile_watermarks: the percentile watermarks that the pipeline tracks.
     """
 
     watermark: int
@@ -87,7 +87,7 @@ class Clocks:
 
     def of(self, domain: TimeDomain, percentile: float) -> int:
         """
-        What a timer's clock shows; a percentile that nobody keeps any more is the low watermark.
+        The time of a timer's clock; a percentile that is no longer tracked falls back to the low watermark.
         """
         if domain is TimeDomain.EVENT:
             return (

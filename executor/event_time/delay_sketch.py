@@ -3,7 +3,7 @@ Delay sketches: how far behind the newest record those after it come, at any per
 
 A t-digest of Apache DataSketches (the ``datasketches`` wheel, from the project that Druid and
 Spark take their sketches from): 5 KB whatever has been seen, sharpest at the tails, where
-marks such as 99 lie, mergeable across tasks, and, unlike the KLL sketches beside it, without
+marks such as 99 lie, mergeable across tasks, and, unlike the KLL sketches of the same library, without
 randomness, so that a simulation repeats itself. It stands in for the exact distribution that
 MillWheel §7.2 needs for percentile low watermarks.
 """
@@ -93,7 +93,7 @@ class RecentDelays:
         self._newer: DelaySketch | None = None
 
     def __len__(self) -> int:
-        return sum(len(each) for each in (self._older, self._newer) if each is not None)
+        return sum(len(sketch) for sketch in (self._older, self._newer) if sketch is not None)
 
     def merge(self, seen: DelaySketch) -> None:
         """
@@ -110,7 +110,7 @@ class RecentDelays:
         The delay that so many percent of the recent records do not exceed; 0 when there are none.
         """
         both = DelaySketch()
-        for each in (self._older, self._newer):
-            if each is not None:
-                both.merge(each)
+        for sketch in (self._older, self._newer):
+            if sketch is not None:
+                both.merge(sketch)
         return both.at(percentile)

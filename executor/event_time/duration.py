@@ -1,11 +1,10 @@
 """
-Durations and instants: every form a user may write, one form inside.
+Durations and instants: every form that users write, converted to microseconds.
 
-Inside Millpond a time is an ``int`` of UTC microseconds. At the edges people write
-``"30s"``, a `timedelta`, an aware `datetime` or ISO text; this module turns them into
-microseconds or says why it cannot. A `datetime` without a zone is refused rather than guessed;
-ISO text without one is UTC, as in most files that people exchange. What ISO text is, is said
-once (`INSTANT_TEXT`), so that the same text is the same time wherever it is read.
+Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
+aware `datetime` or ISO text; this module converts them or says why it cannot. A `datetime` without a zone is
+refused; ISO text without a zone is UTC, as in most exchanged files. `INSTANT_TEXT` defines the accepted ISO
+text for both runners, so that the same text is the same time wherever it is read.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ __all__ = [
     "Instant",
     "InstantColumn",
     "InstantText",
+    "datetime_us",
     "duration_us",
     "instant_column_us",
     "instant_us",
@@ -60,12 +60,12 @@ _UNITS_US: Final[Mapping[str, int]] = {
 _TERM: Final = re.compile(r"(\d+)(?:\.(\d+))?\s*(us|ms|min|s|m|h|d)\s*")
 
 INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND)
-"""The first instant that a record or timer may carry: the beginning of year 1."""
+"""The earliest event time of a record: the beginning of year 1."""
 
 INSTANT_MAX_US: Final = EventTimeMicros(
     (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 )
-"""The last one: the end of year 9999, the last that SQL engines can show."""
+"""The latest event time of a record: the end of year 9999, the last that SQL engines can show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,9 @@ class InstantText:
     """
     Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
 
-    ``date``, or ``date`` and ``minute`` with a ``T`` or a space between them, then ``second`` and
-    ``zone`` or not. Other forms of the standard (weeks, no separators) and those that only some
-    readers know (a time of today, one digit for an hour) are no times.
+    A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, optionally followed by
+    ``second`` and ``zone``. Other forms of the standard (weeks, no separators) and forms that only some
+    parsers accept (a time without a date, an hour of one digit) are refused.
     """
 
     date: str = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -85,7 +85,7 @@ class InstantText:
 
 
 INSTANT_TEXT: Final = InstantText()
-"""What both runners take for a time in text."""
+"""The text that both runners accept as a time."""
 
 _INSTANT: Final = re.compile(
     f"({INSTANT_TEXT.date})(?:[T ]({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
@@ -94,18 +94,18 @@ _INSTANT: Final = re.compile(
 
 def duration_us(value: Duration) -> int:
     """
-    A duration in microseconds, from any form that users write.
+    Convert a duration to microseconds.
 
     Args:
-        value: microseconds, a `timedelta`, or text of numbers with units
-            ``us ms s m min h d``, largest first or not, with an optional leading ``-``.
+        value: microseconds, a `timedelta`, or text of numbers with the units
+            ``us ms s m min h d``, in any order, with an optional leading ``-``.
 
     Example:
         >>> duration_us("1h30m"), duration_us("250ms"), duration_us(timedelta(seconds=2))
         (5400000000, 250000, 2000000)
 
     Raises:
-        InvalidError: the text has no such form, or the type is none of the three.
+        InvalidError: the text is malformed, the type is none of the three, or the duration exceeds 64 bits.
     """
     match value:
         case bool():
@@ -153,7 +153,7 @@ def _term_us(term: re.Match[str], text: str) -> int:
 
 def _integer(value: object, message: str) -> int:
     if type(value) is int:
-        # Of every record; to ask for the protocol takes ten times as long.
+        # Runs for every record; the protocol check takes ten times as long.
         return value
     if isinstance(value, SupportsIndex):
         return value.__index__()
@@ -162,7 +162,7 @@ def _integer(value: object, message: str) -> int:
 
 def instant_us(value: Instant) -> EventTimeMicros:
     """
-    A point in time in microseconds since 1970 UTC.
+    Convert a point in time to microseconds since 1970 UTC.
 
     Example:
         >>> instant_us(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
@@ -175,11 +175,17 @@ def instant_us(value: Instant) -> EventTimeMicros:
         case bool():
             raise InvalidError("a time cannot be a bool", value=value)
         case datetime():
-            return _bounded_instant(_datetime_us(value), value)
+            return _bounded_instant(datetime_us(value), value)
     return _bounded_instant(_integer(value, "a time is microseconds or a datetime with a zone"), value)
 
 
-def _datetime_us(value: datetime) -> int:
+def datetime_us(value: datetime) -> int:
+    """
+    Convert a `datetime` to microseconds since 1970 UTC.
+
+    Raises:
+        InvalidError: it has no time zone.
+    """
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidError("the time has no time zone", value=value.isoformat())
     return (value - _EPOCH) // _MICROSECOND
@@ -193,7 +199,7 @@ def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
 
 def parse_instant_us(value: Any) -> EventTimeMicros:
     """
-    Like `instant_us`, and ISO 8601 text as well: what outside records carry.
+    Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
 
     Text that names no zone is UTC.
 
@@ -225,11 +231,11 @@ def _parse_text_us(text: str) -> EventTimeMicros:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantColumn:
     """
-    Times of a whole column.
+    The times of a whole column.
 
     Attributes:
-        at: microseconds; meaningless where ``errors`` has an entry.
-        errors: why a row's time cannot be read, by row index.
+        at: microseconds; undefined where ``errors`` has an entry.
+        errors: why a row's time is unreadable, by row index.
     """
 
     at: npt.NDArray[np.int64]
@@ -242,10 +248,10 @@ def instant_column_us(column: pa.Array | pa.ChunkedArray, name: str) -> InstantC
 
     Args:
         column: the column.
-        name: what it is called, for the error.
+        name: its name, for the error.
 
     Raises:
-        InvalidError: the column's type can never hold a time with a zone.
+        InvalidError: the column's type cannot hold a time with a zone.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_timestamp(array.type) and array.type.tz is None:
@@ -256,7 +262,7 @@ def instant_column_us(column: pa.Array | pa.ChunkedArray, name: str) -> InstantC
         return _checked_column(array, _integer_values(array))
     if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
         return _parsed_column(array)
-    raise InvalidError("the time column is no integer, timestamp or text", column=name, type=array.type)
+    raise InvalidError("the time column is not integer, timestamp or text", column=name, type=array.type)
 
 
 def _is_text(kind: pa.DataType) -> bool:

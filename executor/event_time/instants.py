@@ -1,25 +1,24 @@
 """
-Times as users write them, and as rows keep them.
+Times that user code passes to the engine, converted to microseconds.
 
-A time is an integer of microseconds since 1970 UTC, or a ``datetime`` that knows its
-offset; a naive ``datetime`` is refused, since nobody can say which instant it means.
+A time is an integer of microseconds since 1970 UTC or a ``datetime`` with an offset. A naive ``datetime`` is
+refused, because the instant that it means is ambiguous. Unlike `duration.instant_us`, which bounds the times
+of records to the years that SQL engines can show, these may use all 64 bits: a timer may lie after all time.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Final, SupportsIndex, TypeAlias
+from datetime import datetime
+from typing import SupportsIndex, TypeAlias
 
+from millpond.executor.event_time.duration import Instant, datetime_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 __all__ = ["Moment", "to_micros"]
 
-Moment: TypeAlias = int | datetime
-"""A point in time as user code may give it."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
+Moment: TypeAlias = Instant
+"""A point in time that user code passes: microseconds since 1970 UTC, or a ``datetime`` with an offset."""
 
 
 def to_micros(moment: Moment | SupportsIndex) -> int:
@@ -31,23 +30,17 @@ def to_micros(moment: Moment | SupportsIndex) -> int:
         1000000
 
     Raises:
-        InvalidError: it is no time, a ``datetime`` without an offset, or beyond 64 bits.
+        InvalidError: not a time, a ``datetime`` without an offset, or outside 64 bits.
     """
     if type(moment) is int:
         micros = moment
     elif isinstance(moment, datetime):
-        micros = _of_datetime(moment)
+        micros = datetime_us(moment)
     else:
         micros = _of_number(moment)
     if TIME_MIN_US <= micros <= TIME_MAX_US:
         return micros
     raise InvalidError("a time must fit in 64 bits of microseconds", at=micros)
-
-
-def _of_datetime(moment: datetime) -> int:
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise InvalidError("a datetime must know its offset, as datetime.now(UTC) does", at=moment)
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 def _of_number(moment: object) -> int:

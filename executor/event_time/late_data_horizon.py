@@ -1,9 +1,9 @@
 """
-Late data horizons: how far below its input a computation may produce (windowing patent, ``lateDataHorizon``).
+Late data horizons: how far before its input a computation may produce (windowing patent, ``lateDataHorizon``).
 
-What is produced before its input's time would be late for whoever has been told that time has
-passed it. A declared horizon holds the output watermark back by as much, so that it is not;
-without bound the watermark cannot be held, and what is shifted back is late, openly.
+A production before its input's time may be late for consumers whose watermark has passed that time. A
+declared horizon holds the output watermark back by as much, so that it is not late. An unbounded horizon
+cannot hold the watermark back, and such productions may be late.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 __all__ = ["LateDataHorizon", "held_back", "horizon_us", "slack_us"]
 
 LateDataHorizon: TypeAlias = Duration | Literal["unbounded"]
-"""A duration that is not negative, or ``"unbounded"``: as far as it likes, and openly late."""
+"""A duration that is not negative, or ``"unbounded"``: no limit, and productions may be late."""
 
 _UNBOUNDED: Final = "unbounded"
 
 
 def horizon_us(horizon: LateDataHorizon) -> int:
     """
-    By how many microseconds the output watermark is held back.
+    The lag of the output watermark in microseconds.
 
     Example:
         >>> horizon_us("1ms"), horizon_us("unbounded")
         (1000, 0)
 
     Raises:
-        InvalidError: no duration, or a negative one.
+        InvalidError: not a duration, or negative.
     """
-    found = 0 if horizon == _UNBOUNDED else duration_us(horizon)
-    if found < 0:
+    lag = 0 if horizon == _UNBOUNDED else duration_us(horizon)
+    if lag < 0:
         raise InvalidError("a late data horizon is not negative", late_data_horizon=horizon)
-    return found
+    return lag
 
 
 def slack_us(horizon: LateDataHorizon) -> int:
     """
-    By how many microseconds a production may lie below its input.
+    How far a production may lie before its input, in microseconds.
     """
     return TIME_MAX_US if horizon == _UNBOUNDED else horizon_us(horizon)
 
 
 def held_back(watermark: EventTimeMicros, horizon: int) -> EventTimeMicros:
     """
-    A watermark less a horizon; before all time and after all time nothing is shifted.
+    A watermark less a horizon; the beginning and the end of time stay as they are.
     """
     if watermark in (TIME_MIN_US, TIME_MAX_US):
         return watermark

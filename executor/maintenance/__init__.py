@@ -1,3 +1,3 @@
 """
-Work beside the supersteps: compaction and garbage collection, scheduled and offline.
+Work in parallel with the supersteps: compaction and garbage collection, scheduled and offline.
 """

@@ -100,11 +100,11 @@ class CollectionSchedule:
             return
         done, self._round = self._round, None
         try:
-            found = done.result()
+            summary = done.result()
         except MillpondError as error:
             _LOG.warning("garbage is left for the next round: %s", error)
         else:
-            _LOG.debug("collected up to version %d (%s)", found.horizon, found.held_by)
+            _LOG.debug("collected up to version %d (%s)", summary.horizon, summary.held_by)
 
     def start(self, superstep: Superstep, busy: Collection[str]) -> None:
         """
@@ -119,9 +119,9 @@ class CollectionSchedule:
         self._early_at = TableVersion(version + self._policy.collect_early)
         self._replaced_bytes = 0
         owned = {
-            each.interval: Owned(each.fence.sequencer, superstep)
-            for each in self._ownership.all()
-            if each.interval.computation not in busy
+            current.interval: Owned(current.fence.sequencer, superstep)
+            for current in self._ownership.all()
+            if current.interval.computation not in busy
         }
         self._round = self._worker.collect(
             self._store, retention=self._policy.kept, owned=owned, seen=self._seen_long_ago()

@@ -38,7 +38,7 @@ _THROTTLE_S_MAX: Final = 1.0
 
 class CompactionSchedule:
     """
-    The compactions of one pipeline's intervals; it prepares them, and somebody else commits them.
+    The compactions of one pipeline's intervals: it prepares them, and its caller commits them.
 
     Args:
         store: the open store.

@@ -6,7 +6,7 @@ superstep for the interpreter; in a process of its own it costs the superstep no
 busy machine it yields. What it prepares is only a file: it lands by the owner's commit or not at all.
 
 The process is a fresh interpreter that imports this package and nothing of the program that uses
-it (no fork of a threaded process, no second run of somebody's main module). It ends when its
+it (no fork of a threaded process, no second run of the user's main module). It ends when its
 standard input does, which is when its parent ends, however that happens; it is started when there
 is first something to do, and again if it was killed.
 """
@@ -181,7 +181,7 @@ def serve(parent: int) -> None:
 
 def _listen(questions: Queue[bytes], parent: int, scratch: str) -> None:
     """
-    Take questions in; end the process, whatever it is doing, as soon as nobody waits for answers.
+    Read requests; end the process, whatever it is doing, when the parent closes the pipe.
     """
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:
@@ -191,7 +191,7 @@ def _listen(questions: Queue[bytes], parent: int, scratch: str) -> None:
                 questions.put(_read(stream, None))
     except (OSError, EOFError):
         pass
-    # Files are put whole or not at all; one that nobody commits is an orphan.
+    # Files are put whole or not at all; an uncommitted file is an orphan.
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
@@ -201,7 +201,7 @@ def _done(question: bytes) -> tuple[bool, Any]:
         return True, pickle.loads(question)()  # noqa: S301 - our own process's words
     except MillpondError as error:
         return False, error
-    except Exception as error:  # noqa: BLE001 - whoever asked for the result gets it
+    except Exception as error:  # noqa: BLE001 - raised to the caller that reads the result
         return False, UnavailableError("the helper process failed", cause=f"{type(error).__name__}: {error}")
 
 

@@ -1,5 +1,5 @@
 """
-A helper thread: one thread that works beside another, and that nobody has to wait for.
+A helper thread: it runs work in parallel with its owner, and the process can exit without waiting for it.
 
 The pools of the standard library are waited for when a process ends, so user code that blocks for
 ever in one would keep the process for ever.
@@ -37,7 +37,7 @@ class HelperThread(Executor):
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
         """
-        Have work done after all that was submitted before; what it raises goes to whoever asks for the result.
+        Queue work after all earlier submissions; an exception is raised where the result is read.
 
         Waits while too much is waiting already.
         """
@@ -46,7 +46,7 @@ class HelperThread(Executor):
         def work() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+            except BaseException as failure:  # noqa: BLE001 - raised where the result is read
                 future.set_exception(failure)
 
         self._work.put(work)

@@ -1,5 +1,5 @@
 """
-An executor without a thread: work is done at once, by whoever submits it.
+An executor without a thread: work runs immediately, in the thread that submits it.
 
 A simulation plugs it in where production has threads, so that a run repeats itself.
 """
@@ -25,15 +25,15 @@ class InlineExecutor(Executor):
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
         """
-        Do the work now; whatever it raises is raised to whoever asks for the result.
+        Run the work now; an exception is raised where the result is read.
         """
         future: Future[_Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as failure:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as failure:  # noqa: BLE001 - raised where the result is read
             future.set_exception(failure)
         return future
 
 
 INLINE: Final = InlineExecutor()
-"""The one that everybody may share: it keeps nothing."""
+"""The shared instance; it has no state."""

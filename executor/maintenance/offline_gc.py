@@ -1,7 +1,7 @@
 """
-Upkeep by hand: what `Upkeep` does beside a pipeline, for a store on which none runs.
+Offline maintenance: what `Upkeep` does for a running pipeline, for a store whose pipelines are stopped.
 
-It takes the leases of each pipeline that nobody holds, commits the fence, compacts everything that
+It takes the leases of each stopped pipeline, commits the fence, compacts everything that
 may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
 the log and removed files are collected either way, behind the same horizons. It and a repair keep each
 other away, for repair may bring back what is garbage now.
@@ -75,7 +75,7 @@ def collect_by_hand(
         dry_run: change nothing.
 
     Raises:
-        ConflictError: another process repairs the store, or collects its garbage by hand.
+        ConflictError: another process is repairing the store or collecting its garbage offline.
         DataError: something that had to be read is damaged.
         FencedError: this process slept for longer than its session; again does no harm.
         UnavailableError: the store, ZooKeeper or the catalog is away.
@@ -97,17 +97,20 @@ def _collect(
 ) -> CollectionRound:
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
     prefix = SUPERSTEP_PREFIX
-    pipelines = sorted(unquote(each.removeprefix(prefix)) for each in positions if each.startswith(prefix))
+    pipelines = sorted(
+        unquote(app_id.removeprefix(prefix)) for app_id in positions if app_id.startswith(prefix)
+    )
     compacted: list[Collection] = []
     owned: dict[Interval, Owned] = {}
     with _held(store, pipelines, dry_run=dry_run) as (held, running):
-        for each in held:
-            compacted.append(_compact_pipeline(store, rng, each, policy, dry_run=dry_run))
+        for pipeline in held:
+            compacted.append(_compact_pipeline(store, rng, pipeline, policy, dry_run=dry_run))
             owned |= {
-                interval: Owned(fence.sequencer, each.superstep) for interval, fence in each.fences.items()
+                interval: Owned(fence.sequencer, pipeline.superstep)
+                for interval, fence in pipeline.fences.items()
             }
         catalog = _catalog_to_look_at(store) if dry_run else store.catalog
-        found = collect_garbage(
+        collected = collect_garbage(
             store.objects,
             catalog,
             clock,
@@ -119,12 +122,12 @@ def _collect(
     left = tuple(f"pipeline {name} is running and compacts its own files" for name in running)
     compactions = Collection(
         kind="compactions",
-        paths=tuple(path for each in compacted for path in each.paths),
-        made=tuple(path for each in compacted for path in each.made),
-        freed_bytes=sum(each.freed_bytes for each in compacted),
+        paths=tuple(path for compaction in compacted for path in compaction.paths),
+        made=tuple(path for compaction in compacted for path in compaction.made),
+        freed_bytes=sum(compaction.freed_bytes for compaction in compacted),
         skipped=left,
     )
-    return replace(found, collections=(compactions, *found.collections))
+    return replace(collected, collections=(compactions, *collected.collections))
 
 
 def _catalog_to_look_at(store: Store) -> Catalog | None:
@@ -140,7 +143,7 @@ def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
 ) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
     """
-    The pipelines that nobody runs, held; and the names of those that somebody does.
+    The stopped pipelines, with their leases held; and the names of the running ones.
     """
     held: list[_HeldPipeline] = []
     running: list[str] = []
@@ -153,15 +156,17 @@ def _held(
         for pipeline in pipelines:
             snapshot = store.committer.snapshot
             intervals = _intervals_of(snapshot, pipeline)
-            above = {each: _sequencer(snapshot, each) for each in intervals}
+            above = {interval: _sequencer(snapshot, interval) for interval in intervals}
             try:
                 taken = store.leases.take_all(above, on_held="refuse")
             except ConflictError:
                 running.append(pipeline)
                 continue
             leases += taken
-            fences = {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
-            writes = tuple(IntervalWrite(interval=each, fence=fence) for each, fence in fences.items())
+            fences = {lease.interval: Fence(lease.sequencer, CommitNumber(0)) for lease in taken}
+            writes = tuple(
+                IntervalWrite(interval=interval, fence=fence) for interval, fence in fences.items()
+            )
             store.committer.commit(CommitRequest(kind="fence", writes=writes))
             superstep = superstep_of(store.committer.snapshot.txns, pipeline)
             held.append(_HeldPipeline(pipeline=pipeline, superstep=superstep, fences=fences))
@@ -175,7 +180,7 @@ def _intervals_of(snapshot: Snapshot, pipeline: str) -> list[Interval]:
     positions = snapshot.txns
     claimed = claimed_by(positions, pipeline)
     known = (Interval.from_app_id(app_id) for app_id in positions)
-    own = sorted(each for each in known if each is not None and each.computation in claimed)
+    own = sorted(interval for interval in known if interval is not None and interval.computation in claimed)
     return [control_interval(pipeline), *own]
 
 
@@ -186,7 +191,7 @@ def _sequencer(snapshot: Snapshot, interval: Interval) -> Sequencer:
 
 def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
     none = Fence(Sequencer(1), CommitNumber(0))
-    fences = {each: snapshot.fence_of(each) or none for each in _intervals_of(snapshot, pipeline)}
+    fences = {interval: snapshot.fence_of(interval) or none for interval in _intervals_of(snapshot, pipeline)}
     return _HeldPipeline(pipeline=pipeline, superstep=superstep_of(snapshot.txns, pipeline), fences=fences)
 
 
@@ -211,9 +216,9 @@ def _compact_pipeline(
     done = [_compact(store, rng, owned, compaction, policy) for compaction in compactions]
     return Collection(
         kind="compactions",
-        paths=tuple(path for each in done for path in each.paths),
-        made=tuple(path for each in done for path in each.made),
-        freed_bytes=sum(each.freed_bytes for each in done),
+        paths=tuple(path for compaction in done for path in compaction.paths),
+        made=tuple(path for compaction in done for path in compaction.made),
+        freed_bytes=sum(compaction.freed_bytes for compaction in done),
     )
 
 
@@ -221,7 +226,7 @@ def _compact(
     store: Store, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
 ) -> Collection:
     """
-    One compaction, one commit: by hand nobody waits, and little is lost when it is interrupted.
+    Commit each compaction separately: offline no superstep waits, and an interruption loses little.
     """
     last = owned.fences[compaction.interval]
     rules = CompactionRules(

@@ -125,8 +125,8 @@ class Upkeep:
         request = CommitRequest(
             kind="compaction",
             writes=tuple(
-                each.write(self._ownership.get(each.compaction.interval).next_fence)
-                for each in sorted(compactions, key=lambda each: each.compaction.interval.app_id)
+                prepared.write(self._ownership.get(prepared.compaction.interval).next_fence)
+                for prepared in sorted(compactions, key=lambda prepared: prepared.compaction.interval.app_id)
             ),
             metadata={"pipeline": self._pipeline},
         )
@@ -139,7 +139,9 @@ class Upkeep:
                 self._compactions.discard(compacted)
             return
         reach("compaction.committed")
-        self._rounds.note_replaced(sum(f.size_bytes for each in compactions for f in each.compaction.files))
+        self._rounds.note_replaced(
+            sum(f.size_bytes for prepared in compactions for f in prepared.compaction.files)
+        )
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def close(self) -> None:

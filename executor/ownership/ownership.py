@@ -3,7 +3,7 @@ Ownership: the intervals of a pipeline that this process holds, and their fences
 
 Taking over is a commit: before a new owner writes anything, it commits a fence without
 files, and from then on every write of the former owner fails, however late it lands
-(MillWheel §6.2: "new workers invalidate any extant sequencers"). Whoever owns the control
+(MillWheel §6.2: "new workers invalidate any extant sequencers"). The owner of the control
 interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
 so two owners never leave two sets of intervals behind, whose timers would fire twice.
 """
@@ -38,7 +38,7 @@ from millpond.statestore.types import Clock, CommitNumber, Sequencer
 __all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
 
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits for as long as the owner lives: ten years, say. An owner waits for nobody who has overtaken it."""
+"""A standby waits for as long as the owner lives: ten years, say. An owner does not wait for a successor that has fenced it."""
 
 _CUT_CHARACTERS_MAX: Final = 256
 """A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
@@ -144,7 +144,7 @@ class Ownership:
         """
         self._store.committer.refresh()
         self._take([self._control, *self._known()])
-        # A former owner may have cut keys until that very fence; nobody can after it.
+        # A former owner may have cut keys up to that fence; no process can after it.
         missed = [interval for interval in self._known() if interval not in self._owned]
         if missed:
             self._take(missed)
@@ -208,10 +208,10 @@ class Ownership:
         """
         The pipeline's intervals in the table, except the control interval.
         """
-        found = map(Interval.from_app_id, self._store.committer.snapshot.txns)
+        intervals = map(Interval.from_app_id, self._store.committer.snapshot.txns)
         names = self._topology.computations
         return sorted(
-            interval for interval in found if interval is not None and interval.computation in names
+            interval for interval in intervals if interval is not None and interval.computation in names
         )
 
     def _take(self, intervals: Sequence[Interval]) -> None:

@@ -91,7 +91,7 @@ def scan_interval(
     flat = pc.list_flatten(timers)
     holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
     timers_by_percentile = {
-        each: _earliest(flat, clock) for each, clock in percentile_clocks(flat.field("domain"))
+        percentile: _earliest(flat, clock) for percentile, clock in percentile_clocks(flat.field("domain"))
     }
     event = _earliest(flat, TimeDomain.EVENT.value)
     wall = _earliest(flat, TimeDomain.WALL.value)
@@ -100,7 +100,9 @@ def scan_interval(
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
         hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
         next_percentile_timers={
-            each: EventTimeMicros(at) for each, at in timers_by_percentile.items() if at is not None
+            percentile: EventTimeMicros(at)
+            for percentile, at in timers_by_percentile.items()
+            if at is not None
         },
         percentile_holds=oldest_but(holds, percentiles) if len(holds) else {},
     )

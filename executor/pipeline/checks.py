@@ -1,9 +1,9 @@
 """
-Checks on a topology before anything runs; every error names the culprit.
+Checks of a topology before it runs; every error names the computation, stream or sink that is wrong.
 
-They are pure functions over a `Topology`, listed once in ``CHECKS``: a new fact that a
-pipeline must satisfy is one more function there. What can be seen at a single declaration
-(a bad name, a negative bound, the wrong type) is refused by `Pipeline` right at that line.
+They are pure functions of a `Topology`, listed once in ``CHECKS``: a new requirement of a pipeline is one more
+function there. A mistake in a single declaration (a malformed name, a negative bound, a wrong type) is refused
+by `Pipeline` in that call.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
 
 def check_topology(topology: Topology) -> None:
     """
-    Refuse a pipeline that could not run as its author means it.
+    Refuse a pipeline that cannot run as declared.
 
     Raises:
-        InvalidError: the first fact that does not hold, with the name of the culprit.
+        InvalidError: the first check that fails; the error names what is wrong.
     """
-    for fact in CHECKS:
-        fact(topology)
+    for check in CHECKS:
+        check(topology)
 
 
 def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
@@ -116,12 +116,12 @@ def _references(topology: Topology) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _streams_have_a_source(topology: Topology) -> None:
     sources = _sources(topology)
-    for stream, culprit in _references(topology):
+    for stream, subject in _references(topology):
         if stream not in sources:
             close = get_close_matches(stream, sources, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidError(
-                f"unknown stream: nobody injects or produces it{hint}", stream=stream, **culprit
+                f"unknown stream: nothing injects or produces it{hint}", stream=stream, **subject
             )
 
 
@@ -149,14 +149,14 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
 
 
 def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     fresh = [*node.produces, DEAD_LETTERS]
     while fresh:
         for consumer in topology.consumers_of(fresh.pop()):
-            if consumer.computation.name not in found:
-                found.add(consumer.computation.name)
+            if consumer.computation.name not in reached:
+                reached.add(consumer.computation.name)
                 fresh += [*consumer.computation.produces, DEAD_LETTERS]
-    return found
+    return reached
 
 
 def _sinks_take_productions(topology: Topology) -> None:
@@ -169,13 +169,16 @@ def _sinks_take_productions(topology: Topology) -> None:
             )
 
 
-def _sinks_have_their_own_place(topology: Topology) -> None:
+def _sinks_have_their_own_destination(topology: Topology) -> None:
     seen: dict[str, str] = {}
     for node in topology.sinks.values():
         other = seen.setdefault(node.sink.identity, node.name)
         if other != node.name:
             raise InvalidError(
-                "two sinks write to one place", first=other, second=node.name, path=node.sink.identity
+                "two sinks write to the same destination",
+                first=other,
+                second=node.name,
+                path=node.sink.identity,
             )
 
 
@@ -183,43 +186,43 @@ def _code_can_travel(topology: Topology) -> None:
     for node in topology.computations.values():
         _check_computation_pickles(node)
         for subscription in node.subscriptions:
-            culprit = {"computation": node.name, "stream": subscription.stream}
-            _check_pickles("the key extractor cannot be pickled", subscription.key, culprit)
+            subject = {"computation": node.name, "stream": subscription.stream}
+            _check_pickles("the key extractor cannot be pickled", subscription.key, subject)
     for injector in topology.injectors.values():
         for field in ("key", "at", "id", "watermark", "member"):
-            culprit = {"stream": injector.stream, "argument": field}
-            _check_pickles("the injector cannot be pickled", getattr(injector, field), culprit)
+            subject = {"stream": injector.stream, "argument": field}
+            _check_pickles("the injector cannot be pickled", getattr(injector, field), subject)
 
 
 def _check_computation_pickles(node: ComputationNode) -> None:
     cause = _pickling_failure(node.computation)
     if cause is None:
         return
-    culprit = {"computation": node.name, "type": type(node.computation).__qualname__}
+    subject = {"computation": node.name, "type": type(node.computation).__qualname__}
     attribute = _unpicklable_attribute(node.computation)
     if attribute is not None:
-        culprit["attribute"] = attribute
+        subject["attribute"] = attribute
     error = InvalidError(
-        "the computation cannot be pickled, so it cannot travel to a worker", **culprit, reason=cause
+        "the computation cannot be pickled, so it cannot travel to a worker", **subject, reason=cause
     )
     raise error from cause
 
 
 def _unpicklable_attribute(computation: object) -> str | None:
     """
-    Where it went wrong: an attribute of the object, of its class, or a free variable of a method.
+    The attribute of the object or its class that cannot be pickled.
     """
-    found = dict(getattr(computation, "__dict__", {}))
+    attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
-            found.setdefault(name, value)
-    return next((name for name, value in found.items() if _pickling_failure(value) is not None), None)
+            attributes.setdefault(name, value)
+    return next((name for name, value in attributes.items() if _pickling_failure(value) is not None), None)
 
 
-def _check_pickles(message: str, value: object, culprit: dict[str, str]) -> None:
+def _check_pickles(message: str, value: object, subject: dict[str, str]) -> None:
     cause = _pickling_failure(value)
     if cause is not None:
-        raise InvalidError(message, **culprit, reason=cause) from cause
+        raise InvalidError(message, **subject, reason=cause) from cause
 
 
 def _pickling_failure(value: object) -> Exception | None:
@@ -240,7 +243,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _computations_can_be_reached,
     _horizons_are_in_no_cycle,
     _sinks_take_productions,
-    _sinks_have_their_own_place,
+    _sinks_have_their_own_destination,
     _code_can_travel,
 )
-"""Every fact that a pipeline must satisfy, in the order in which they are asked."""
+"""Every check of a topology, in order."""

@@ -2,7 +2,7 @@
 Injection: outside rows become records, or dead letters (MillWheel §5.2).
 
 An injector says where key, event time and id of a row are; a consumer may take its key from
-elsewhere (§4.2). A row without a readable key, time or id has an error in place of them, and
+elsewhere (§4.2). A row without a readable key, time or id has an error instead, and
 the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
 """
 
@@ -92,11 +92,11 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
     if node.member is None:
         return None
     if isinstance(node.member, str) and isinstance(rows, pa.Table):
-        found = _existing(rows, node.member, "member").to_pylist()
+        cells = _existing(rows, node.member, "member").to_pylist()
     else:
         plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
-        found, _ = _cells(node.member, plain, lambda cell: cell, None)
-    return [cell if isinstance(cell, str) and cell else None for cell in found]
+        cells, _ = _cells(node.member, plain, lambda cell: cell, None)
+    return [cell if isinstance(cell, str) and cell else None for cell in cells]
 
 
 def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
@@ -118,8 +118,8 @@ def newest_mark(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
     if not isinstance(node.watermark, MarkColumn):
         return None
     column = node.watermark.column
-    found = _time_column(column, rows) if isinstance(rows, pa.Table) else _times(column, rows)
-    marks = np.delete(found.at, list(found.errors))
+    times = _time_column(column, rows) if isinstance(rows, pa.Table) else _times(column, rows)
+    marks = np.delete(times.at, list(times.errors))
     return EventTimeMicros(int(marks.max())) if len(marks) else None
 
 
@@ -154,15 +154,15 @@ def _cells(
     """
     What ``read`` makes of each row's cell; ``absent`` and an error where it cannot.
     """
-    found: list[_Read] = []
+    cells: list[_Read] = []
     errors: dict[int, str] = {}
     for position, row in enumerate(rows):
         try:
-            found.append(read(_cell(extractor, row)))
+            cells.append(read(_cell(extractor, row)))
         except InvalidError as error:
-            found.append(absent)
+            cells.append(absent)
             errors[position] = str(error)
-    return found, errors
+    return cells, errors
 
 
 def _cell(extractor: FieldExtractor, row: Any) -> Any:

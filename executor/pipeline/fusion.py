@@ -40,7 +40,9 @@ def _is_fused(
     injected: Mapping[str, object],
 ) -> bool:
     consumers = list(_consumers(stream, computations))
-    takes_outside = any(each.stream in injected for node in consumers for each in node.subscriptions)
+    takes_outside = any(
+        subscription.stream in injected for node in consumers for subscription in node.subscriptions
+    )
     return bool(consumers) and not takes_outside and producer.name not in _reached(consumers, computations)
 
 
@@ -52,15 +54,15 @@ def _reached(start: list[ComputationNode], computations: Mapping[str, Computatio
     """
     Whom records may reach by weak productions, those at the start included.
     """
-    found: set[str] = set()
+    visited: set[str] = set()
     fresh = list(start)
     while fresh:
         node = fresh.pop()
-        if node.name not in found:
-            found.add(node.name)
+        if node.name not in visited:
+            visited.add(node.name)
             if node.productions == "weak":
                 fresh += [other for stream in node.produces for other in _consumers(stream, computations)]
-    return found
+    return visited
 
 
 def fused_order(

@@ -1,9 +1,9 @@
 """
-Key extractors: how a consumer gets a record's key (MillWheel §4.2).
+Key extractors: how a consumer derives a record's key (MillWheel §4.2).
 
-The *consumer* of a stream says how: by the name of a field of the value, by a function of
-the value, or (``None``) by keeping the key that the record was produced with. A key is text;
-whatever else an extractor returns, or its failing, makes a dead letter of that one record.
+Each *consumer* of a stream names a field of the value, gives a function of the value, or keeps the key that
+the record was produced with (``None``). A key is text. If an extractor raises or returns anything else, that
+record becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ValueSequence(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedKeys:
     """
-    Keys of a whole column.
+    The keys of a whole column.
 
     Attributes:
         keys: a string array, null exactly where ``errors`` has an entry.
@@ -64,13 +64,13 @@ class ExtractedKeys:
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
-def check_key_extractor(extractor: object, **culprit: object) -> None:
+def check_key_extractor(extractor: object, **subject: object) -> None:
     """
-    Refuse what cannot be a key extractor.
+    Refuse an invalid key extractor.
 
     Args:
         extractor: what the user gave.
-        culprit: whose it is, for the error.
+        subject: the computation and stream that it belongs to, for the error.
 
     Raises:
         InvalidError: it is neither a field's name, nor callable, nor ``None``.
@@ -80,11 +80,11 @@ def check_key_extractor(extractor: object, **culprit: object) -> None:
     if not isinstance(extractor, str):
         raise InvalidError(
             "a key extractor is a column's name, a function of the value or None",
-            **culprit,
+            **subject,
             type=type(extractor).__name__,
         )
     if not extractor:
-        raise InvalidError("a key extractor names no column", **culprit)
+        raise InvalidError("a key extractor names no column", **subject)
 
 
 def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key:
@@ -92,7 +92,7 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
     One record's key.
 
     Args:
-        extractor: how the consumer wants it.
+        extractor: how the consumer derives it.
         own_key: the key under which the record was produced; ``None`` for outside records.
         value: the decoded value.
 
@@ -108,10 +108,10 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
     if isinstance(extractor, str):
         return _checked_key(_field_of(value, extractor))
     try:
-        found = extractor(value)
+        key = extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    return _checked_key(found)
+    return _checked_key(key)
 
 
 def _field_of(value: Any, name: str) -> Any:
@@ -124,20 +124,20 @@ def _field_of(value: Any, name: str) -> Any:
     return value[name]
 
 
-def _checked_key(found: object) -> Key:
-    if isinstance(found, str):
-        return Key(found) if found.isascii() else _encodable(found)
-    if found is None:
+def _checked_key(key: object) -> Key:
+    if isinstance(key, str):
+        return Key(key) if key.isascii() else _encodable(key)
+    if key is None:
         raise InvalidError("the key is null")
-    raise InvalidError("the key is not text", type=type(found).__name__)
+    raise InvalidError("the key is not text", type=type(key).__name__)
 
 
-def _encodable(found: str) -> Key:
+def _encodable(key: str) -> Key:
     try:
-        found.encode()
+        key.encode()
     except UnicodeEncodeError as cause:
-        raise InvalidError("the key has no UTF-8 form", key=ascii(found)) from cause
-    return Key(found)
+        raise InvalidError("the key has no UTF-8 form", key=ascii(key)) from cause
+    return Key(key)
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
@@ -196,8 +196,8 @@ def _decoded_column(column: pa.ChunkedArray, name: str) -> pa.Array:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not text and not pa.types.is_null(kind):
         raise InvalidError("the key column is not text", column=name, type=column.type)
-    found = column.cast(pa.string())
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    text = column.cast(pa.string())
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
 def _text_column(keys: pa.Array) -> ExtractedKeys:

@@ -34,34 +34,32 @@ __all__ = [
 
 
 OnError: TypeAlias = Literal["dead_letter", "stop"]
-"""What becomes of a record whose code keeps raising: kept as a dead letter, or the run stops."""
+"""What happens to a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
 
 
 OnLate: TypeAlias = Literal["process", "drop"]
-"""What becomes of a record behind the low watermark: user code gets it, or it is only counted."""
+"""What happens to a record behind the low watermark: user code processes it, or it is only counted."""
 
 
 FieldExtractor: TypeAlias = str | Callable[[Any], Any]
-"""How an injector gets key, time or id: a column's name, or a function of the row as a ``dict``."""
+"""How an injector reads a key, time or id: a column's name, or a function of the row as a ``dict``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectorNode:
     """
-    Where one stream of outside records enters.
+    A declared injector; `Pipeline.inject` explains its arguments.
 
     Attributes:
-        stream: the stream it feeds; also the name of its input for the runners.
-        key: how a record's key is got; must give text.
-        at: how its event time is got: microseconds, a time with a zone, or ISO text; or the time
-            of arrival.
-        id: how the id is got under which the publisher repeats it; ``None``: it never does.
+        stream: the stream that it feeds, which also names its input for the runners.
+        key: where a record's key is, which must be text.
+        at: where its event time is (microseconds, a time with a zone, or ISO text), or the time of arrival.
+        id: where the publisher's id is; ``None`` without ids.
         watermark: how the low watermark follows from the records.
-        idle_after_us: silence after which the stream no longer holds anybody back; ``None``: never.
-        members: the senders that are expected; the watermark is that of the last of them.
-        member: how the sender of a record is got.
-        skew_limit_us: how far its watermark may be ahead of the slowest computation; ``None``: as
-            far as it likes.
+        idle_after_us: the silence after which the stream no longer holds the watermark; ``None``: never.
+        members: the expected senders; the watermark is the least of theirs.
+        member: where the sender of a record is.
+        skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
     """
 
     stream: str
@@ -76,7 +74,7 @@ class InjectorNode:
 
     def check_member(self, member: str | None) -> None:
         """
-        Refuse a member that is not expected.
+        Refuse an unknown member.
 
         Raises:
             InvalidError: names it.
@@ -90,7 +88,7 @@ class InjectorNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
     """
-    One stream that a computation consumes, and how it gets its keys there.
+    A stream that a computation consumes, and how its records' keys are derived.
     """
 
     stream: str
@@ -100,23 +98,21 @@ class Subscription:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationNode:
     """
-    A computation in its place.
+    A declared computation; `ComputationOptions` explains what is not said here.
 
     Attributes:
-        name: partition of its rows, and its table in SQL.
+        name: the partition of its rows, and its table in SQL.
         computation: the user's code; one object, shared by all keys.
-        subscriptions: what it consumes.
+        subscriptions: the streams that it consumes.
         produces: the streams that it may produce to.
         exactly_once: whether records with ids are deduplicated.
-        on_error: what becomes of a record whose code keeps raising.
-        retries: how often such a record is tried again first.
+        on_error: what happens to a record whose code raises at every retry.
+        retries: how many times a failing record is tried again.
         intervals: how many key intervals to start with; ``None`` lets the runner choose.
-        on_late: what becomes of records behind the input low watermark; they are counted either way.
-            One word for all, or a word for each stream, ``process`` if it has none.
-        productions: ``strong`` delivers a production once it is durable; ``weak`` delivers it within
-            the superstep that made it (MillWheel §6.1.3, docs/design/004-weak-productions.md).
-        user_code_timeout_ms: how long its code may take for all that a bundle has for one key; code
-            that hangs is interrupted and treated as if it had raised. ``None``: as long as it likes.
+        on_late: what happens to records behind the input low watermark, for all streams or by stream.
+            They are counted in either case.
+        productions: when productions are delivered (docs/design/004-weak-productions.md).
+        user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
     """
 
     name: str
@@ -134,7 +130,7 @@ class ComputationNode:
     @property
     def inbox(self) -> tuple[str, ...]:
         """
-        The streams that it reads from committed rows, those that are addressed to it included.
+        The streams that it reads from committed rows, including those addressed to it.
         """
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
@@ -142,20 +138,20 @@ class ComputationNode:
     @property
     def percentiles(self) -> tuple[float, ...]:
         """
-        The percentile watermarks below 100 that the code asks for, the greatest first.
+        The percentile watermarks below 100 that the code declares, greatest first.
         """
         return declared_percentiles(self.computation.percentiles, self.name)
 
     @property
     def counters(self) -> tuple[str, ...]:
         """
-        What the code counts.
+        The counters that the code declares.
         """
         return declared_counters(self.computation.counters, self.name)
 
     def drops_late(self, stream: str) -> bool:
         """
-        Whether late records of a stream are kept from the code.
+        Whether late records of a stream are dropped.
         """
         word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
         return word == "drop"
@@ -163,21 +159,21 @@ class ComputationNode:
     @property
     def horizon_us(self) -> int:
         """
-        By how much the output watermark stays behind the input's.
+        How far the output watermark lags behind the input's, in microseconds.
         """
         return horizon_us(self.computation.late_data_horizon)
 
     def subscription(self, stream: str) -> Subscription | None:
         """
-        How it consumes ``stream``; ``None`` when it does not.
+        The subscription to ``stream``; ``None`` without one.
         """
-        return next((found for found in self.subscriptions if found.stream == stream), None)
+        return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkNode:
     """
-    A stream on its way out.
+    A declared sink and the stream that it writes.
     """
 
     name: str

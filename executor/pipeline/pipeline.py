@@ -288,14 +288,14 @@ def _check_ingress(
     has_own = watermark is not _NO_DISORDER and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
-            "a stream by time of arrival has its own watermark, and holds nobody back: "
+            "a stream by time of arrival has its own watermark, and does not hold others back: "
             "it takes no watermark, idle_after, members or skew_limit",
             stream=stream,
         )
 
 
 def _check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    if isinstance(members, str) or not all(isinstance(one, str) and one for one in members):
+    if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
         raise InvalidError("members is a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
         raise InvalidError("a member is named twice", stream=stream, members=list(members))
@@ -361,7 +361,7 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
         )
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
-        raise InvalidError("user_code_timeout_ms is longer than nothing", computation=name, value=timeout_ms)
+        raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

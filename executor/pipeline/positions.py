@@ -57,13 +57,13 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
     """
     Every counter of a pipeline's computations, by name.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(COUNT_PREFIX):
             of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
             if of == pipeline:
-                found.setdefault(computation, {})[counter] = value
-    return found
+                counts.setdefault(computation, {})[counter] = value
+    return counts
 
 
 def pipeline_number(pipeline: str) -> int:
@@ -139,7 +139,7 @@ def admit_batch(
     known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
 ) -> bool:
     """
-    Whether a batch is news; a batch that Spark replays after a crash is not.
+    Whether a batch is new; a batch that Spark replays after a crash is not.
 
     A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
     anything else means that checkpoint and store do not belong together.
@@ -154,7 +154,7 @@ def admit_batch(
     Raises:
         InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
     """
-    belongs = "go on with the checkpoint that belongs to this store, start with a new store"
+    belongs = "continue with the checkpoint that belongs to this store, start with a new store"
     way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
     if_repaired = (
         "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "

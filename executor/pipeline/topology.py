@@ -36,13 +36,13 @@ class Consumer:
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """
-    A checked pipeline; made by `Pipeline.check` only, so whoever holds one need not check again.
+    A checked pipeline; only `Pipeline.check` creates one, so it needs no further check.
 
     Attributes:
-        name: the pipeline's.
-        injectors: by the stream that each feeds.
-        computations: by name.
-        sinks: by name.
+        name: the pipeline's name.
+        injectors: the injectors, by the stream that each feeds.
+        computations: the computations, by name.
+        sinks: the sinks, by name.
     """
 
     name: str
@@ -60,21 +60,20 @@ class Topology:
         """
         The names of the computations that subscribe to any of ``streams``.
         """
-        found = (consumer for stream in streams for consumer in self.consumers_of(stream))
-        return frozenset(consumer.computation.name for consumer in found)
+        consumers = (consumer for stream in streams for consumer in self.consumers_of(stream))
+        return frozenset(consumer.computation.name for consumer in consumers)
 
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """
-        What goes before the record ids of ``stream`` in the rows of ``computation``.
+        The prefix of the record ids of ``stream`` in the rows of ``computation``.
 
-        Ids are a publisher's own: where a computation gets records with ids from several
-        injectors, the same id of two streams names two records. Of the first such stream
-        ids are kept as they came.
+        Ids are unique per publisher: where a computation consumes several streams with ids, the same id
+        on two streams identifies two records. The ids of the first such stream have no prefix.
 
         Args:
             computation: the consumer.
             stream: the injected stream.
-            bare: `stream_number` of the first stream, once it has been chosen; it stays so.
+            bare: the `stream_number` of the first stream, once it has been recorded; it never changes.
         """
         first = self.bare_stream(computation)
         chosen = bare if bare is not None or first is None else stream_number(first)
@@ -110,19 +109,19 @@ class Topology:
         """
         The streams that each computation's weak productions are delivered on within their superstep.
         """
-        found = fused_streams(self.computations, self.injectors)
-        return {name: streams for name, streams in found.items() if streams}
+        fused = fused_streams(self.computations, self.injectors)
+        return {name: streams for name, streams in fused.items() if streams}
 
     @cached_property
     def fused_order(self) -> tuple[str, ...]:
         """
-        The computations so that each comes after those whose fused streams it consumes.
+        The computations, each after those whose fused streams it consumes.
         """
         return fused_order(self.computations, self.fused)
 
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """
-        In which order computations run that have work, with those that weak productions may give some.
+        The order in which computations run: those with work, and those that may receive weak productions.
 
         Args:
             planned: the computations with work of their own.
@@ -140,46 +139,39 @@ class Topology:
             if feeders or name in planned:
                 levels[name] = 1 + max(feeders, default=-1)
         count = 1 + max(levels.values(), default=-1)
-        return tuple(tuple(n for n, level in levels.items() if level == each) for each in range(count))
+        return tuple(tuple(n for n, level in levels.items() if level == wave) for wave in range(count))
 
     def weak_streams(self, computation: str, *, keep_all: bool = False) -> WeakStreams:
         """
-        What becomes of a computation's productions within a superstep.
+        How a computation's productions are delivered within a superstep.
 
         Args:
             computation: its name.
-            keep_all: whether they are written to its rows even if no sink wants them.
+            keep_all: whether they are written to its rows even without a sink.
         """
         fused = self.fused.get(computation, frozenset())
         kept = fused if keep_all else frozenset(stream for stream in fused if self.sinks_of(stream))
         return WeakStreams(fused=fused, kept=kept)
 
-    @property
-    def injected_streams(self) -> tuple[str, ...]:
-        """
-        The streams that outside records enter on.
-        """
-        return tuple(self.injectors)
-
     @cached_property
     def percentiles(self) -> tuple[float, ...]:
         """
-        The percentile watermarks below 100 that any computation asks for, the greatest first.
+        The percentile watermarks below 100 that any computation declares, greatest first.
         """
-        found = {each for node in self.computations.values() for each in node.percentiles}
-        return tuple(sorted(found, reverse=True))
+        declared = {percentile for node in self.computations.values() for percentile in node.percentiles}
+        return tuple(sorted(declared, reverse=True))
 
     def percentile(self, percentile: float) -> float:
         """
-        The percentile, if it is 100 or any computation asks for it.
+        The percentile as a ``float``, if it is 100 or any computation declares it.
 
         Raises:
-            InvalidError: nobody does.
+            InvalidError: no computation declares it.
         """
         if percentile == EXACT or percentile in self.percentiles:
             return float(percentile)
         raise InvalidError(
-            "nobody asks for this percentile of the watermark",
+            "no computation declares this percentile of the watermark",
             pipeline=self.name,
             percentile=percentile,
             percentiles=list(self.percentiles),
@@ -188,14 +180,14 @@ class Topology:
     @cached_property
     def wanted_streams(self) -> frozenset[str]:
         """
-        The streams that somebody consumes or that flow into a sink; productions to others end nowhere.
+        The streams that a computation or a sink consumes; productions to others are dropped.
         """
         return frozenset(stream for stream in self.wanted_addresses if not is_addressed(stream))
 
     @cached_property
     def wanted_addresses(self) -> frozenset[str]:
         """
-        The same, with what rows keep for one consumer or for sinks only (`millpond.executor.pipeline.weak`).
+        `wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.weak`).
         """
         return frozenset(self._consumers) | frozenset(self._sinks)
 
@@ -228,26 +220,26 @@ class Topology:
 
     @cached_property
     def _consumers(self) -> Mapping[str, tuple[Consumer, ...]]:
-        found: dict[str, tuple[Consumer, ...]] = {}
+        consumers: dict[str, tuple[Consumer, ...]] = {}
         for node in self.computations.values():
             for subscription in node.subscriptions:
                 consumer = Consumer(computation=node, subscription=subscription)
-                found[subscription.stream] = (*found.get(subscription.stream, ()), consumer)
-                found[addressed(subscription.stream, node.name)] = (consumer,)
-        return found
+                consumers[subscription.stream] = (*consumers.get(subscription.stream, ()), consumer)
+                consumers[addressed(subscription.stream, node.name)] = (consumer,)
+        return consumers
 
     @cached_property
     def _producers(self) -> Mapping[str, tuple[ComputationNode, ...]]:
-        found: dict[str, tuple[ComputationNode, ...]] = {}
+        producers: dict[str, tuple[ComputationNode, ...]] = {}
         for node in self.computations.values():
             for stream in node.produces:
-                found[stream] = (*found.get(stream, ()), node)
-        return found
+                producers[stream] = (*producers.get(stream, ()), node)
+        return producers
 
     @cached_property
     def _sinks(self) -> Mapping[str, tuple[SinkNode, ...]]:
-        found: dict[str, tuple[SinkNode, ...]] = {}
+        sinks: dict[str, tuple[SinkNode, ...]] = {}
         for sink in self.sinks.values():
-            found[sink.stream] = (*found.get(sink.stream, ()), sink)
-            found[addressed(sink.stream)] = found[sink.stream]
-        return found
+            sinks[sink.stream] = (*sinks.get(sink.stream, ()), sink)
+            sinks[addressed(sink.stream)] = sinks[sink.stream]
+        return sinks

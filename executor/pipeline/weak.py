@@ -1,16 +1,15 @@
 """
 Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
 
-A computation that says ``productions="weak"`` hands its productions to their consumers within the
-superstep that made them: its streams are *fused* with their consumers. What the consumers make of
-them is part of the same commit, so in the store nothing is lost and nothing counts twice. What is
-given up is that consumers' code only ever sees records that are durable.
+A computation with ``productions="weak"`` delivers its productions within the superstep that made them: its
+streams are *fused* with their consumers. The consumers' effects are part of the same commit, so the store
+loses and repeats nothing. In exchange, consumers' code may see records that are not durable yet.
 
-Which streams are fused is decided by `fusion`.
+`fusion` decides which streams are fused.
 
-A production that is kept all the same is *addressed*: the stream it is kept under says who still
-waits for it. ``visits@cities`` waits for the computation ``cities`` only, which was too slow to get
-it within its superstep; ``visits@`` waits for no computation, but for sinks.
+A fused production that is stored anyway is *addressed*: its stream names the consumer that it still waits for.
+``visits@cities`` waits only for the computation ``cities``, which was too slow to receive it within its
+superstep; ``visits@`` waits for sinks only.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _MARK: Final = "@"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeakStreams:
     """
-    What becomes of a computation's productions within a superstep.
+    How a computation's productions are delivered within a superstep.
 
     Attributes:
-        fused: the streams whose productions go to their consumers before the commit.
-        kept: those of them whose productions are written to the producer's rows all the same,
-            for a sink or to be handed to another task.
+        fused: the streams whose productions reach their consumers before the commit.
+        kept: the fused streams whose productions are also written to the producer's rows, for a sink
+            or for a consumer in another task.
     """
 
     fused: frozenset[str] = frozenset()
@@ -58,6 +57,6 @@ def addressed(stream: str, consumer: str = "") -> str:
 
 def is_addressed(stream: str) -> bool:
     """
-    Whether a stream of kept productions has been delivered to other consumers already.
+    Whether a stream holds fused productions that are stored for one consumer or for sinks.
     """
     return _MARK in stream

@@ -101,12 +101,12 @@ class RepairPlan:
         """
         By source of an input, how far the store will have consumed it; -1 for not at all.
         """
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for app_id in self.txns:
             if app_id.startswith(INPUT_PREFIX):
                 source = unquote(app_id.rpartition("/")[2])
-                found[source] = max(self.state.txns.get(app_id, -1), found.get(source, -1))
-        return found
+                newest[source] = max(self.state.txns.get(app_id, -1), newest.get(source, -1))
+        return newest
 
     @property
     def is_after_repair(self) -> bool:
@@ -169,20 +169,20 @@ class _Files:
         if made is None or made.kind not in _COMPACTION_KINDS:
             return None
         interval = next(add.tags.get("interval") for add in made.added if add.path == path)
-        found: list[Add] = []
+        sources: list[Add] = []
         for source in made.removed:
             if source.tags.get("interval") != interval:
                 continue
             deeper = (source,) if self.is_whole(source.path) else self.sources_of(source.path, history)
             if deeper is None:
                 return None
-            found += deeper
-        return tuple(found) or None
+            sources += deeper
+        return tuple(sources) or None
 
 
 def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
     """
-    Find the newest state that can be had.
+    Find the newest state that can be restored.
 
     Args:
         objects: the table's root.
@@ -202,15 +202,15 @@ def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
             bad = {path for path in bad if path in state.live}
             bad |= {path for path in came_back if not files.is_whole(path)}
             sources = {path: files.sources_of(path, history) for path in bad}
-            gone = [path for path, found in sources.items() if found is None]
+            gone = [path for path, adds in sources.items() if adds is None]
             if gone:
                 lost.update(gone)
                 continue
             restored = []
-            for path, found in sorted(sources.items()):
+            for path, adds in sorted(sources.items()):
                 del state.live[path]
-                state.live |= {add.path: add for add in found or ()}
-                restored.append(Restored(path=path, sources=tuple(add.path for add in found or ())))
+                state.live |= {add.path: add for add in adds or ()}
+                restored.append(Restored(path=path, sources=tuple(add.path for add in adds or ())))
             is_readable = history.newest == newest
             return RepairPlan(
                 newest=newest,
@@ -273,7 +273,7 @@ def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> di
     """
     Where transactions stood at last: by the history, and by single commits after it that can be read.
     """
-    found = dict(history.state.txns)
+    txns = dict(history.state.txns)
     for version in inventory.versions:
         if version > history.newest:
             try:
@@ -282,5 +282,5 @@ def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> di
                 continue
             for action in actions:
                 if isinstance(action, Txn):
-                    found[action.app_id] = max(action.version, found.get(action.app_id, action.version))
-    return found
+                    txns[action.app_id] = max(action.version, txns.get(action.app_id, action.version))
+    return txns

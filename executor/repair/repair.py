@@ -3,10 +3,10 @@ Repair: a damaged store made whole again, by one fenced commit that says what it
 
 Everything goes back together. Going back to version *g* means the rows of *g* and the input
 positions of *g*, so a runner reads again what was consumed since, where its source still has it. Two
-numbers do not go back. Fences rise, by leases taken for the repair: whoever ran the pipeline cannot
-write any more. And supersteps rise above every one that ever was: a sink that has the outputs of
-the undone supersteps must not take their successors for repetitions. So rows whose productions
-are undelivered at *g* are written anew under the new number.
+numbers do not go back. Fences rise, through leases taken for the repair: a former owner of the pipeline
+cannot write any more. And supersteps rise above every earlier one: a sink that has the outputs of the
+undone supersteps must not mistake their successors for repetitions. So rows whose productions are
+undelivered at *g* are rewritten under the new number.
 
 The log stays what it is where it can be read to its end: older versions stay readable. Where it cannot,
 the repair's commit says everything, a checkpoint repeats it, and the files of the old log are
@@ -71,7 +71,7 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 """Where copies of what was taken out of the log lie, a folder a repair."""
 
 _LOST_TOLD_MAX: Final = 100
-_COUNTED_ANEW: Final = {TOTAL_PREFIX: 0, COUNT_PREFIX: 0, WATERMARK_PREFIX: int(TIME_MIN_US)}
+_RESTARTED: Final = {TOTAL_PREFIX: 0, COUNT_PREFIX: 0, WATERMARK_PREFIX: int(TIME_MIN_US)}
 
 
 def repair_store(
@@ -88,8 +88,8 @@ def repair_store(
 
     Args:
         objects: the table's root.
-        plan: made just before; nobody may have written since.
-        leases: of the store; those of every interval are taken and given back.
+        plan: made just before; no commit may have followed it.
+        leases: the store's leases; those of every interval are taken and released.
         clock: the source of time.
         rng: the source of file names.
         then: what to do after the commit, before the leases are given back.
@@ -100,9 +100,9 @@ def repair_store(
     Raises:
         ConflictError: a pipeline of the store is running; stop it first. Or another repair or a collection by
             hand is, or took files that the plan needs. Nothing was changed.
-        FencedError: this process slept for longer than its session; repair again.
-        ObjectExistsError: somebody has committed since the plan was made. Nothing was changed.
-        UnavailableError: a service is away; repair again.
+        FencedError: this process was suspended for longer than its session; repair again.
+        ObjectExistsError: another process has committed since the plan was made. Nothing was changed.
+        UnavailableError: a service does not respond; repair again.
     """
     with hold_store(plan, leases) as (hold, owners):
         committed = _commit(objects, plan, owners, clock, rng, hold)
@@ -116,10 +116,10 @@ def repair_store(
 @contextmanager
 def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
     """
-    Hold the store alone: no pipeline of it runs meanwhile, no other repair, and no collection by hand.
+    Hold the store exclusively: no pipeline, other repair or offline collection runs meanwhile.
 
     Yields:
-        The hold on work by hand, and the fences of the leases of every interval.
+        The lock on offline maintenance, and the fences of the leases of every interval.
 
     Raises:
         ConflictError: one of them is running.
@@ -133,7 +133,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:
-            yield hold, {each.interval: Fence(each.sequencer, CommitNumber(0)) for each in taken}
+            yield hold, {lease.interval: Fence(lease.sequencer, CommitNumber(0)) for lease in taken}
         finally:
             for lease in taken:
                 leases.release(lease)
@@ -158,7 +158,7 @@ def _commit(
     supersteps = _next_supersteps(objects, plan)
     live = dict(plan.state.live)
     if plan.is_rollback:
-        for path, add in _written_anew(objects, plan, supersteps, owners, version, now_ms, rng):
+        for path, add in _rewritten_rows(objects, plan, supersteps, owners, version, now_ms, rng):
             del live[path]
             live[add.path] = add
     txns = _transactions(plan, supersteps, owners)
@@ -230,7 +230,7 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
     """
     By pipeline, a superstep above every one that the log or any file's name tells of.
     """
-    found: dict[str, Superstep] = {}
+    supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     for app_id, last in plan.txns.items():
         if app_id.startswith(SUPERSTEP_PREFIX):
@@ -241,8 +241,8 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
                 for folder, _, name in names
                 if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
             )
-            found[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
-    return found
+            supersteps[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
+    return supersteps
 
 
 def _transactions(
@@ -253,23 +253,23 @@ def _transactions(
     }
     if not plan.is_rollback:
         return fences
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for app_id, was in plan.txns.items():
         restored = plan.state.txns.get(app_id)
         if app_id.startswith(SUPERSTEP_PREFIX):
-            found[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
+            positions[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
         elif app_id.startswith(INPUT_PREFIX):
-            found[app_id] = -1 if restored is None else restored
+            positions[app_id] = -1 if restored is None else restored
         elif app_id.startswith(SAVEPOINT_PREFIX):
             is_kept = plan.is_readable and was <= plan.newest
-            found[app_id] = was if is_kept else SAVEPOINT_RELEASED
+            positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
         else:
-            anew = next((at for prefix, at in _COUNTED_ANEW.items() if app_id.startswith(prefix)), was)
-            found[app_id] = anew if restored is None else restored
-    return found | fences
+            restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
+            positions[app_id] = restart if restored is None else restored
+    return positions | fences
 
 
-def _written_anew(
+def _rewritten_rows(
     objects: Objects,
     plan: RepairPlan,
     supersteps: Mapping[str, Superstep],
@@ -298,13 +298,13 @@ def _written_anew(
             if not pc.any(is_last).as_py():
                 continue
             numbers = pc.if_else(is_last, pa.scalar(int(superstep), pa.int64()), rows.column("superstep"))
-            place = rows.schema.get_field_index("superstep")
+            column = rows.schema.get_field_index("superstep")
             interval = Interval.from_app_id(file.interval_id) or Interval(file.computation)
             fence = owners.get(interval) or Fence(Sequencer(1 << 30), CommitNumber(0))
             written = write_row_file(
                 objects,
                 interval,
-                rows.set_column(place, rows.schema.field(place), numbers),
+                rows.set_column(column, rows.schema.field(column), numbers),
                 superstep=superstep,
                 fence=fence,
                 token=names.token(),

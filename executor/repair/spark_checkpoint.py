@@ -35,7 +35,7 @@ class Reached:
 
     def is_ahead_of(self, consumed: int) -> bool:
         """
-        Whether Spark would go on with a batch that is not the next one for a store.
+        Whether Spark would continue with a batch that is not the next one for a store.
 
         Args:
             consumed: the last batch that the store has; -1 for none.
@@ -54,7 +54,7 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
     Args:
         folder: where checkpoints are, at any depth; one that does not exist has none.
     """
-    found = {}
+    reached = {}
     for metadata in sorted(folder.rglob("metadata")):
         query = _id_of(metadata)
         if query is not None:
@@ -62,8 +62,8 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
                 max((int(path.name) for path in _batches(metadata.parent, part)), default=-1)
                 for part in _PARTS
             )
-            found[query] = Reached(done=done, planned=planned)
-    return found
+            reached[query] = Reached(done=done, planned=planned)
+    return reached
 
 
 def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: bool = False) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
     Returns:
         The ids of the queries whose checkpoint was found there and goes, or went, back.
     """
-    found = []
+    rewound = []
     for metadata in sorted(folder.rglob("metadata")):
         query = _id_of(metadata)
         if query is None or query not in batches:
@@ -89,8 +89,8 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         if later:
-            found.append(query)
-    return tuple(found)
+            rewound.append(query)
+    return tuple(rewound)
 
 
 def _later(checkpoint: Path, batch: int) -> Iterator[Path]:

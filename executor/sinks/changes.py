@@ -29,10 +29,10 @@ _NOT_CONTENT: Final = ("at", "pane", "is_retraction")
 @dataclass(slots=True)
 class RowChange:
     """
-    What becomes of one row.
+    The change of one row.
 
     Attributes:
-        put: the place of its new content among the superstep's rows; ``None`` when it has none.
+        put: the index of its new content among the superstep's rows; ``None`` when it has none.
         taken_back: contents that are gone: the row goes if it has one of them.
     """
 
@@ -47,7 +47,7 @@ def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     Raises:
         InvalidError: a type by which rows cannot be told apart.
     """
-    return pa.table({f"k{place}": _plain(table.column(name), name) for place, name in enumerate(keys)})
+    return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -89,7 +89,7 @@ def key_texts(columns: pa.Table) -> pa.Array:
 
 def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
     """
-    What each row says beside its key, as text that can be compared.
+    The columns of each row outside its key, as comparable text.
     """
     names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
     if not names:
@@ -106,21 +106,21 @@ def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) 
         keys: the columns that tell rows apart.
         retracts: which of them take back what had been shown.
     """
-    found: dict[RowKey, RowChange] = {}
+    changes: dict[RowKey, RowChange] = {}
     said = contents(table, keys)
     standing: dict[RowKey, list[int]] = {}
-    for place, (key, is_retraction) in enumerate(
+    for index, (key, is_retraction) in enumerate(
         zip(row_keys(key_columns(table, keys)), retracts, strict=True)
     ):
-        change, puts = found.setdefault(key, RowChange()), standing.setdefault(key, [])
+        change, puts = changes.setdefault(key, RowChange()), standing.setdefault(key, [])
         if not is_retraction:
-            puts.append(place)
+            puts.append(index)
             continue
-        cancelled = next((put for put in reversed(puts) if said[put] == said[place]), None)
+        cancelled = next((put for put in reversed(puts) if said[put] == said[index]), None)
         if cancelled is None:
-            change.taken_back.append(said[place])
+            change.taken_back.append(said[index])
         else:
             puts.remove(cancelled)
-    for key, change in found.items():
+    for key, change in changes.items():
         change.put = standing[key][-1] if standing[key] else None
-    return {key: change for key, change in found.items() if change.put is not None or change.taken_back}
+    return {key: change for key, change in changes.items() if change.put is not None or change.taken_back}

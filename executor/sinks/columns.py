@@ -114,8 +114,8 @@ def _decoded(productions: pa.Table, sink: str) -> list[Any]:
 
 def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str) -> pa.Array:
     if field.name in _OWN:
-        found = productions.column(field.name).combine_chunks()
-        return found if found.type == field.type else found.cast(field.type)
+        column = productions.column(field.name).combine_chunks()
+        return column if column.type == field.type else column.cast(field.type)
     cells = [_cell(value, field.name) for value in values]
     try:
         return _array(cells, field)

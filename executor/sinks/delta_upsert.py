@@ -186,10 +186,10 @@ class UpsertSinkWriter:
                 yield None, self._with(rows.schema.empty_table(), rows, changes, new), True
             return
         homes, loose = _homes(leaves, ordered), _loose(leaves)
-        for place in sorted(homes.keys() | loose):
-            leaf = leaves[place]
-            new = [key for key in homes.get(place, ()) if changes[key].put is not None]
-            asked = ordered if place in loose else homes[place]
+        for index in sorted(homes.keys() | loose):
+            leaf = leaves[index]
+            new = [key for key in homes.get(index, ()) if changes[key].put is not None]
+            asked = ordered if index in loose else homes[index]
             touched = {texts[key]: changes[key] for key in asked if leaf.may_hold(key)}
             if not touched and not new:
                 continue
@@ -197,7 +197,7 @@ class UpsertSinkWriter:
             kept = self._without(before, touched)
             # What another engine has put together is cut into leaves as soon as it is read.
             if kept.num_rows < before.num_rows or new or leaf.first is None:
-                yield leaf, self._with(kept, rows, changes, new), place == len(leaves) - 1
+                yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
         """
@@ -206,12 +206,12 @@ class UpsertSinkWriter:
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
-        places = pc.indices_nonzero(pc.is_in(texts, pa.array(list(touched), pa.string())))
-        met = table.take(places)
+        indices = pc.indices_nonzero(pc.is_in(texts, pa.array(list(touched), pa.string())))
+        met = table.take(indices)
         gone = [
-            place
-            for place, text, said in zip(
-                places.to_pylist(), texts.take(places).to_pylist(), contents(met, self._keys), strict=True
+            index
+            for index, text, said in zip(
+                indices.to_pylist(), texts.take(indices).to_pylist(), contents(met, self._keys), strict=True
             )
             if touched[text].put is not None or said in touched[text].taken_back
         ]
@@ -223,8 +223,8 @@ class UpsertSinkWriter:
     def _with(
         self, kept: pa.Table, rows: pa.Table, changes: Mapping[RowKey, RowChange], new: Iterable[RowKey]
     ) -> pa.Table:
-        places = [place for key in new if (place := changes[key].put) is not None]
-        table = pa.concat_tables([kept, rows.take(pa.array(places, pa.int64()))])
+        indices = [index for key in new if (index := changes[key].put) is not None]
+        table = pa.concat_tables([kept, rows.take(pa.array(indices, pa.int64()))])
         return table.take(_order(key_columns(table, self._keys)))
 
     def _parts(self, table: pa.Table, *, is_last: bool) -> Iterator[pa.Table]:
@@ -263,7 +263,7 @@ class UpsertSinkWriter:
 
 def _order(columns: pa.Table) -> pa.Array:
     """
-    The places of rows in the order of their `RowKey`, nulls first.
+    The indices of rows in the order of their `RowKey`, nulls first.
     """
     by: dict[str, pa.ChunkedArray] = {}
     for name in columns.column_names:
@@ -291,15 +291,15 @@ def _loose(leaves: Sequence[_Leaf]) -> set[int]:
     """
     loose: set[int] = set()
     widest: int | None = None
-    for place, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if leaf.first is None or leaf.last is None:
-            loose.add(place)
+            loose.add(index)
             continue
         reach_of_widest = None if widest is None else leaves[widest].last
         if widest is not None and reach_of_widest is not None and leaf.first <= reach_of_widest:
-            loose |= {widest, place}
+            loose |= {widest, index}
         if reach_of_widest is None or leaf.last > reach_of_widest:
-            widest = place
+            widest = index
     return loose
 
 
@@ -320,7 +320,7 @@ def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) ->
     """
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
-        pa.array([value if there else None for there, value in (key[place] for key in ordered)], field.type)
-        for place, field in enumerate(kinds)
+        pa.array([value if there else None for there, value in (key[index] for key in ordered)], field.type)
+        for index, field in enumerate(kinds)
     ]
     return pa.Table.from_arrays(arrays, schema=kinds)

@@ -37,7 +37,7 @@ def open_table(
         rng: for the table's identity.
         name: the sink's name.
         schema: the columns that it must have.
-        whole: it may have no other columns, for its rows are going to be written anew.
+        whole: it may have no other columns, because its rows will be rewritten.
 
     Raises:
         InvalidError: there is a table with other columns, or a partitioned one.
@@ -73,15 +73,15 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
         )
     there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
     for column in orjson.loads(delta_schema(schema))[_FIELDS]:
-        found = there.get(column["name"])
-        if found != column["type"]:
+        kind = there.get(column["name"])
+        if kind != column["type"]:
             raise InvalidError(
                 "the sink's table has other columns",
                 sink=name,
                 path=url,
                 column=column["name"],
                 wanted=column["type"],
-                found=found,
+                found=kind,
             )
 
 

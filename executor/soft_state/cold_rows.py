@@ -1,7 +1,7 @@
 """
-Cold rows: rows as they were read, still in Arrow, until somebody asks for them.
+Cold rows: rows as they were read, still in Arrow, until they are needed.
 
-A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them nobody touches for a
+A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a
 while: making Python objects of a million rows would take longer than reading them, so a row is made
 into objects when its key first has something to do.
 """
@@ -37,42 +37,42 @@ class ColdRows:
     def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64]) -> None:
         self._table = merged.select(_COLUMNS)
         self._weights = weights
-        self._places = dict(zip(merged.column("key").to_pylist(), range(merged.num_rows), strict=True))
+        self._indices = dict(zip(merged.column("key").to_pylist(), range(merged.num_rows), strict=True))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def among(self, keys: Iterable[str]) -> list[str]:
         """
         Those of the keys whose rows are here.
         """
-        places = self._places
-        return [key for key in keys if key in places]
+        indices = self._indices
+        return [key for key in keys if key in indices]
 
     @property
     def keys(self) -> list[str]:
         """
         The keys of all rows that are here.
         """
-        return list(self._places)
+        return list(self._indices)
 
     @property
     def weights(self) -> npt.NDArray[np.int64]:
         """
         What each of `keys` would cost in the cache.
         """
-        weights: npt.NDArray[np.int64] = self._weights[list(self._places.values())]
+        weights: npt.NDArray[np.int64] = self._weights[list(self._indices.values())]
         return weights
 
     def take(self, keys: Sequence[str]) -> tuple[LoadedRows, int]:
         """
         The rows of keys that are all here, which they are no more, and their weight.
         """
-        places = list(map(self._places.pop, keys))
-        rows = pa.array(places, pa.int64())
+        indices = list(map(self._indices.pop, keys))
+        rows = pa.array(indices, pa.int64())
         columns = {name: take_rows(self._table.column(name), rows) for name in _COLUMNS}
         taken = load_rows(pa.table(columns))
-        weight = int(self._weights[places].sum())
+        weight = int(self._weights[indices].sum())
         self._compact()
         return taken, weight
 
@@ -80,18 +80,18 @@ class ColdRows:
         """
         Forget rows of keys that are all here; their weight.
         """
-        places = list(map(self._places.pop, keys))
-        weight = int(self._weights[places].sum())
+        indices = list(map(self._indices.pop, keys))
+        weight = int(self._weights[indices].sum())
         self._compact()
         return weight
 
     def _compact(self) -> None:
-        if len(self._places) * _COMPACT > self._table.num_rows:
+        if len(self._indices) * _COMPACT > self._table.num_rows:
             return
         kept = np.zeros(self._table.num_rows, np.bool_)
-        kept[list(self._places.values())] = True
+        kept[list(self._indices.values())] = True
         # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
         self._table, self._weights = self._table.filter(pa.array(kept)), self._weights[kept]
-        self._places = dict(
+        self._indices = dict(
             zip(self._table.column("key").to_pylist(), range(self._table.num_rows), strict=True)
         )

@@ -1,9 +1,9 @@
 """
-Which rows to let go when memory is short (MillWheel §8.3).
+Which rows to evict when memory is short (MillWheel §8.3).
 
 A row that waits for its window to close was modified last and will be needed last, which
 is just what a least-recently-used cache gets wrong. The engine knows the timers, so it
-lets go of rows that wait for nothing first, then of those whose next timer is furthest.
+evicts rows that wait for nothing first, then those whose next timer is furthest.
 Policies are functions of plain columns; `least_recently_used` is the baseline to beat.
 """
 

@@ -2,7 +2,7 @@
 Which committed files soft state rests on, and what another list of them means.
 
 Soft state knows the files it has taken in and the superstep that they reach. A file that
-holds later supersteps only is news; one that can only repeat what is known is a rewrite
+holds only later supersteps is new; one that can only repeat what is known is a rewrite
 (OPTIMIZE, a compaction). Anything else proves nothing, and then all rows are read again.
 """
 

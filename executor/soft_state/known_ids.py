@@ -38,7 +38,7 @@ class KnownIds:
     """
     The ids of one interval: a filter, built at the first question, and the newest ids themselves.
 
-    A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is built anew from the
+    A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is rebuilt from the
     files when as many ids have been added to it as it was made for.
 
     Args:
@@ -111,13 +111,6 @@ class KnownIds:
         """
         return self._filter is not None
 
-    @property
-    def recent_bytes(self) -> int:
-        """
-        What the newest ids occupy, by estimate.
-        """
-        return self._recent_bytes
-
     def keep(self, path: str, updates: pa.Table) -> None:
         """
         Keep the ids of a file that this process has written.
@@ -132,14 +125,14 @@ class KnownIds:
 
     def keep_only(self, files: Sequence[FileKeys]) -> None:
         """
-        Let go of the ids of files that are no longer among the interval's.
+        Drop the ids of files that are no longer among the interval's.
         """
         for path in self._recent.keys() - {file.path for file in files}:
             self.drop(path)
 
     def drop(self, path: str) -> None:
         """
-        Let go of the ids of a file that was written in vain.
+        Drop the ids of a file that was never committed.
         """
         table = self._recent.pop(path, None)
         if table is not None:
@@ -156,14 +149,14 @@ class KnownIds:
         near = [file.path for file in files if file.may_hold_any(low, high)]
         tables = [self._recent[path] for path in near if path in self._recent]
         far = [path for path in near if path not in self._recent]
-        found: set[tuple[str, bytes]] = set()
+        consumed: set[tuple[str, bytes]] = set()
         for table in tables:
-            found |= _pairs(table, wanted)
-        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in found}
+            consumed |= _pairs(table, wanted)
+        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
         if far and missing:
             read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
-            found |= _pairs(read, wanted)
-        return np.fromiter((pair in found for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
+            consumed |= _pairs(read, wanted)
+        return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
 
 
 def ids_in(updates: pa.Table) -> pa.Array:

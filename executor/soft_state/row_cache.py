@@ -99,9 +99,9 @@ class RowCache:
         cold = self._cold
         if cold is None:
             return
-        found = cold.among(keys)
-        if found:
-            rows, weight = cold.take(found)
+        cold_keys = cold.among(keys)
+        if cold_keys:
+            rows, weight = cold.take(cold_keys)
             self.used_bytes -= weight
             self._take_in(rows)
         if not len(cold):
@@ -125,7 +125,7 @@ class RowCache:
         if not unknown:
             return []
         may_exist = self._existing.might_contain(pa.array(unknown, pa.string()))
-        return [unknown[place] for place in np.flatnonzero(may_exist).tolist()]
+        return [unknown[index] for index in np.flatnonzero(may_exist).tolist()]
 
     def states_of(self, keys: Sequence[str]) -> list[Encoded | None]:
         """
@@ -223,7 +223,7 @@ class RowCache:
         """
         if not self.is_over_budget:
             return 0
-        # Rows that nobody has asked for since they were read are the longest unused.
+        # Cold rows have not been used since they were read, so they come first.
         cold = [] if self._cold is None else self._cold.keys
         keys = [*cold, *self._states]
         if self._existing is None:
@@ -236,9 +236,9 @@ class RowCache:
         surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
         gone = order[:count]
-        self._forget([keys[place] for place in gone[gone >= len(cold)].tolist()])
+        self._forget([keys[index] for index in gone[gone >= len(cold)].tolist()])
         if self._cold is not None:
-            self.used_bytes -= self._cold.drop(keys[place] for place in gone[gone < len(cold)].tolist())
+            self.used_bytes -= self._cold.drop(keys[index] for index in gone[gone < len(cold)].tolist())
         return count
 
     def _forget(self, keys: Sequence[str]) -> None:
@@ -255,8 +255,8 @@ class RowCache:
         if size - len(states) == len(keys):
             self.used_bytes -= _weight(keys, before)
         elif size > len(states):
-            known = [place for place, old in enumerate(before) if old is not _MISSING]
-            self.used_bytes -= _weight([keys[place] for place in known], [before[place] for place in known])
+            known = [index for index, old in enumerate(before) if old is not _MISSING]
+            self.used_bytes -= _weight([keys[index] for index in known], [before[index] for index in known])
         return before
 
     def _set_timers(self, timers: Mapping[str, Timers]) -> None:

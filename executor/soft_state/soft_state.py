@@ -66,7 +66,7 @@ class SoftState:
         interval: whose rows.
         reader: reads committed row updates.
         budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
-        policy: which rows to let go first.
+        policy: which rows to evict first.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class SoftState:
 
     def confirm(self, file: RowFile | None) -> None:
         """
-        Take in that the last adopted bundle was committed, and that nobody else has changed anything.
+        Note that the last adopted bundle was committed, and that no other process has changed anything.
 
         It says what `synchronise` would find out, at a cost that does not grow with the files.
 
@@ -217,8 +217,8 @@ class SoftState:
         self._timers.put(timers)
         if not self._cache.is_complete:
             self._cache.remember(keys)
-            here = [place for place, key in enumerate(keys) if key in self._cache]
-            keys, states = [keys[place] for place in here], [states[place] for place in here]
+            cached = [index for index, key in enumerate(keys) if key in self._cache]
+            keys, states = [keys[index] for index in cached], [states[index] for index in cached]
             timers = {key: timers[key] for key in keys if key in timers}
         self._cache.put(keys, states, timers)
         self._evict((0, 0))
@@ -234,7 +234,7 @@ class SoftState:
 
     def load(self, keys: Sequence[str]) -> list[Encoded | None]:
         """
-        The states of the keys, read back where they are not at hand; ``None`` for no state.
+        The states of the keys, read from files where they are not cached; ``None`` for no state.
         """
         self._cache.warm(keys)
         absent = self._cache.absent(keys)
@@ -264,7 +264,7 @@ class SoftState:
         clocks: tuple[int, int],
     ) -> None:
         """
-        Take in a bundle's outcome, until `adopt` or `synchronise` says what became of it.
+        Apply a bundle's outcome tentatively, until `adopt` and `synchronise` settle whether it was committed.
 
         Args:
             updates: the row updates that will be written.

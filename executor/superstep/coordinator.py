@@ -1,5 +1,5 @@
 """
-The coordinator: one superstep after the other, each ending in exactly one fenced commit.
+The coordinator: it runs one superstep after another, each of which ends in exactly one fenced commit.
 
 Both runners drive it the same way::
 
@@ -9,8 +9,8 @@ Both runners drive it the same way::
     manifests = ...                             # run the intervals of the plan
     report = coordinator.commit(plan, manifests, position=InputPosition(...))
 
-Superstep *n* delivers every production of earlier supersteps, so productions never need
-an acknowledgement of their own: consuming them and committing the effect is one commit.
+Superstep *n* delivers every production of earlier supersteps, so productions need no acknowledgement of their
+own: one commit consumes them and stores the effects.
 A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §7.1.
 """
 
@@ -61,25 +61,25 @@ __all__ = ["Coordinator"]
 
 class Coordinator:
     """
-    Owns a pipeline's intervals and turns manifests into commits.
+    Owns a pipeline's intervals, plans its supersteps and commits their manifests.
 
     Args:
         store: the open store.
         topology: the checked pipeline.
         clock: the source of time.
         rng: the source of file names.
-        intervals: how many intervals a computation is cut into, unless it says so itself.
-        accept_checkpoint: take an outside source that the store does not know.
-        pause_timeout_ms: how long to wait for ZooKeeper to come back before giving up.
+        intervals: the number of intervals of a computation that declares none.
+        accept_checkpoint: whether to accept an outside source that the store does not know.
+        pause_timeout_ms: how long to wait for ZooKeeper to return before giving up.
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
-        upkeep: how the store is kept small; ``None`` leaves it alone.
+        upkeep: when the store is compacted and its garbage collected; ``None``: never.
         compaction_workers: where compactions are prepared; ``None`` for this machine.
-        threads: whether sinks are written beside the next superstep; without, all is done in turn.
+        threads: whether sinks are written in parallel with the next superstep; if not, before it.
 
     Attributes:
-        names: draws file names that are this owner's alone; once it is open.
+        names: the source of file names that are unique to this owner; usable once it is open.
         watermarks: the injectors and watermarks of the pipeline.
-        sinks: what committed supersteps are delivered to.
+        sinks: the sinks that committed supersteps are delivered to.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Coordinator:
 
     def open(self) -> None:
         """
-        Take the leases, fence former owners, and read what is pending.
+        Take the leases, fence former owners, and recover pending productions.
 
         Raises:
             ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
@@ -157,7 +157,7 @@ class Coordinator:
 
     def close(self) -> None:
         """
-        Wait for the sinks, give the leases back. What was committed stays; nothing else was promised.
+        Wait for the sinks, then release the leases. Uncommitted work is lost.
         """
         try:
             self.sinks.close()
@@ -171,33 +171,33 @@ class Coordinator:
     @property
     def superstep(self) -> Superstep:
         """
-        The last superstep committed.
+        The number of the last committed superstep; 0 before the first.
         """
         return self._superstep
 
     @property
     def totals(self) -> Totals:
         """
-        Counts over the pipeline's whole life.
+        The counts over the pipeline's whole life.
         """
         return self._totals
 
     @property
     def undelivered(self) -> int:
         """
-        Number of productions that wait for the next superstep.
+        The number of productions to deliver in the next superstep.
         """
         return self._pending.count
 
     def give_up(self) -> None:
         """
-        Wait for no service any more; any thread may say so.
+        Stop waiting for services, so that the run can end; may be called from any thread.
         """
         self._ownership.patience.end()
 
     def admit(self, position: InputPosition) -> bool:
         """
-        Whether a batch is news; see `admit_batch`.
+        Whether a batch is new; see `admit_batch`.
 
         Raises:
             InvalidError: the source's checkpoint does not belong to this store.
@@ -209,15 +209,15 @@ class Coordinator:
 
     def tick(self) -> None:
         """
-        Let time pass: streams that have been silent for too long are left out of the watermarks.
+        Read the clock: streams that have been silent for longer than ``idle_after`` become idle.
         """
         self.watermarks.tick()
 
     def has_work(self) -> bool:
         """
-        Whether a superstep without new input would do anything: productions to deliver, timers due.
+        Whether a superstep without new input would do anything: deliver productions or fire timers.
 
-        Time passes only by `tick`, so ask after it.
+        Only `tick` reads the clock, so call it first.
         """
         if self.watermarks.has_changed:
             return True
@@ -228,7 +228,7 @@ class Coordinator:
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """
-        When the next wall timer of any interval is due.
+        When the next wall timer of any interval is due; ``None`` without one.
         """
         times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
         return min((at for at in times if at is not None), default=None)
@@ -237,14 +237,14 @@ class Coordinator:
 
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
         """
-        Consumers of ``streams`` that have never run, so that nobody has cut their keys yet.
+        Consumers of ``streams`` that have never run, so that their key intervals are not chosen yet.
         """
-        nodes, found = self.topology.computations.values(), self.topology.readers_of(streams)
-        return tuple(node for node in nodes if node.name in found and not self._ownership.of(node.name))
+        nodes, readers = self.topology.computations.values(), self.topology.readers_of(streams)
+        return tuple(node for node in nodes if node.name in readers and not self._ownership.of(node.name))
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
         """
-        Cut a computation's keys into intervals by a sample of its keys, and take them.
+        Divide a computation's keys into intervals by a sample of its keys, and take their leases.
 
         Args:
             computation: its name.
@@ -254,7 +254,7 @@ class Coordinator:
 
     def id_scope(self, computation: str, stream: str) -> bytes:
         """
-        What goes before the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
+        The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
         """
         bare = self._store.committer.snapshot.txns.get(bare_ids_app_id(computation))
         return self.topology.id_scope(computation, stream, bare)
@@ -300,7 +300,7 @@ class Coordinator:
         The parts of a computation's intervals in the superstep that was planned at ``now``.
         """
         snapshot = self._store.committer.snapshot
-        found = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
+        owned_with_due = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
         return [
             IntervalPlan(
                 interval=owned.interval,
@@ -310,7 +310,7 @@ class Coordinator:
                 due=due,
                 percentile_watermarks=self.watermarks.percentile_watermarks(computation),
             )
-            for owned, due in found
+            for owned, due in owned_with_due
             if due or not only_due
         ]
 

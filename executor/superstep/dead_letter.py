@@ -1,9 +1,8 @@
 """
 Dead letters: records and timers that user code could not process, kept as rows.
 
-They are rows of the computation ``dead_letters`` (one key each), committed together
-with the superstep that met them, so SQL can list them; and they are productions of the
-stream ``dead_letters``, so that a computation or a sink may subscribe to them.
+Each is a row of the computation ``dead_letters``, committed with its superstep, so that SQL can list it. It is
+also a production to the stream ``dead_letters``, to which computations and sinks can subscribe.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ def dead_letter_updates(
     produce: bool,
 ) -> pa.Table:
     """
-    One row update a letter, keyed ``pipeline/superstep/number``.
+    The row updates of dead letters, one per letter, with the key ``pipeline/superstep/number``.
 
     Args:
-        pipeline: its name.
-        letters: what to keep.
-        superstep: the superstep that met them.
-        fence: of the control interval.
-        at: timestamp of the productions, for letters whose own time is unreadable.
-        produce: whether the letters go to the stream ``dead_letters`` too.
+        pipeline: the pipeline's name.
+        letters: the dead letters.
+        superstep: the superstep in which they failed.
+        fence: the fence of the control interval.
+        at: the event time of a production whose letter has no readable time.
+        produce: whether the letters also go to the stream ``dead_letters``.
     """
     rows = []
     for number, letter in enumerate(letters):
@@ -71,7 +70,7 @@ def dead_letter_updates(
 @dataclass(frozen=True, slots=True)
 class WrittenLetters:
     """
-    The file that holds a superstep's dead letters, and what it produced to their stream.
+    The file of a superstep's dead letters, and the summary of its productions.
     """
 
     file: RowFile | None = None
@@ -91,7 +90,7 @@ def write_dead_letters(
     row_format: RowFormat = PARQUET,
 ) -> WrittenLetters:
     """
-    Write a superstep's dead letters to a row file, still uncommitted; nothing when there are none.
+    Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
     """
     if not letters:
         return WrittenLetters()
@@ -112,7 +111,7 @@ def write_dead_letters(
 
 def _readable(letter: DeadLetter) -> dict[str, object]:
     fields = {
-        # An error's text may hold anything; JSON only what has a UTF-8 form.
+        # The text of an error may hold any string; JSON needs one with a UTF-8 form.
         name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
         for name, value in asdict(letter).items()
     }
@@ -123,5 +122,5 @@ def _date(at: int) -> str | int:
     try:
         return (_EPOCH + timedelta(microseconds=at)).isoformat()
     except OverflowError:
-        # Timers may lie beyond the calendar.
+        # The time of a timer may lie outside the calendar.
         return at

@@ -55,12 +55,12 @@ _VALUE_LENGTH_MAX = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSource:
     """
-    A committed file that holds productions which nobody has consumed yet.
+    A committed file that holds unconsumed productions.
 
     Attributes:
         path: the row file.
-        superstep: only its rows of this superstep count; a file that somebody's
-            OPTIMIZE merged may hold older ones, long delivered.
+        superstep: only its rows of this superstep count; a file that an OPTIMIZE
+            merged may hold older rows, whose productions are delivered.
         streams: streams it produced to; empty when unknown.
         interval: only its rows in this interval count; ``None`` for all of them.
     """
@@ -162,7 +162,7 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
     What a computation gets of ``productions``, a stream it subscribes to at a time, with its own keys.
     """
     streams = productions.column("stream")
-    found = []
+    extracted_streams = []
     for subscription in node.subscriptions:
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
         if part.num_rows:
@@ -170,8 +170,8 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
             extracted = extract_keys(subscription.key, _only(part, "key"), values)
             at = _only(part, "at").cast(pa.int64()).to_numpy(zero_copy_only=False)
             deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
-            found.append(Extracted(deliveries=deliveries, errors=extracted.errors))
-    return tuple(found)
+            extracted_streams.append(Extracted(deliveries=deliveries, errors=extracted.errors))
+    return tuple(extracted_streams)
 
 
 def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -185,12 +185,15 @@ def positions_within(
     Which of ``productions`` a computation gets in ``interval``, by position.
     """
     streams = productions.column("stream")
-    mine = [np.flatnonzero(_is_for(node, each.stream, streams).to_numpy()) for each in node.subscriptions]
-    found = [places for places in mine if len(places)]
+    mine = [
+        np.flatnonzero(_is_for(node, subscription.stream, streams).to_numpy())
+        for subscription in node.subscriptions
+    ]
+    chosen_rows = [indices for indices in mine if len(indices)]
     chosen = []
-    for places, extracted in zip(found, deliveries_of(productions, node), strict=True):
+    for indices, extracted in zip(chosen_rows, deliveries_of(productions, node), strict=True):
         inside = _inside(extracted.deliveries.keys, interval)
-        chosen.append(places[inside])
+        chosen.append(indices[inside])
     return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
 
 
@@ -209,8 +212,8 @@ def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
     """
     The keys that a computation would get of ``productions``, as often as they occur.
     """
-    found = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
-    return pa.concat_arrays(found) if found else pa.array([], pa.string())
+    columns = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
+    return pa.concat_arrays(columns) if columns else pa.array([], pa.string())
 
 
 def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
@@ -227,8 +230,8 @@ def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
     mask = pc.greater_equal(keys, interval.low)
     if interval.high is not None:
         mask = pc.and_(mask, pc.less(keys, interval.high))
-    found: npt.NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
-    return found
+    is_matching: npt.NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return is_matching
 
 
 def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:

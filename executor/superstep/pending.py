@@ -1,5 +1,5 @@
 """
-Pending productions: what the last superstep produced and nobody has consumed yet.
+Pending productions: the unconsumed productions of the last superstep.
 
 Superstep *n + 1* delivers everything that superstep *n* produced, so there is never more than
 one superstep's worth. After a restart it is found again in the committed files.
@@ -32,7 +32,7 @@ class PendingProductions:
     Where undelivered productions are, and how many and how old they are by stream.
 
     Attributes:
-        sources: committed files that hold productions which somebody wants.
+        sources: committed files that hold productions with a consumer.
         summaries: by stream, of all productions.
     """
 
@@ -58,15 +58,17 @@ def pending_of(
 
     Args:
         written: the committed files and what is in them.
-        topology: says which streams anybody wants.
+        topology: the pipeline, which tells the streams with a consumer.
         superstep: the one that was committed.
     """
     sources = [
-        ProductionSource(path=file.path, superstep=superstep, streams=frozenset(one.stream for one in made))
+        ProductionSource(
+            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in made)
+        )
         for file, made in written
         if file is not None and made
     ]
-    return _pending(sources, [one for _, made in written for one in made], topology)
+    return _pending(sources, [summary for _, made in written for summary in made], topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
@@ -85,11 +87,13 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
     for source in undelivered_sources(snapshot, producers, control, superstep):
-        found = summarise_productions(read_productions(store.objects, [source]), topology.percentiles)
-        if found:
-            streams = frozenset(summary.stream for summary in found)
+        summaries_of_file = summarise_productions(
+            read_productions(store.objects, [source]), topology.percentiles
+        )
+        if summaries_of_file:
+            streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
-            summaries.extend(found)
+            summaries.extend(summaries_of_file)
     return _pending(sources, summaries, topology)
 
 
@@ -124,14 +128,14 @@ def undelivered_sources(
     The files that may hold productions of ``superstep``, the last one committed.
 
     Superstep *n* delivers everything that earlier ones produced, so only the last one's
-    productions can be undelivered. Files that somebody else rewrote carry no tags; they
+    productions can be undelivered. Files that another program rewrote carry no tags; they
     are included whenever their range of supersteps reaches that far. The order is that of the
     run itself, by computation and then by key, so that a restart changes no order of arrival.
 
     Args:
         snapshot: the table.
         computations: the pipeline's, those included that it has no more.
-        control: the pipeline's own interval, which holds its dead letters and nobody else's.
+        control: the pipeline's own interval, which holds its dead letters.
         superstep: the last one.
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]

@@ -1,8 +1,7 @@
 """
-What one superstep does, as plain values that travel to the tasks.
+The plan of a superstep, as plain values that travel to the tasks.
 
-They stand apart from the coordinator so that a task's process need not import what only
-the driver uses.
+It is separate from the coordinator so that a task's process does not import what only the driver uses.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class InputPosition:
 
     Attributes:
         stream: the injected stream.
-        source: id of the source (a Spark query's id).
-        batch: the batch that this superstep consumed.
+        source: the id of the source, for example of a Spark query.
+        batch: the number of the batch that this superstep consumed.
     """
 
     stream: str
@@ -44,7 +43,7 @@ class IntervalPlan:
         interval: which keys.
         fence: what its next commit carries.
         watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files that its rows are in, oldest first; empty where nobody asked for them.
+        files: the committed files that its rows are in, oldest first; empty unless requested.
         due: whether a pending timer is due.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
     """

@@ -28,7 +28,7 @@ __all__ = ["SinkDelivery"]
 
 class SinkDelivery:
     """
-    Writes each committed superstep's productions to the sinks, beside the next superstep.
+    Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SinkDelivery:
         """
         Begin to write a committed superstep's productions; `wait` tells how it went.
         """
-        streams = [each for stream, _ in self._writers for each in _kept_as(stream)]
+        streams = [kept for stream, _ in self._writers for kept in _kept_as(stream)]
         if not any(source.concerns(streams) for source in sources):
             return
         if self._executor is None:
@@ -98,7 +98,7 @@ class SinkDelivery:
         behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]
         if not behind:
             return
-        names = [each for stream, _ in behind for each in _kept_as(stream)]
+        names = [kept for stream, _ in behind for kept in _kept_as(stream)]
         wanted = [source for source in sources if source.concerns(names)]
         productions = read_productions(self._store.objects, wanted)
         for stream, writer in behind:

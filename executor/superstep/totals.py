@@ -124,10 +124,10 @@ def count(
     """
     by_computation: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for manifest in manifests:
-        found = manifest.result.statistics
+        of_bundle = manifest.result.statistics
         counts = by_computation[manifest.interval.computation]
-        counts.update({"late": found.late, "dropped": found.dropped})
-        counts.update(found.counters)
+        counts.update({"late": of_bundle.late, "dropped": of_bundle.dropped})
+        counts.update(of_bundle.counters)
     statistics = [manifest.result.statistics for manifest in manifests]
     return Totals(
         injected=sum(seen.records for seen in inputs),

@@ -9,16 +9,12 @@ For a computation C that subscribes to the streams s::
     output(C) = min(input(C) - how far C may produce below its input,
                     the oldest hold of any of C's intervals)
 
-In a cycle the definition goes round; its *greatest* solution is meant: nobody waits for a
-record that no undelivered production, hold or injector can still bring forth. It follows that
-inside a cycle a timer that holds the watermark below its own firing never fires: what it
-waits for might be its own effect.
+In a cycle the definition is recursive and its *greatest* solution is meant: no computation waits for a record
+that no undelivered production, hold or injector can still cause. It follows that inside a cycle a timer that
+holds the watermark before its own firing time never fires: it would wait for its own effect.
 
-What is published never falls. Where a late record makes the sums fall, the last value stands
-until they have caught up, and what comes before it is late.
-
-Where percentile watermarks go: `solve_inputs` needs a minimum only; with sketches of pending
-times in place of the holds and of the oldest undelivered times, one solution a percentile.
+A published watermark never falls. Where a late record lowers a solution, the published value stays until the
+solution has caught up, and records before the published value are late.
 """
 
 from __future__ import annotations
@@ -45,16 +41,16 @@ def solve_inputs(
     horizons: Mapping[str, int] | None = None,
 ) -> dict[str, EventTimeMicros]:
     """
-    The greatest input watermarks that agree with each other, by computation.
+    The greatest input watermarks that satisfy all equations, by computation.
 
-    The least output of all cannot be lowered by anybody, so it is final; taking computations
-    in that order settles each edge once, cycles included (Dijkstra's argument). Only horizons
-    may lower one again, and those are in no cycle, so that ends.
+    No computation can lower the least output of all, so that output is final; visiting computations in
+    order of their outputs settles each edge once, cycles included (Dijkstra's argument). Only a horizon can
+    lower an output again, and no cycle contains one, so the loop ends.
 
     Args:
-        consumers: computation → those that consume what it produces.
-        bases: what bounds a computation's input apart from its senders.
-        holds: what bounds a computation's output apart from its input.
+        consumers: the computations that consume the streams of each computation.
+        bases: the bound of each computation's input apart from its producers.
+        holds: the bound of each computation's output apart from its input.
         horizons: how far a computation's output lags behind its input, where it does.
 
     Example:
@@ -84,11 +80,11 @@ def solve_inputs(
 
 class WatermarkAuthority:
     """
-    Knows how far event time has come everywhere in one pipeline.
+    The low watermarks of all computations of one pipeline.
 
-    It is told what injectors, intervals and undelivered productions say, which injectors are
-    idle, and at the start the journaled values, and solves the equations when somebody asks after a change.
-    It is used by one thread at a time.
+    It receives the journaled watermarks at the start, then the watermarks of injectors, the holds of intervals,
+    the oldest undelivered productions and the idle injectors. A read after a change solves the equations. It
+    is used by one thread at a time.
 
     Args:
         topology: the checked pipeline.
@@ -106,13 +102,13 @@ class WatermarkAuthority:
         self._outputs = dict.fromkeys(topology.computations, TIME_MIN_US)
         self._changed = True
 
-    # -- what it is told -------------------------------------------------------------------
+    # -- updates -------------------------------------------------------------------
 
     def restore(self, inputs: Mapping[str, EventTimeMicros]) -> None:
         """
-        Take over journaled input watermarks, by computation: nothing published falls below them.
+        Restore journaled input watermarks, by computation: published watermarks start from them.
 
-        Names of computations that the pipeline no longer has are ignored.
+        Computations that the pipeline no longer has are ignored.
         """
         for name, at in inputs.items():
             if name in self._inputs:
@@ -120,7 +116,7 @@ class WatermarkAuthority:
 
     def expect(self, intervals: Iterable[Interval]) -> None:
         """
-        Name intervals that exist; until each has reported, its computation's output stands still.
+        Add intervals; a computation's output watermark stays until each of its intervals has reported.
         """
         for interval in intervals:
             self._map_of(interval).expect([interval])
@@ -128,10 +124,10 @@ class WatermarkAuthority:
 
     def update_injector(self, stream: str, watermark: EventTimeMicros) -> None:
         """
-        Take in an injector's low watermark; one that falls changes nothing.
+        Raise an injector's low watermark; a lower value has no effect.
 
         Raises:
-            InvalidError: nobody injects this stream.
+            InvalidError: no injector feeds this stream.
         """
         known = self._injected.get(stream)
         if known is None:
@@ -142,7 +138,7 @@ class WatermarkAuthority:
 
     def set_idle(self, streams: Iterable[str]) -> None:
         """
-        Say which injected streams are idle, all of them: they hold nobody back while others go on.
+        Replace the set of idle injected streams, which do not hold back the watermark while others advance.
         """
         idle = frozenset(streams)
         if idle != self._idle:
@@ -151,10 +147,10 @@ class WatermarkAuthority:
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
         """
-        Take in the oldest output timestamp that an interval still owes; ``None`` is nothing.
+        Replace the oldest output time that an interval holds; ``None`` if it holds none.
 
         Raises:
-            FencedError: the sequencer is that of a former owner.
+            FencedError: the sequencer belongs to a former owner.
             InvalidError: the pipeline has no such computation.
         """
         self._map_of(interval).report(interval, sequencer, hold)
@@ -162,20 +158,18 @@ class WatermarkAuthority:
 
     def set_undelivered(self, oldest: Mapping[str, EventTimeMicros]) -> None:
         """
-        Say which streams have committed productions that nobody has consumed, and the oldest of each.
-
-        It replaces what was said before, so it must name all of them.
+        Replace the oldest event time of the committed, unconsumed productions of every stream that has some.
         """
         self._undelivered = dict(oldest)
         self._changed = True
 
     def _map_of(self, interval: Interval) -> IntervalMap:
-        found = self._intervals.get(interval.computation)
-        if found is None:
+        holds = self._intervals.get(interval.computation)
+        if holds is None:
             raise InvalidError("the pipeline has no such computation", computation=interval.computation)
-        return found
+        return holds
 
-    # -- what it tells ---------------------------------------------------------------------
+    # -- reads ---------------------------------------------------------------------
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
         """
@@ -185,21 +179,21 @@ class WatermarkAuthority:
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """
-        Bound on the timestamps of records that may still reach ``computation``; never falls.
+        The lower bound of the times of records that may still reach ``computation``; it never falls.
         """
         self._solve()
         return self._inputs[computation]
 
     def output_watermark(self, computation: str) -> EventTimeMicros:
         """
-        Bound on the timestamps of records that ``computation`` may still produce; never falls.
+        The lower bound of the times that ``computation`` may still produce at; it never falls.
         """
         self._solve()
         return self._outputs[computation]
 
     def input_watermarks(self) -> dict[str, EventTimeMicros]:
         """
-        All input watermarks, by computation: what is journaled and later given to `restore`.
+        All input watermarks, by computation, for the journal from which `restore` continues.
         """
         self._solve()
         return dict(self._inputs)
@@ -211,7 +205,7 @@ class WatermarkAuthority:
         bases = {name: self._base(node) for name, node in self._topology.computations.items()}
         for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
             self._inputs[name] = max(self._inputs[name], solved)
-            # A hold behind the published input is that of late work: it binds as it stands.
+            # A hold behind the published input comes from late records and binds as it is.
             output = min(held_back(solved, self._horizons[name]), holds[name])
             self._outputs[name] = max(self._outputs[name], output)
         self._changed = False
@@ -223,7 +217,7 @@ class WatermarkAuthority:
 
     def _outside_bound(self, stream: str) -> EventTimeMicros:
         """
-        What outside records may still bring onto a stream; nothing onto one that computations produce.
+        The bound of outside records on a stream; the end of time for a stream that computations produce.
         """
         if stream in self._injected:
             return self._injector_bound(stream)
@@ -234,17 +228,17 @@ class WatermarkAuthority:
 
     def _injector_bound(self, stream: str) -> EventTimeMicros:
         """
-        An injector's own watermark; that of the slowest active one while it is idle and behind.
+        An injector's watermark; while it is idle and behind, that of the slowest active injector.
         """
         own = self._injected[stream]
         if stream not in self._idle:
             return own
         others = [at for name, at in self._injected.items() if name not in self._idle]
-        # An input that has ended says nothing about how far the others are.
+        # An ended input does not tell how far the others are.
         return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
 
 
 def _consumers(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
     streams = [*node.produces, DEAD_LETTERS]
-    found = {c.computation.name: None for stream in streams for c in topology.consumers_of(stream)}
-    return tuple(found)
+    names = {c.computation.name: None for stream in streams for c in topology.consumers_of(stream)}
+    return tuple(names)

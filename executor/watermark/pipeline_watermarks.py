@@ -1,5 +1,5 @@
 """
-The time of a pipeline: its injectors' watermarks and what follows from them for everybody.
+The time of a pipeline: the watermarks of its injectors and of all its computations.
 
 What a superstep observes takes effect only once it is committed: until then records of that
 superstep may still be lost with it, and no watermark may have passed them (I7).
@@ -32,7 +32,7 @@ class PipelineWatermarks:
         self._topology = topology
         self._clock = clock
         self._authority = WatermarkAuthority(topology)
-        self._percentiles = {each: WatermarkAuthority(topology) for each in topology.percentiles}
+        self._percentiles = {percentile: WatermarkAuthority(topology) for percentile in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
         self._has_changed = False
 
@@ -46,16 +46,20 @@ class PipelineWatermarks:
                 positions.get(percentile_watermark_app_id(pipeline, "injector", name), TIME_MIN_US)
             )
             percentile_watermarks = {
-                each: EventTimeMicros(
-                    positions.get(percentile_watermark_app_id(pipeline, "injector", name, each), TIME_MIN_US)
+                percentile: EventTimeMicros(
+                    positions.get(
+                        percentile_watermark_app_id(pipeline, "injector", name, percentile), TIME_MIN_US
+                    )
                 )
-                for each in self._percentiles
+                for percentile in self._percentiles
             }
             app_ids = {
-                each: member_status_app_id(pipeline, name, each)
-                for each in injector.members or (DEFAULT_MEMBER,)
+                member: member_status_app_id(pipeline, name, member)
+                for member in injector.members or (DEFAULT_MEMBER,)
             }
-            standings = {each: positions[app_id] for each, app_id in app_ids.items() if app_id in positions}
+            standings = {
+                member: positions[app_id] for member, app_id in app_ids.items() if app_id in positions
+            }
             now = self._clock.monotonic_us()
             self._injectors[name] = InjectorTime(injector, saved, now, percentile_watermarks, standings)
         for percentile, authority in self._layers():
@@ -83,35 +87,37 @@ class PipelineWatermarks:
         What `restore` needs, by application id.
         """
         pipeline = self._topology.name
-        found: dict[str, int] = {
+        positions: dict[str, int] = {
             member_status_app_id(pipeline, name, member): version
             for name, injector in self._injectors.items()
             for member, version in injector.standings().items()
         }
-        for each, _ in self._layers():
+        for percentile, _ in self._layers():
             for name, injector in self._injectors.items():
-                found[percentile_watermark_app_id(pipeline, "injector", name, each)] = injector.mark(each)
-            for name in self._topology.computations:
-                found[percentile_watermark_app_id(pipeline, "computation", name, each)] = self.mark(
-                    name, each
+                positions[percentile_watermark_app_id(pipeline, "injector", name, percentile)] = (
+                    injector.mark(percentile)
                 )
-        return found
+            for name in self._topology.computations:
+                positions[percentile_watermark_app_id(pipeline, "computation", name, percentile)] = self.mark(
+                    name, percentile
+                )
+        return positions
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:
         """
-        The computation's input watermark at a percentile; one that nobody asks for is the exact one.
+        The computation's input watermark at a percentile; an undeclared one falls back to the low watermark.
 
         It never falls, and never lies behind one of a greater percentile.
         """
-        layers = [authority for each, authority in self._percentiles.items() if each >= percentile]
+        layers = [authority for declared, authority in self._percentiles.items() if declared >= percentile]
         wanted = layers if percentile in self._percentiles else []
-        return max(each.input_watermark(computation) for each in (self._authority, *wanted))
+        return max(authority.input_watermark(computation) for authority in (self._authority, *wanted))
 
     def percentile_watermarks(self, computation: str) -> PercentileTimes:
         """
         All percentile watermarks of the computation's input that the pipeline keeps.
         """
-        return {each: self.mark(computation, each) for each in self._percentiles}
+        return {percentile: self.mark(computation, percentile) for percentile in self._percentiles}
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """
@@ -188,7 +194,7 @@ class PipelineWatermarks:
         Leave out streams and members that have been silent for too long.
 
         Args:
-            heard: streams that bring records in the superstep at hand: they are not silent.
+            heard: streams with records in the current superstep, which are therefore not silent.
         """
         self._follow_the_clock(frozenset(heard))
         if not any(node.idle_after_us for node in self._topology.injectors.values()):
@@ -203,7 +209,7 @@ class PipelineWatermarks:
         """
         Time of arrival passes with the wall's, except for records that are on their way with their stamp.
 
-        That alone gives nobody anything to do: a timer that it makes due does.
+        A new watermark alone is no work; a timer that it makes due is.
         """
         silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
         for injector in silent:
@@ -219,7 +225,7 @@ class PipelineWatermarks:
         percentile: float = EXACT,
     ) -> None:
         """
-        Move an injector's watermark by hand.
+        Move an injector's watermark explicitly.
         """
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()

@@ -2,9 +2,9 @@
 How far one injected stream has come: its members, who of them is silent, and what they say.
 
 A stream without members is one member. Its watermark is the least of its members' watermarks;
-whoever is idle or gone is left out, and when nobody is left it stands still. The watermark and
-what was declared of members are journaled: after a restart every member goes on from the
-watermark and counts as just heard of, and whoever was idle or gone still is.
+idle and gone members are left out, and without any other member it stands still. The watermark and the
+declared status of members are journaled: after a restart every member continues from the watermark and
+counts as just heard from, and a member that was idle or gone still is.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Member:
         """
         As far behind its newest record as so many percent of its records have come, or as it says itself.
         """
-        told = (at for each, at in self.promised.items() if each >= percentile)
+        told = (at for declared, at in self.promised.items() if declared >= percentile)
         exact = max((self.logic.watermark, *told))
         if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
             return exact
@@ -136,7 +136,7 @@ class InjectorTime:
 
         Args:
             now: the wall time.
-            with_delays: whether anybody asks for percentiles.
+            with_delays: whether the pipeline declares percentiles.
         """
         newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
         return Watch(
@@ -192,19 +192,19 @@ class InjectorTime:
             InvalidError: no such member is expected.
         """
         chosen = self._chosen(member)
-        for one in chosen:
+        for sender in chosen:
             if percentile == EXACT:
-                one.logic.advance(at)
+                sender.logic.advance(at)
             else:
-                one.promised[percentile] = max(at, one.promised.get(percentile, at))
-            one.heard_us = now_us
-            if one.status == "idle":
-                one.stand("expected")
+                sender.promised[percentile] = max(at, sender.promised.get(percentile, at))
+            sender.heard_us = now_us
+            if sender.status == "idle":
+                sender.stand("expected")
         self.settle(now_us)
 
     def finish(self, now_us: int) -> None:
         """
-        The input has ended, whoever is missing.
+        Note that the input has ended, whichever members are missing.
         """
         for member in self._members.values():
             member.logic.finish()
@@ -219,9 +219,9 @@ class InjectorTime:
             InvalidError: no such member is expected.
         """
         chosen = self._chosen(member)
-        for one in chosen:
-            one.stand(status)
-            one.heard_us = now_us
+        for sender in chosen:
+            sender.stand(status)
+            sender.heard_us = now_us
         self.settle(now_us)
 
     def _chosen(self, member: str | None) -> Iterable[_Member]:
@@ -232,20 +232,20 @@ class InjectorTime:
         """
         Work out the watermark; silence may have moved it.
         """
-        heard = [one for one in self._members.values() if not self._is_silent(one, now_us)]
+        heard = [member for member in self._members.values() if not self._is_silent(member, now_us)]
         if heard:
-            self._watermark = max(self._watermark, min(one.logic.watermark for one in heard))
+            self._watermark = max(self._watermark, min(member.logic.watermark for member in heard))
             for percentile, known in self._percentile_watermarks.items():
                 self._percentile_watermarks[percentile] = max(
-                    known, min(one.mark(percentile) for one in heard)
+                    known, min(member.mark(percentile) for member in heard)
                 )
 
     def is_idle(self, now_us: int) -> bool:
         """
-        Whether nobody is expected to send at the moment, though the input has not ended.
+        Whether every member is idle or gone, though the input has not ended.
         """
         return self._watermark != TIME_MAX_US and all(
-            self._is_silent(one, now_us) for one in self._members.values()
+            self._is_silent(member, now_us) for member in self._members.values()
         )
 
     def _is_silent(self, member: _Member, now_us: int) -> bool:

@@ -295,7 +295,7 @@ class TestFailures:
         assert len(calls) == 2 + retries
         assert (states(run).get("k", []), len(result.dead_letters)) == (outcome, 0 if outcome else 1)
 
-    def test_stopping_names_the_culprit(self) -> None:
+    def test_stopping_names_the_record(self) -> None:
         """
         With on_error="stop" the user's exception is the cause, and nothing has happened.
         """
@@ -311,7 +311,7 @@ class TestFailures:
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
     def test_interrupts_pass_through(self, interrupt: type[BaseException]) -> None:
         """
-        What is not an Exception is nobody's dead letter.
+        An error that is not an Exception makes no dead letter.
         """
 
         class Interrupted(Computation):

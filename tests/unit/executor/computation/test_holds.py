@@ -86,7 +86,7 @@ def times(result: BundleResult) -> list[int]:
 
 def test_a_hold_is_owed_until_it_is_released():
     """
-    It is part of the row, beside the state and without one.
+    A hold is part of the row, with or without a state.
     """
     run = start()
 
@@ -157,7 +157,7 @@ def test_a_timer_may_produce_at_the_time_that_is_held():
 
 def test_the_key_may_produce_at_the_time_that_a_timer_owes():
     """
-    Nobody's watermark has passed it: so may a new timer, and a hook that replaces the timer.
+    No watermark has passed it: so may a new timer, and a hook that replaces the timer.
     """
     run = start()
     call(run, 10, lambda context: context.set_timer(90, output_at=20))

@@ -100,7 +100,7 @@ def test_a_key_sees_its_own_records_only() -> None:
 
 def test_a_record_outlives_the_hook() -> None:
     """
-    Binding the sequence to another key does not change a record at hand.
+    Binding the sequence to another key does not change an existing record.
     """
     records, _, _ = records_of(columns_of(), 0, 1)
     kept = records[0]
@@ -132,7 +132,7 @@ def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_see
     assert during == [(10, 10), (20, 10), (30, 10)]
 
 
-def test_a_value_that_nobody_asks_for_may_be_broken() -> None:
+def test_an_unread_value_may_be_broken() -> None:
     """
     Broken values raise where they are read and nowhere else, also after others were read.
     """

@@ -71,7 +71,7 @@ def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
         PythonValues([{"days": 1}, {"days": 2}]),
     ],
 )
-def test_changing_a_value_changes_nobody_elses(values: Values) -> None:
+def test_changing_a_value_does_not_change_other_copies(values: Values) -> None:
     """
     A second look finds the value as it was.
     """

@@ -261,7 +261,7 @@ def test_a_record_that_hangs_may_stop_the_pipeline():
 @pytest.mark.untraced
 def test_code_that_cannot_be_interrupted_ends_the_run():
     """
-    Everybody is told which computation and key it is; stopping does not wait for it, and it commits nothing.
+    The error names computation and key; stopping does not wait for the code, and it commits nothing.
     """
     store, run = start("blocks")
     receipt = run.inject("in", rows(1, 13))

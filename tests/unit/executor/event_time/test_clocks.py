@@ -32,7 +32,7 @@ def test_a_clock_has_one_name(clock, name):
 
 
 @pytest.mark.parametrize("name", ["", "evening", "event@", "event@0", "event@101", "event@ninety"])
-def test_a_clock_that_nobody_wrote_is_damage(name):
+def test_a_clock_that_no_version_writes_is_damage(name):
     """
     An unknown name in a row is an error of the data.
     """
@@ -40,7 +40,7 @@ def test_a_clock_that_nobody_wrote_is_damage(name):
         parse_clock(name)
 
 
-def test_a_percentile_that_nobody_keeps_is_the_low_watermark():
+def test_a_percentile_that_is_not_tracked_is_the_low_watermark():
     """
     A timer that waits for it fires, if later than it was meant to.
     """

@@ -131,7 +131,7 @@ def test_a_user_watermark_needs_a_function():
 
 def test_only_the_percentile_asks_for_delays():
     """
-    Nobody else pays for measuring them.
+    Other policies do not pay for measuring them.
     """
     assert [wants_delays(policy) for policy in POLICIES] == [False, True, False, False, False]
 

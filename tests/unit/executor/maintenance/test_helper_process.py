@@ -98,7 +98,7 @@ def test_a_killed_process_is_replaced(helper):
 
 def test_an_interrupt_is_not_for_it(helper):
     """
-    What a terminal sends to everybody does not end it, not even while it starts.
+    A signal that a terminal sends to the whole group does not end it, not even while it starts.
     """
     first = helper.submit(os.getpid)
     assert wait_until(lambda: helper.process_id is not None, SystemClock())
@@ -189,7 +189,7 @@ def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
 
 def test_what_is_under_way_can_be_cut_short(helper):
     """
-    Nobody waits for work that would never end; its process is gone, with what it had put aside.
+    Closing does not wait for endless work; the process is gone, with its scratch files.
     """
     process_id, scratch = helper.submit(os.getpid).result(), helper.submit(tempfile.gettempdir).result()
     assert Path(scratch).is_dir()

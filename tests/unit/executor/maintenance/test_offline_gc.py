@@ -1,5 +1,5 @@
 """
-Garbage collection by hand, as a function and as a command.
+Offline garbage collection, as a function and as a command.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_the_pipeline_goes_on_afterwards():
 
 def test_a_running_pipeline_keeps_its_leases():
     """
-    What somebody holds is not compacted, and not disturbed.
+    What another process holds is not compacted, and not disturbed.
     """
     pond = Pond()
     found = pond.collect()
@@ -126,9 +126,9 @@ def test_a_running_pipeline_keeps_its_leases():
     assert pond.counts() == ["21", "20", "20", "20"]
 
 
-def test_a_repair_and_a_collection_by_hand_keep_each_other_away():
+def test_a_repair_and_an_offline_collection_exclude_each_other():
     """
-    Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks nobody.
+    Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks no other.
     """
     pond = Pond()
     pond.run.stop()
@@ -169,7 +169,7 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
 
 def test_a_dry_run_takes_no_lease_and_writes_nothing():
     """
-    It tells what would be compacted, whoever runs.
+    It tells what would be compacted, even while a pipeline runs.
     """
     pond = Pond()
     before = {path: pond.disk.get(path) for path in pond.disk.list("")}

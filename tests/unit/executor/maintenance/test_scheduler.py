@@ -1,5 +1,5 @@
 """
-Upkeep beside a running pipeline: few files, no garbage, the same answers.
+Upkeep of a running pipeline: few files, no garbage, the same answers.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def test_without_upkeep_nothing_is_compacted():
 
 def test_a_compaction_that_cannot_be_prepared_is_tried_again():
     """
-    A store that is away for a moment costs a compaction its turn and nobody anything else.
+    A store that is away for a moment costs a compaction its turn and nothing else.
     """
     faulty = FaultyObjects(MemoryObjects())
     pond = Pond(objects=faulty)
@@ -230,7 +230,7 @@ def test_a_compaction_that_cannot_be_prepared_is_tried_again():
     assert max(pond.files_per_interval().values()) <= COMPACTIONS.files_max + COMPACTIONS.fan_in
 
 
-def test_a_damaged_file_is_left_for_whoever_reads_it():
+def test_a_damaged_file_is_left_for_its_reader():
     """
     Compacting stops for the interval and the file stays: its damage is neither hidden nor spread.
     """

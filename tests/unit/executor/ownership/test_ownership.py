@@ -179,7 +179,7 @@ class TestPatience:
 
     def test_a_lost_session_is_the_end(self, pond: Pond) -> None:
         """
-        Without a lease nobody waits: the owner is told to stop.
+        Without a lease there is no wait: the owner is told to stop.
         """
         _, owner, leases = opened(pond)
         leases.expire_session()

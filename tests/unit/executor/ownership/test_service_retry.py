@@ -78,7 +78,7 @@ def test_it_can_be_ended():
 
 class TellingClock(SystemClock):
     """
-    Tells when somebody sleeps.
+    Tells when a thread sleeps.
     """
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ class TestCheck:
             check_key_extractor(extractor)
 
     @pytest.mark.parametrize("extractor", [5, "", ["city"]])
-    def test_anything_else_names_the_culprit(self, extractor):
+    def test_anything_else_names_computation_and_stream(self, extractor):
         """
         The error says whose extractor it is.
         """

@@ -1,5 +1,5 @@
 """
-Pipelines: what they freeze into, and every mistake refused with the name of its culprit.
+Pipelines: what they freeze into, and every mistake refused with the name of what is wrong.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TestTopology:
 
     def test_several_computations_may_produce_to_one_stream(self):
         """
-        A stream is an edge that anybody may produce to.
+        A stream is an edge that any computation may produce to.
         """
         pipeline = a_pipeline()
         for name in ("a", "b"):
@@ -113,7 +113,7 @@ class TestTopology:
 
     def test_dead_letters_may_be_consumed_and_kept(self):
         """
-        The reserved stream is produced by everybody and open to subscriptions and sinks.
+        The reserved stream is produced by every computation and open to subscriptions and sinks.
         """
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
@@ -155,8 +155,8 @@ class TestTopology:
         """
         topology = a_pipeline().check()
 
-        with pytest.raises(InvalidError, match="computation=`nobody`"):
-            topology.computation("nobody")
+        with pytest.raises(InvalidError, match="computation=`missing`"):
+            topology.computation("missing")
         with pytest.raises(InvalidError, match="stream=`nowhere`"):
             topology.injector("nowhere")
 
@@ -309,7 +309,7 @@ class TestCheck:
 
     def test_a_sink_of_an_unknown_stream_is_named(self):
         """
-        A sink on a stream that nobody produces would stay empty.
+        A sink on a stream without a producer would stay empty.
         """
         pipeline = a_pipeline()
         pipeline.stream("nothing").sink("s", Place("x"))
@@ -318,7 +318,7 @@ class TestCheck:
 
     def test_an_injected_stream_cannot_be_produced(self):
         """
-        Nobody could say which low watermark such a stream has.
+        The low watermark of such a stream would be undefined.
         """
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter", produces="queries")

@@ -1,5 +1,5 @@
 """
-Positions: which batch is news, which is a replay, which checkpoint is refused.
+Positions: which batch is new, which is a replay, which checkpoint is refused.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def chain(*modes: str) -> EnginePipeline:
 
 def test_only_weak_productions_with_a_consumer_are_fused():
     """
-    Strong streams and streams that nobody consumes wait for their checkpoint.
+    Strong streams and streams without consumers wait for their checkpoint.
     """
     topology = chain("weak", "strong", "weak", "weak").check()
 

@@ -382,7 +382,7 @@ def test_nothing_that_is_whole_is_refused(pond):
 
 def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
     """
-    Somebody holds the leases: nothing is changed.
+    Another process holds the leases: nothing is changed.
     """
     pond.disk.delete([pond.of_kind(is_compaction=False).path])
     holder = MemoryLeases(pond.registry, pond.clock, writer_id="runner")
@@ -413,7 +413,7 @@ def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
         assert delivered[key] >= count
 
 
-def test_a_counter_that_is_younger_than_the_restored_version_counts_anew(pond):
+def test_a_counter_that_is_younger_than_the_restored_version_restarts(pond):
     """
     What is read again is counted again, so a counter that there was not at that version begins at nothing.
     """
@@ -464,7 +464,7 @@ def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--yes"]])
 def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
     """
-    A mistyped path is not made, and nobody is told to restore a store that never was.
+    A mistyped path is not made, and no message suggests to restore a store that never existed.
     """
     result = CliRunner().invoke(main, ["repair", str(tmp_path / "nowhere"), *arguments])
     assert result.exit_code != 0

@@ -35,14 +35,14 @@ def test_only_later_batches_of_the_named_query_go(folder):
     """
     The query will begin with the batch after the last that stays; others are left alone.
     """
-    assert rewind_checkpoints(folder, {"a": 8, "nobody": 3}) == ("a",)
+    assert rewind_checkpoints(folder, {"a": 8, "missing": 3}) == ("a",)
     assert batches(folder, "a", "commits") == batches(folder, "a", "offsets") == list(range(9))
     assert batches(folder, "b", "commits") == list(range(11))
     assert not (folder / "a" / "offsets" / ".9.crc").exists()
     assert rewind_checkpoints(folder, {"a": 8}) == ()
 
 
-def test_a_query_may_begin_anew(folder):
+def test_a_query_may_start_over(folder):
     """
     With nothing consumed, nothing is left; a dry run changes nothing.
     """

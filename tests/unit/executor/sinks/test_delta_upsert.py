@@ -118,7 +118,7 @@ def test_a_row_follows_its_value_to_another_key_of_the_pipeline(
     tmp_path: Path, retraction_first: bool
 ) -> None:
     """
-    Two keys of the pipeline change one row in one superstep: whoever comes first, the new value stands.
+    Two keys of the pipeline change one row in one superstep: in either order, the new value stands.
     """
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1)))
@@ -283,7 +283,7 @@ def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
 
 def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
     """
-    After somebody's OPTIMIZE the rows are cut into leaves again, and still told apart.
+    After an OPTIMIZE the rows are cut into leaves again, and still told apart.
     """
     writer = a_writer(tmp_path)
     writer.write(1, productions(*(by_user(f"{number}", number) for number in range(9))))
@@ -316,7 +316,7 @@ def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-def test_a_damaged_leaf_is_named_and_not_written_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) -> None:
     """
     What cannot be read is an error of the tree with the file's name; the table stays as it is.
     """
@@ -342,7 +342,7 @@ def test_a_damaged_leaf_is_named_and_not_written_anew(tmp_path: Path, damage: st
         {"mode": "replace"},
         {"mode": "append", "keys": ["user"]},
         {"mode": "upsert", "schema": SCHEMA},
-        {"mode": "upsert", "schema": SCHEMA, "keys": ["nobody"]},
+        {"mode": "upsert", "schema": SCHEMA, "keys": ["missing"]},
         {"mode": "upsert", "schema": SCHEMA, "keys": ["user", "user"]},
         {"mode": "upsert", "schema": pa.schema([("x", pa.float64())]), "keys": ["x"]},
     ],
@@ -357,7 +357,7 @@ def test_what_cannot_work_is_refused_where_it_is_written(options: dict[str, Any]
 
 def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
     """
-    Rows are written anew, so columns that the sink does not know would be lost.
+    Rows are rewritten, so columns that the sink does not know would be lost.
     """
     a_writer(tmp_path, schema=SCHEMA.append(pa.field("more", pa.string())))
 

@@ -1,5 +1,5 @@
 """
-Rows that stay in Arrow until somebody asks for them.
+Rows that stay in Arrow until they are needed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Soft state follows the committed files, whatever became of what this process did.
+Soft state follows the committed files, whether or not the bundles of this process were committed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def due(soft_state: SoftState, watermark: int) -> set[str]:
 class TestFollowing:
     def test_a_process_that_is_behind_reads_only_the_missing_files(self) -> None:
         """
-        After two bundles of somebody else the two files are read, not those before.
+        After two bundles of another process the two files are read, not those before.
         """
         run = run_of()
         run.step(records(("a", 10), ("b", 50)))
@@ -133,7 +133,7 @@ class TestFollowing:
 
     def test_deletions_are_followed(self) -> None:
         """
-        A key that somebody else deleted has no row here either, and its timer is gone.
+        A key that another process deleted has no row here either, and its timer is gone.
         """
 
         class Deletes(Append):
@@ -225,7 +225,7 @@ class TestFollowing:
 
     def test_a_rewrite_of_known_rows_is_not_read(self) -> None:
         """
-        After somebody's OPTIMIZE nothing is read, and later reads go to the new file.
+        After an OPTIMIZE nothing is read, and later reads go to the new file.
         """
         run = run_of(budget_bytes=0)
         reader = CountingReader(run)
@@ -417,7 +417,7 @@ class TestKnownIds:
 
     def test_own_duplicates_are_settled_in_memory_and_others_by_one_read(self) -> None:
         """
-        Ids of files that this process wrote are at hand; those of others are read by key.
+        Ids of files that this process wrote are in memory; those of others are read by key.
         """
         run = run_of(workers=2)
         reader = CountingReader(run)
@@ -443,16 +443,16 @@ class TestKnownIds:
         for number in range(5):
             run.step(records(("a", number), ids=[b"%d" % number]))
         ids = run.soft_state(0).ids
-        held_bytes = ids.recent_bytes
+        held_bytes = ids._recent_bytes  # the memory that the ids occupy shows nowhere else
         run.optimise(0, 4)
         result = run.step(records(("a", 0), ("a", 9), ids=[b"0", b"9"]))
 
         assert result.statistics.duplicates == 1
         assert run.soft_state(0).ids is ids
-        assert 0 < ids.recent_bytes < held_bytes / 2
+        assert 0 < ids._recent_bytes < held_bytes / 2
         assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
 
-    def test_a_full_filter_is_built_anew_from_the_ids_that_are_left(self) -> None:
+    def test_a_full_filter_is_rebuilt_from_the_ids_that_are_left(self) -> None:
         """
         Ids without files are forgotten then, and those in files are not.
         """

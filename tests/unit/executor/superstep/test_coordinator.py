@@ -1,5 +1,5 @@
 """
-The coordinator: a superstep is planned, committed once, and found again by whoever comes next.
+The coordinator: a superstep is planned, committed once, and found again by the next owner.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def produced(*values: int) -> tuple[Update, ProductionSummary]:
 class TestPlans:
     def test_a_new_pipeline_has_nothing_to_do(self, pond: Pond) -> None:
         """
-        Nobody has cut any keys, no time is known, and a superstep would be the first.
+        No key intervals are chosen, no time is known, and a superstep would be the first.
         """
         coordinator = pond.open()
         plan = coordinator.begin()
@@ -301,7 +301,7 @@ class TestCommits:
 
     def test_dead_letters_are_rows_and_productions(self, pond: Pond) -> None:
         """
-        A letter is a row of its pipeline, and goes to whoever subscribes to letters.
+        A letter is a row of its pipeline, and goes to every subscriber of letters.
         """
         coordinator = pond.open(pipeline(letters=True))
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=None, error="no key")

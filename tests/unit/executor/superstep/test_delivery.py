@@ -87,7 +87,7 @@ class TestReading:
 
     def test_only_the_last_supersteps_rows_count(self) -> None:
         """
-        A file that somebody merged may hold older rows, whose productions have long been delivered.
+        A file that another program merged may hold older rows, whose productions have long been delivered.
         """
         objects = MemoryObjects()
         source = a_file(
@@ -138,9 +138,9 @@ class TestReading:
         }
         assert summarise_productions(PRODUCTION_SCHEMA.empty_table()) == ()
 
-    def test_a_source_of_unknown_streams_concerns_everybody(self) -> None:
+    def test_a_source_of_unknown_streams_concerns_every_consumer(self) -> None:
         """
-        Where nobody knows what is in a file, it is looked into.
+        A file of unknown contents is read.
         """
         unknown = ProductionSource(path="p", superstep=Superstep(1))
         known = ProductionSource(path="p", superstep=Superstep(1), streams=frozenset({"s"}))
@@ -181,7 +181,7 @@ class TestKeys:
 
     def test_a_consumer_gets_each_of_its_streams(self) -> None:
         """
-        Every subscription has its own deliveries; streams that nobody named are left out.
+        Every subscription has its own deliveries; streams that no subscription names are left out.
         """
         both = deliveries_of(self.MADE, node(t="k", s=None, u=None))
 
@@ -254,7 +254,7 @@ class TestCutting:
 
     def test_taking_keeps_all_columns_together(self) -> None:
         """
-        Keys, times, values and ids of a record stay beside each other.
+        Keys, times, values and ids of a record stay together.
         """
         taken = take(self.DELIVERIES, np.array([6, 1]))
 

@@ -36,7 +36,7 @@ class TestEquations:
 
     def test_the_injector_reaches_the_end_of_the_chain(self):
         """
-        With nothing pending, everybody is as far as the injector.
+        With nothing pending, every computation is as far as the injector.
         """
         authority = a_chain()
 
@@ -120,9 +120,9 @@ class TestEquations:
         authority.set_undelivered({})
         assert authority.input_watermark("loop") == 130
 
-    def test_dead_letters_come_from_everybody(self):
+    def test_dead_letters_come_from_every_computation(self):
         """
-        Whoever consumes dead letters waits for all computations and all injectors.
+        A consumer of dead letters waits for all computations and all injectors.
         """
         pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
@@ -271,7 +271,7 @@ class TestIntervalMap:
 
         assert (len(holds), holds.least) == (2, 10)
 
-    def test_what_is_known_is_not_expected_anew(self):
+    def test_what_is_known_is_not_expected_again(self):
         """
         To expect an interval that has reported changes nothing.
         """

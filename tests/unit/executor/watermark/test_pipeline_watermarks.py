@@ -1,5 +1,5 @@
 """
-The time of a pipeline: percentiles beside the low watermark, and what a restart keeps of them.
+The time of a pipeline: percentiles next to the low watermark, and what a restart keeps of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_percentiles_run_ahead_of_the_low_watermark():
 
 def test_with_little_seen_they_are_the_low_watermark():
     """
-    Before a hundred delays are known, nobody claims to know percentiles.
+    Before a hundred delays are known, no percentile is claimed.
     """
     time = keeper()
     see(time, 10_000)
@@ -81,7 +81,7 @@ def test_with_little_seen_they_are_the_low_watermark():
     assert time.percentile_watermarks("b") == {90.0: 9_000, 50.0: 9_000}
 
 
-def test_a_percentile_that_nobody_asked_for_is_the_low_watermark():
+def test_a_percentile_that_no_computation_declares_is_the_low_watermark():
     """
     It is always safe to wait longer.
     """

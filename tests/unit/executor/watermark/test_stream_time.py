@@ -67,7 +67,7 @@ def test_a_silent_member_holds_the_watermark():
 
 def test_a_stranger_moves_nothing():
     """
-    Records of members that nobody expects are taken in without an effect on time.
+    Records of unexpected members are taken in without an effect on time.
     """
     time = members()
     observe(time, a=100, b=40)
@@ -80,7 +80,7 @@ def test_a_stranger_moves_nothing():
 @pytest.mark.parametrize("standing", ["idle", "gone"])
 def test_a_member_that_is_out_holds_no_longer(standing):
     """
-    The others go on without it.
+    The others advance without it.
     """
     time = members()
     observe(time, a=100, b=40)
@@ -108,7 +108,7 @@ def test_an_idle_member_counts_again_with_its_next_record():
 
 def test_a_member_that_is_gone_stays_gone():
     """
-    Its stragglers do not hold anybody, until it is expected again.
+    Its stragglers hold no watermark back until it is expected again.
     """
     time = members()
     observe(time, a=100, b=40)
@@ -137,7 +137,7 @@ def test_silence_makes_a_member_idle():
     assert not time.is_idle(1_000_000)
 
 
-def test_when_nobody_is_left_time_stands_still():
+def test_when_no_member_is_left_time_stands_still():
     """
     A stream that is idle as a whole keeps its watermark, and says that it is idle.
     """
@@ -185,7 +185,7 @@ def test_promises_may_be_a_members():
     assert time.watermark == 60
 
 
-def test_the_end_waits_for_nobody():
+def test_the_end_waits_for_no_member():
     """
     When the input has ended, missing members do not matter.
     """
