@@ -278,7 +278,7 @@ def walk_local() -> str:
             Message(worker, worker, "key, event time and id of each row; productions of the last superstep"),
             Message(worker, store, "rows that soft state does not have"),
             Message(worker, worker, "IntervalProcessor: timers, records, timers, key by key, in your code"),
-            Message(worker, writers, "row updates"),
+            Message(worker, writers, "rows, but the last interval's"),
             Message(writers, store, "one row file an interval"),
             Message(worker, store, "one commit: fences, files, positions, watermarks; put if absent"),
             Message(worker, sinks, "productions of this superstep, while the next one runs"),
