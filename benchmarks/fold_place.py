@@ -55,13 +55,13 @@ def measure(spark: SparkSession, supersteps: int = 60, records: int = 5_000) -> 
         for number in range(_WARM_UP + supersteps):
             rows = numbered(range(number * records, (number + 1) * records), keys=records)
             frame = spark.createDataFrame(pd.DataFrame(rows)).coalesce(1)
-            for run, found in zip(runs, took, strict=True):
+            for run, durations_ms in zip(runs, took, strict=True):
                 started_us = clock.monotonic_us()
                 run.consume(frame, InputPosition(stream=ROWS, source="benchmark", batch=number))
-                found.append((clock.monotonic_us() - started_us) / 1_000)
+                durations_ms.append((clock.monotonic_us() - started_us) / 1_000)
         for run in runs:
             run.stop()
-        p50, p95 = np.percentile([found[_WARM_UP:] for found in took], [50, 95], axis=1)
+        p50, p95 = np.percentile([durations_ms[_WARM_UP:] for durations_ms in took], [50, 95], axis=1)
         files = [len(store.committer.snapshot.files) for store in stores]
         for store in stores:
             store.close()

@@ -121,8 +121,8 @@ class Pond:
         """
         Live files of the interval that has most.
         """
-        found = Counter(file.interval_id for file in self.store.committer.snapshot.files)
-        return max(found.values(), default=0)
+        counts = Counter(file.interval_id for file in self.store.committer.snapshot.files)
+        return max(counts.values(), default=0)
 
 
 def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READS) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
                 if number >= supersteps // 2:
                     ratios.append(_disk_bytes(pond_folder) / pond.store.committer.snapshot.size_bytes)
         disk, live = _disk_bytes(pond_folder), pond.store.committer.snapshot.size_bytes
-        found = {
+        figures = {
             "supersteps": supersteps,
             "keys": keys,
             "versions": int(pond.store.committer.snapshot.version),
@@ -165,7 +165,7 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
             "ratio_max": round(max([*ratios, disk / live]), 2),
             "files_per_interval_max": most,
         }
-        return found | _read(pond, copy, reads)
+        return figures | _read(pond, copy, reads)
 
 
 def measure_commits(versions: int, folder: Path, turns: int = _TURNS) -> dict[str, Any]:
@@ -224,11 +224,11 @@ def _read(pond: Pond, copy: Path, reads: int) -> dict[str, Any]:
         times: list[list[float]] = [[], []]
         for _ in range(reads):
             key = f"key-{int(rng.random() * pond.keys):06d}"
-            for view, found in zip(views, times, strict=True):
+            for view, times_ms in zip(views, times, strict=True):
                 started_us = clock.monotonic_us()
                 view.to_arrow([key])
-                found.append((clock.monotonic_us() - started_us) / 1_000)
-    start, end = (percentile(found, 0.99) for found in times)
+                times_ms.append((clock.monotonic_us() - started_us) / 1_000)
+    start, end = (percentile(times_ms, 0.99) for times_ms in times)
     return {
         "read_files_start": len(views[0].files),
         "read_files_end": len(views[1].files),
@@ -256,16 +256,16 @@ def main(supersteps: int, keys: int, versions: int, json_path: Path | None) -> N
     Measure, print one figure a line, and hold them against their bounds.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-garbage-") as folder:
-        found = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
-    for name, value in found.items():
+        figures = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
+    for name, value in figures.items():
         click.echo(f"{name:24} {value}")
     limits = {"ratio": 3.0, "files_per_interval_max": POLICY.compaction.files_max + POLICY.compaction.fan_in}
     limits |= {"read_ratio": 1.5, "commit_ratio": 1.5}
-    missed = [name for name, limit in limits.items() if found[name] > limit]
+    missed = [name for name, limit in limits.items() if figures[name] > limit]
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(
-            json.dumps(found | {"limits": limits, "missed": missed}, indent=2), encoding="utf-8"
+            json.dumps(figures | {"limits": limits, "missed": missed}, indent=2), encoding="utf-8"
         )
     click.echo(f"missed: {', '.join(missed)}" if missed else "all within their bounds")
 

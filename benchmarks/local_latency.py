@@ -97,16 +97,16 @@ def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str
     Strong and weak productions through the same stages, in turns; figures are medians of the rounds.
     """
     modes: tuple[ProductionMode, ProductionMode] = ("strong", "weak")
-    found = [
+    results = [
         {mode: measure(seconds / rounds, rate, stages=stages, productions=mode) for mode in modes}
         for _ in range(rounds)
     ]
     figures: dict[str, Any] = {
-        f"{mode}_{name}": float(np.median([each[mode][name] for each in found]))
+        f"{mode}_{name}": float(np.median([result[mode][name] for result in results]))
         for mode in modes
         for name in ("p50_ms", "p95_ms", "p99_ms")
     }
-    ratios = [each["strong"]["p50_ms"] / each["weak"]["p50_ms"] for each in found]
+    ratios = [result["strong"]["p50_ms"] / result["weak"]["p50_ms"] for result in results]
     return {**figures, "p50_ratio": round(float(np.median(ratios)), 2), "stages": stages, "rate": rate}
 
 
@@ -164,15 +164,17 @@ def _inject_evenly(run: LocalRun, count: int, rate: int) -> int:
 
 
 def _figures(measured_from_us: float, count: int, rate: int, supersteps: int) -> dict[str, Any]:
-    found = np.array([latency for injected, latency in Second.latencies_us if injected >= measured_from_us])
-    p50, p95, p99 = (float(round(value / 1_000, 2)) for value in np.percentile(found, [50, 95, 99]))
+    latencies_us = np.array(
+        [latency for injected, latency in Second.latencies_us if injected >= measured_from_us]
+    )
+    p50, p95, p99 = (float(round(value / 1_000, 2)) for value in np.percentile(latencies_us, [50, 95, 99]))
     return {
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
         "records": count,
         "delivered": len(Second.latencies_us),
-        "measured": len(found),
+        "measured": len(latencies_us),
         "rate": rate,
         "supersteps": supersteps,
     }
@@ -203,8 +205,8 @@ def main() -> None:
     if given.productions == "both":
         print(json.dumps(compare(given.seconds, given.rate, given.stages)))
     else:
-        found = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
-        print(json.dumps(found))
+        figures = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -48,24 +48,24 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
             Store.open(path, zookeeper=hosts).close()
             with Relay(path, hosts, session_timeout_ms, clock) as relay:
                 kinds = (signal.SIGKILL, signal.SIGSTOP)
-                found = [relay.hand_over(kinds[number % 2]) for number in range(rounds)]
+                handovers = [relay.hand_over(kinds[number % 2]) for number in range(rounds)]
                 acknowledged, lost, repeated = relay.finish()
         finally:
             server.close()
-    work = np.array([each.work_ms for each in found])
+    work = np.array([each.work_ms for each in handovers])
     p50, p99 = np.percentile(work, [50, 99])
     return {
         "rounds": rounds,
         "session_timeout_ms": session_timeout_ms,
         "p50_ms": round(float(p50)),
         "p99_ms": round(float(p99)),
-        "open_p50_ms": round(float(np.median([each.open_ms for each in found]))),
-        "worst_kill_ms": round(max((f.work_ms for f in found if f.fenced is None), default=0)),
-        "worst_stop_ms": round(max((f.work_ms for f in found if f.fenced), default=0)),
+        "open_p50_ms": round(float(np.median([each.open_ms for each in handovers]))),
+        "worst_kill_ms": round(max((f.work_ms for f in handovers if f.fenced is None), default=0)),
+        "worst_stop_ms": round(max((f.work_ms for f in handovers if f.fenced), default=0)),
         "bound_ms": 2 * session_timeout_ms + 1_000,
-        "rate_p99_ms": round(float(np.percentile([each.rate_ms for each in found], 99))),
+        "rate_p99_ms": round(float(np.percentile([each.rate_ms for each in handovers], 99))),
         "rate_bound_ms": 30_000,
-        "zombies_fenced": sum(f.fenced is True for f in found),
+        "zombies_fenced": sum(f.fenced is True for f in handovers),
         "acknowledged": acknowledged,
         "lost": lost,
         "repeated": repeated,

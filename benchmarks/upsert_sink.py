@@ -39,10 +39,10 @@ def panes(places: Iterator[int]) -> pa.Table:
     A superstep's productions: one pane for each place, a key and a window of a second.
     """
     rows = []
-    for place in places:
-        start = place // 100 * SECOND_US
+    for position in places:
+        start = position // 100 * SECOND_US
         value = {
-            "value": place,
+            "value": position,
             "window": [start, start + SECOND_US],
             "at": start,
             "pane": {"is_retraction": False},
@@ -50,7 +50,7 @@ def panes(places: Iterator[int]) -> pa.Table:
         rows.append(
             {
                 "stream": "s",
-                "key": f"key{place % 100:04d}",
+                "key": f"key{position % 100:04d}",
                 "value": orjson.dumps(value).decode(),
                 "value_bytes": None,
                 "at": start,
@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
-    tell_result({"rows_per_superstep": ROWS, "tables": found}, arguments.json, indent=2)
+        tables = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
+    tell_result({"rows_per_superstep": ROWS, "tables": tables}, arguments.json, indent=2)
 
 
 if __name__ == "__main__":

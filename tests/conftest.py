@@ -92,9 +92,9 @@ def pytest_testnodedown(node: Any) -> None:
     """
     Add what one of several processes has counted; one that crashed has handed nothing in.
     """
-    found = getattr(node, "workeroutput", {}).get("faults")
-    if found is not None:
-        node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(found))
+    faults = getattr(node, "workeroutput", {}).get("faults")
+    if faults is not None:
+        node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(faults))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -85,11 +85,11 @@ def rows(*does: str) -> list[dict[str, Any]]:
     """
     Two keys, a good one and a bad one, whose records take turns.
     """
-    found = []
-    for number, one in enumerate(does):
-        found.append({"k": "bad", "n": 2 * number, "does": one})
-        found.append({"k": "good", "n": 2 * number + 1, "does": "nothing"})
-    return found
+    records = []
+    for number, action in enumerate(does):
+        records.append({"k": "bad", "n": 2 * number, "does": action})
+        records.append({"k": "good", "n": 2 * number + 1, "does": "nothing"})
+    return records
 
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
@@ -106,8 +106,8 @@ def letters(pond: Play) -> list[dict[str, Any]]:
     """
     The dead letters, by time.
     """
-    found = [orjson.loads(state) for state in pond.states("dead_letters").values()]
-    return sorted(found, key=lambda letter: str(letter["at"]))
+    dead = [orjson.loads(state) for state in pond.states("dead_letters").values()]
+    return sorted(dead, key=lambda letter: str(letter["at"]))
 
 
 def kept(pond: Play) -> tuple[list[int], list[int]]:

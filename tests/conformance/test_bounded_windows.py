@@ -61,7 +61,7 @@ class Even(WindowFn):
         for window in windows:
             pairs.setdefault(window.start // 20 * 20, []).append(window)
         return [
-            Merge(tuple(found), Window(start, start + 20)) for start, found in pairs.items() if len(found) > 1
+            Merge(tuple(pair), Window(start, start + 20)) for start, pair in pairs.items() if len(pair) > 1
         ]
 
 
@@ -104,14 +104,14 @@ def finals(store: Store) -> dict[str, dict[str, Any]]:
     """
     What each of the last computations kept, by key; the order of values is that of arrival, so none.
     """
-    found = {}
+    values = {}
     for name in ("fixed", "again", "counts", "own"):
         for row in store.rows_view(name).to_arrow().to_pylist():
             kept = orjson.loads(row["state"]).items()
-            found[f"{name} {row['key']}"] = {
+            values[f"{name} {row['key']}"] = {
                 window: sorted(value) if isinstance(value, list) else value for window, value in kept
             }
-    return found
+    return values
 
 
 def streamed() -> dict[str, dict[str, Any]]:

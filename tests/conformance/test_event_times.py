@@ -48,7 +48,7 @@ def rows(*at: int, move: int = 0) -> list[dict[str, Any]]:
     """
     Rows at these times, which ask to be moved.
     """
-    return [{"k": "k", "t": START_US + each, "move": move} for each in at]
+    return [{"k": "k", "t": START_US + seconds, "move": move} for seconds in at]
 
 
 def moved(value: Any, at: int) -> int:
@@ -88,8 +88,8 @@ def panes(run: Play) -> list[list[Any]]:
     """
     What the last computation was shown.
     """
-    found = run.states("panes").get("k", "[]")
-    return list(orjson.loads(found))
+    state = run.states("panes").get("k", "[]")
+    return list(orjson.loads(state))
 
 
 class Facts:

@@ -76,10 +76,10 @@ def _answers(queries: Sequence[Query], output: Path) -> dict[str, Bag]:
 
 
 def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[str]]:
-    found = {
+    wrong = {
         name: differences(answer, expected[name]) for name, answer in answers.items() if name in expected
     }
-    return {name: lines for name, lines in found.items() if lines}
+    return {name: lines for name, lines in wrong.items() if lines}
 
 
 # ------------------------------------------------------------------------------------- local runner
@@ -122,8 +122,8 @@ def test_average_selling_price_by_seller(store: Store, tmp_path: Path) -> None:
     expected: Bag = Counter()
     for seller, sales in best.items():
         prices = [price for _, _, price in sorted(sales)]
-        for place in range(len(prices)):
-            last = prices[max(0, place - _PRECEDING) : place + 1]
+        for index in range(len(prices)):
+            last = prices[max(0, index - _PRECEDING) : index + 1]
             expected[seller, round(sum(last) / len(last), 6)] += 1
 
     assert _asked([QUERIES["q6"]], EVENTS, store, tmp_path) == {"q6": expected}
@@ -169,8 +169,8 @@ def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Pat
     run = mp.LocalRunner(store, progress=False).start(
         pipeline(ALL, tmp_path, watermark=mp.Perfect()), stepping=True
     )
-    for place in random.permutation(len(pieces)).tolist():
-        run.inject(*pieces[place])
+    for index in random.permutation(len(pieces)).tolist():
+        run.inject(*pieces[index])
         run.step()
     for name in {name for name, _ in pieces}:
         run.finish(name)

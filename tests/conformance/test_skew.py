@@ -100,7 +100,7 @@ def kept(store: Store) -> int:
     How many records the join keeps.
     """
     rows = store.rows_view("join").to_arrow().to_pylist()
-    return sum(len(json.loads(each["state"])) for each in rows)
+    return sum(len(json.loads(row["state"])) for row in rows)
 
 
 def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
@@ -241,7 +241,7 @@ def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
     )
 
     def write(stream: str, *at: int) -> None:
-        lines = "".join(json.dumps(row(each)) + "\n" for each in at)
+        lines = "".join(json.dumps(row(at_us)) + "\n" for at_us in at)
         hidden = tmp_path / stream / f".{at[0]}"
         hidden.write_text(lines)
         # Spark takes files by the time of their modification, and these are written within one tick of it.

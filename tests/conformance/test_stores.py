@@ -110,8 +110,8 @@ def test_a_former_owner_is_fenced(place: Place) -> None:
     """
     After a take-over the first owner's commit is refused and leaves no trace.
     """
-    with place.open() as one, place.open() as other:
-        former, owner = start(one), start(other)
+    with place.open() as former_store, place.open() as other:
+        former, owner = start(former_store), start(other)
         write(owner, 0)
         with pytest.raises(FencedError):
             write(former, 1)
@@ -141,14 +141,14 @@ def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
     """
     The next version of the log is created once, whoever comes second reads the winner's bytes.
     """
-    with place.open() as one, place.open() as other:
-        former, owner = start(one), start(other)
+    with place.open() as first, place.open() as other:
+        former, owner = start(first), start(other)
         write(owner, 0)
         version = other.snapshot().version
         data = other.log.require(version)
         with pytest.raises(ObjectExistsError):
             other.log.objects.put_if_absent(commit_path(version), data + b"\n")
-        assert one.log.require(version) == data
+        assert first.log.require(version) == data
         former.abandon()
         owner.stop()
 

@@ -47,7 +47,7 @@ def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
     """
     Rows at these times.
     """
-    return [{"k": key, "t": START_US + each, "host": host, "id": f"{host}{each}"} for each in at]
+    return [{"k": key, "t": START_US + seconds, "host": host, "id": f"{host}{seconds}"} for seconds in at]
 
 
 def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
@@ -345,7 +345,7 @@ class Facts:
         second = 1_000_000
         run = play(tiers)
         run.inject("s", rows(0))
-        batch = [*rows(*range(90)), *[rows(each - 60 * second)[0] for each in range(10)]]
+        batch = [*rows(*range(90)), *[rows(number - 60 * second)[0] for number in range(10)]]
         run.inject("s", [*batch, *rows(1 * second, host="wait")])
         run.settle()
         assert run.states("c") == {"k": "[[80,true]]"}

@@ -88,6 +88,6 @@ def test_a_pipeline_that_changes_hands_under_load(tmp_path: Path, fault_report: 
         receipts[-1].wait()
 
     with Store.open(tmp_path / "pond", read_only=True) as store:
-        numbers = sorted(number for each in ledger_of(store).values() for number in each)
+        numbers = sorted(number for value in ledger_of(store).values() for number in value)
     assert numbers == list(range(1_000))
     fault_report.fault("R23")

@@ -106,7 +106,7 @@ class Pond:
                 for version in range(older, newest)
             }
             answers = {version: (views[version], *answer(store, version)) for version in views}
-            return [(each, answer(store, older)) for each in answers.values()]
+            return [(value, answer(store, older)) for value in answers.values()]
 
     def read(self) -> tuple[Answer, ...]:
         """
@@ -187,16 +187,16 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
     """
     kinds, rng = pond.kinds(), SeededRng(FLIPS)
     right, older = pond.read(), pond.older()
-    found: Counter[DamageOutcome] = Counter()
+    outcomes: Counter[DamageOutcome] = Counter()
     broken = []
     for number in range(FLIPS // 2):
         files = list(kinds.values())[number % len(kinds)]
         damage = flip(pond.rows, files[int(rng.random() * len(files))], rng)
         outcome, text = outcome_of(pond.rows, damage, pond.read, right, older)
-        found[outcome] += 1
+        outcomes[outcome] += 1
         broken += [] if outcome.is_kept else [text]
-    count(fault_report, "R15", found, broken, flips=FLIPS // 2)
-    assert found[DamageOutcome.NAMED] > FLIPS // 4
+    count(fault_report, "R15", outcomes, broken, flips=FLIPS // 2)
+    assert outcomes[DamageOutcome.NAMED] > FLIPS // 4
     assert pond.read() == right
 
 
@@ -205,14 +205,14 @@ def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
     Whatever becomes of a file as a whole, a reader gets the right answer or an error with the file's name.
     """
     rng, right, older = SeededRng(2), pond.read(), pond.older()
-    found: Counter[DamageOutcome] = Counter()
+    outcomes: Counter[DamageOutcome] = Counter()
     broken = []
     for damage in cuts(pond, rng):
         outcome, text = outcome_of(pond.rows, damage, pond.read, right, older)
-        found[outcome] += 1
+        outcomes[outcome] += 1
         broken += [] if outcome.is_kept else [text]
-    count(fault_report, "R16", found, broken, cuts=found.total())
-    assert found[DamageOutcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
+    count(fault_report, "R16", outcomes, broken, cuts=outcomes.total())
+    assert outcomes[DamageOutcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
     assert pond.read() == right
 
 
@@ -221,7 +221,7 @@ def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path
     A run that is started on a damaged store writes nothing wrong: it is refused, or its answer is right.
     """
     with pond.open() as store:
-        numbers = sorted(number for each in ledger_of(store).values() for number in each)
+        numbers = sorted(number for value in ledger_of(store).values() for number in value)
     rng = SeededRng(3)
     went_on = refused = 0
     for files in pond.kinds().values():
@@ -293,10 +293,10 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
     files = pond.kinds()["compacted row file"]
     flips = [flip(pond.rows, files[number % len(files)], rng) for number in range(100)]
     last = commit_path(pond.versions[0])
-    found = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
+    outcomes = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
     lost = Damage(what="the last commit deleted", files={last: None})
 
-    assert found[DamageOutcome.WRONG] > 0
+    assert outcomes[DamageOutcome.WRONG] > 0
     assert outcome_of(pond.rows, lost, read, right)[0] is DamageOutcome.WRONG
 
 
@@ -342,10 +342,10 @@ def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
 
 
 def count(
-    report: FaultReport, row: str, found: Counter[DamageOutcome], broken: list[str], **counts: int
+    report: FaultReport, row: str, outcomes: Counter[DamageOutcome], broken: list[str], **counts: int
 ) -> None:
-    wrong, older = found[DamageOutcome.WRONG], found[DamageOutcome.OLDER]
-    report.fault(row, found.total(), silent_wrong_reads=wrong, silent_older_reads=older, **counts)
+    wrong, older = outcomes[DamageOutcome.WRONG], outcomes[DamageOutcome.OLDER]
+    report.fault(row, outcomes.total(), silent_wrong_reads=wrong, silent_older_reads=older, **counts)
     for text in broken:
         report.violation(text)
     assert broken == []

@@ -93,8 +93,8 @@ def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Check
 
     with ThreadPoolExecutor(LANES) as lanes:
         checked = list(lanes.map(one, range(LANES)))
-    for each in grounds:
-        ground.report.add(each.report)
+    for lane_ground in grounds:
+        ground.report.add(lane_ground.report)
     return checked
 
 
@@ -113,15 +113,15 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(
     checked = in_lanes(ground, kill)
 
     assert ground.report.violations == ()
-    assert all(each.takeovers > KILLS // LANES // 8 for each in checked)
-    assert all(each.acknowledged > KILLS // LANES // 8 for each in checked)
+    assert all(result.takeovers > KILLS // LANES // 8 for result in checked)
+    assert all(result.acknowledged > KILLS // LANES // 8 for result in checked)
 
 
 def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
     """
     A process that ends at any place between two durable steps leaves a store that the next one goes on with.
     """
-    in_lanes(ground, lambda each, lane: exits_at_failpoints(each, IN_A_LEDGER[lane::LANES]))
+    in_lanes(ground, lambda lane_ground, lane: exits_at_failpoints(lane_ground, IN_A_LEDGER[lane::LANES]))
 
     assert ground.report.violations == ()
     assert ground.report.trials("R2") == len(IN_A_LEDGER)
@@ -131,7 +131,7 @@ def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
     """
     An owner that was stopped for longer than its session, at rest or within a commit, commits nothing afterwards.
     """
-    in_lanes(ground, lambda each, _: stopped_owners(each, TAKEOVERS // LANES))
+    in_lanes(ground, lambda lane_ground, _: stopped_owners(lane_ground, TAKEOVERS // LANES))
 
     assert ground.report.violations == ()
     assert ground.report.number("zombies") == ground.report.number("zombies_fenced") == TAKEOVERS

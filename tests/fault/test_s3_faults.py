@@ -79,14 +79,14 @@ class Pond:
         """
         How many commits of each kind the log has.
         """
-        found: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
         with self.open(direct=True) as store:
             newest = store.snapshot().version
             for version in range(newest + 1):
                 for action in decode(store.objects.get(f"{LOG}{version:020d}.json"), str(version)):
                     if isinstance(action, CommitInfo) and action.millpond:
-                        found[str(action.millpond.get("kind"))] += 1
-        return found
+                        kinds[str(action.millpond.get("kind"))] += 1
+        return kinds
 
 
 @pytest.fixture

@@ -69,15 +69,15 @@ class Driver:
         """
         ``kill -9`` of one of its processes with this in its command.
         """
-        found: list[int] = []
+        children: list[int] = []
 
         def find() -> bool:
-            found[:] = self.processes(what)
-            return bool(found) or self.process.poll() is not None
+            children[:] = self.processes(what)
+            return bool(children) or self.process.poll() is not None
 
         assert wait_until(find, CLOCK, PATIENCE_MS)
-        assert found, self.tail()
-        os.kill(found[-1], signal.SIGKILL)
+        assert children, self.tail()
+        os.kill(children[-1], signal.SIGKILL)
 
     def kill(self) -> None:
         """

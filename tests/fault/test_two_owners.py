@@ -146,11 +146,15 @@ def writers_after(store: Store, version: int) -> set[object]:
     """
     Who wrote the commits after a version.
     """
-    found = set()
+    writers = set()
     for number in range(version + 1, store.snapshot().version + 1):
         actions = decode(store.log.require(TableVersion(number)), str(number))
-        found |= {one.millpond["writer"] for one in actions if isinstance(one, CommitInfo) and one.millpond}
-    return found
+        writers |= {
+            action.millpond["writer"]
+            for action in actions
+            if isinstance(action, CommitInfo) and action.millpond
+        }
+    return writers
 
 
 def assert_only_the_second_wrote(store: Store, since: int, ledger: dict[str, list[int]]) -> None:
@@ -259,14 +263,14 @@ def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
     """
     path = tmp_path / "pond"
     with (
-        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as first,
         Store.open(path, zookeeper=zookeeper_hosts) as other,
     ):
         numbers = list(range(8))
         for number in numbers:
-            take_over((one, other)[number % 2], "take", number * 5)
-        assert ledger_of(one) == {"k0": [number * 5 for number in numbers]}
-        assert one.leases is not other.leases
+            take_over((first, other)[number % 2], "take", number * 5)
+        assert ledger_of(first) == {"k0": [number * 5 for number in numbers]}
+        assert first.leases is not other.leases
 
 
 def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
@@ -281,10 +285,10 @@ def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spa
         return frame, InputPosition(stream=ROWS, source="test", batch=number)
 
     with (
-        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as first,
         Store.open(path, zookeeper=zookeeper_hosts) as other,
     ):
-        run = SparkRunner(one, spark=spark, progress=False).open(ledger_pipeline())
+        run = SparkRunner(first, spark=spark, progress=False).open(ledger_pipeline())
         run.consume(*batch(0))
         since = other.snapshot().version
         take_over(other, "take", 5)

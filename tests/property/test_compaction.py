@@ -128,10 +128,10 @@ class Player:
         """
         What readers see; sequencers and commit numbers count commits, so they differ by right.
         """
-        found: Rows = {}
+        rows: Rows = {}
         for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]:
             table = self.store.rows_view(name, version).to_arrow()
-            found[name] = {
+            rows[name] = {
                 row["key"]: (
                     row["state"],
                     row["state_bytes"],
@@ -141,7 +141,7 @@ class Player:
                 )
                 for row in table.to_pylist()
             }
-        return found
+        return rows
 
     def totals(self) -> Totals:
         return self.run.summary().totals

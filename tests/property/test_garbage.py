@@ -208,19 +208,19 @@ class Garbage(RuleBasedStateMachine):
         self.readers.append((holder, version, view, self.rows(view), published.expires_us or 0))
 
     @precondition(lambda self: self.readers)
-    @rule(place=st.integers(0, 99), ends=st.booleans())
-    def read(self, place: int, ends: bool) -> None:
+    @rule(index=st.integers(0, 99), ends=st.booleans())
+    def read(self, index: int, ends: bool) -> None:
         """
         A slow reader sees what it would have seen at once; one that has overslept may be told that files are gone.
         """
-        holder, _, view, expected, expires_us = self.readers[place % len(self.readers)]
+        holder, _, view, expected, expires_us = self.readers[index % len(self.readers)]
         try:
             assert self.rows(view) == expected
         except MillpondError:
             assert expires_us <= self.clock.now_us() or self.has_jumped
         if ends:
             self.catalog.withdraw_horizon(holder)
-            del self.readers[place % len(self.readers)]
+            del self.readers[index % len(self.readers)]
 
     @precondition(lambda self: len(self.savepoints) < 3)
     @rule()
@@ -252,17 +252,17 @@ class Garbage(RuleBasedStateMachine):
     def collect(self, objects: Objects | None = None) -> None:
         coordinator = self.run._worker.coordinator
         owned = {
-            each.interval: Owned(each.fence.sequencer, coordinator.superstep)
-            for each in coordinator._ownership.all()
+            held.interval: Owned(held.fence.sequencer, coordinator.superstep)
+            for held in coordinator._ownership.all()
         }
-        found = collect_garbage(
+        collected = collect_garbage(
             objects or self.disk,
             self.catalog,
             self.clock,
             retention=Retention(keep_ms=self.keep_ms, checkpoint_every=2),
             owned=owned,
         )
-        self.horizon = max(self.horizon, found.horizon)
+        self.horizon = max(self.horizon, collected.horizon)
 
     @rule()
     def collect_alone(self) -> None:
@@ -361,7 +361,7 @@ class Garbage(RuleBasedStateMachine):
         for version, expected in self.savepoints.values():
             view = RowsView.of(load(Log(self.disk), TableVersion(version)), self.disk, "second")
             assert self.rows(view) == expected
-        assert [each for each in verify_store(self.disk).findings if "alien" not in each.path] == []
+        assert [finding for finding in verify_store(self.disk).findings if "alien" not in finding.path] == []
         self.run.stop()
         self.catalog.close()
 

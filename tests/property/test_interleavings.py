@@ -335,6 +335,6 @@ def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: Fault
     fault_report.fault("R7", explored.orders)
     assert explored.orders > 100
     assert endings == {
-        (("first", one), ("second", other))
-        for one, other in (("landed", "landed"), ("landed", "fenced"), ("fenced", "landed"))
+        (("first", first), ("second", other))
+        for first, other in (("landed", "landed"), ("landed", "fenced"), ("fenced", "landed"))
     }

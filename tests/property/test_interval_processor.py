@@ -208,13 +208,13 @@ def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
         return []
     return [
         (
-            found["stream"],
-            found["key"],
-            found["value_bytes"] if found["value"] is None else orjson.loads(found["value"]),
-            found["at"].timestamp() * 1_000_000,
+            production["stream"],
+            production["key"],
+            production["value_bytes"] if production["value"] is None else orjson.loads(production["value"]),
+            production["at"].timestamp() * 1_000_000,
         )
         for row in result.updates.column("productions").to_pylist()
-        for found in row or []
+        for production in row or []
     ]
 
 
@@ -257,9 +257,9 @@ def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
     holds = [min((t.output_at for t in expected[key].timers.values()), default=None) for key in loaded.keys]
     assert holds == merged.column("hold").cast(pa.int64()).to_pylist()
     ids = {
-        (row["key"], found["id"])
+        (row["key"], consumed["id"])
         for row in run.updates().select(["key", "record_ids"]).to_pylist()
-        for found in row["record_ids"] or []
+        for consumed in row["record_ids"] or []
     }
     assert model.consumed_ids() == ids
 

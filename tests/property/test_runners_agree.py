@@ -54,7 +54,9 @@ def _by_model(case: Case, *, weak: bool = True) -> Answer:
         for number in range(len(case.nodes))
     }
     produced = {
-        stream: Counter((one.key, orjson.dumps(one.value).decode(), one.at) for one in made)
+        stream: Counter(
+            (production.key, orjson.dumps(production.value).decode(), production.at) for production in made
+        )
         for stream, made in model.produced.items()
         if stream in case.sunk
     }
@@ -198,9 +200,11 @@ def test_weak_productions_that_are_all_late_are_strong(
     """
     When every weak production is checkpointed before it is taken, the answer is that of a strong pipeline.
     """
-    found = _by_local_runner(case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1)
+    result = _by_local_runner(
+        case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1
+    )
 
-    assert found == _by_model(case, weak=False)
+    assert result == _by_model(case, weak=False)
 
 
 @pytest.mark.spark

@@ -93,8 +93,8 @@ def test_every_file_of_a_computation_is_in_some_interval(
     snapshot = load(log)
     for computation in snapshot.computations:
         low, high = Interval(computation, "", cut or "m"), Interval(computation, cut or "m")
-        found = {file.path for interval in (low, high) for file in snapshot.files_of(interval)}
-        assert found == {file.path for file in snapshot.files_in(computation)}
+        paths = {file.path for interval in (low, high) for file in snapshot.files_of(interval)}
+        assert paths == {file.path for file in snapshot.files_in(computation)}
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.text(max_size=5)))

@@ -249,7 +249,7 @@ def some_marks(data: st.DataObject, oldest: int) -> dict[float, int]:
     The oldest times but a share of them, as tasks report them: never older than the oldest.
     """
     ahead = sorted(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)))
-    return {each: oldest + step for each, step in zip(PERCENTILES[1:], ahead, strict=True)}
+    return {percentile: oldest + step for percentile, step in zip(PERCENTILES[1:], ahead, strict=True)}
 
 
 @given(st.data(), topologies())
@@ -263,7 +263,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
     time.restore({})
     names, streams = list(topology.computations), list(topology.injectors)
     for _ in range(data.draw(st.integers(1, 12))):
-        before = {name: [time.mark(name, each) for each in PERCENTILES] for name in names}
+        before = {name: [time.mark(name, percentile) for percentile in PERCENTILES] for name in names}
         kind = data.draw(st.sampled_from(["records", "interval", "undelivered", "advance", "restart"]))
         if kind == "records":
             stream, count = data.draw(st.sampled_from(streams)), data.draw(st.integers(1, 150))
@@ -303,7 +303,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
                 exact.update_injector(stream, time.injector_watermark(stream))
 
         for name in names:
-            marks = [time.mark(name, each) for each in PERCENTILES]
+            marks = [time.mark(name, percentile) for percentile in PERCENTILES]
             assert marks == sorted(marks)
             assert all(now >= then for now, then in zip(marks, before[name], strict=True))
             assert marks[0] == exact.input_watermark(name)

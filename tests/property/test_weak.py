@@ -94,13 +94,13 @@ def expected(count: int, *depths: int) -> Counter[str]:
     """
     What must have been kept of ``count`` records after so many spreads.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for depth in depths:
         paths = [""]
         for _ in range(depth):
             paths = [path + part for path in paths for part in ("x", "y")]
-        found.update(f"{n}{path}" for n in range(count) for path in paths)
-    return found
+        counts.update(f"{n}{path}" for n in range(count) for path in paths)
+    return counts
 
 
 class Pond:
@@ -143,9 +143,9 @@ class Pond:
         """
         with self.store() as store:
             return Counter(
-                one
+                load
                 for row in store.rows_view(computation).to_arrow().to_pylist()
-                for one in orjson.loads(row["state"])
+                for load in orjson.loads(row["state"])
             )
 
 

@@ -114,11 +114,11 @@ def net(panes: Iterable[OraclePane]) -> Standing:
     """
     What stands when all retractions have been subtracted; what was never shown cannot be taken back.
     """
-    found: Standing = Counter()
+    standing: Standing = Counter()
     for pane in panes:
-        found[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
-    assert min(found.values(), default=0) >= 0
-    return +found
+        standing[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
+    assert min(standing.values(), default=0) >= 0
+    return +standing
 
 
 def last(panes: Iterable[OraclePane]) -> Standing:
@@ -127,9 +127,9 @@ def last(panes: Iterable[OraclePane]) -> Standing:
     """
     newest: dict[tuple[str, tuple[int, int]], OraclePane] = {}
     for pane in panes:
-        place = (pane.key, pane.window)
-        if not pane.is_retraction and (place not in newest or newest[place].index < pane.index):
-            newest[place] = pane
+        identity = (pane.key, pane.window)
+        if not pane.is_retraction and (identity not in newest or newest[identity].index < pane.index):
+            newest[identity] = pane
     return Counter((pane.key, pane.window, pane.values) for pane in newest.values())
 
 
@@ -155,7 +155,7 @@ def fed(moves: Sequence[Move]) -> list[Arrival]:
     """
     All elements of a script.
     """
-    return [one for move in moves if move.kind == "feed" for one in move.argument]
+    return [arrival for move in moves if move.kind == "feed" for arrival in move.argument]
 
 
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
@@ -222,11 +222,11 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
     ]
     (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), modes, moves)
     summed: defaultdict[tuple[str, tuple[int, int]], list[int]] = defaultdict(list)
-    for pane in (one for panes in parts for one in panes):
+    for pane in (pane for panes in parts for pane in panes):
         summed[(pane.key, pane.window)] += pane.values
 
     accumulated = last(pane for panes in wholes for pane in panes)
-    assert accumulated == Counter((*place, tuple(sorted(values))) for place, values in summed.items())
+    assert accumulated == Counter((*identity, tuple(sorted(values))) for identity, values in summed.items())
 
 
 @pytest.mark.spark

@@ -102,14 +102,14 @@ class _Key:
     def _first_due(self) -> tuple[int, Window, str] | None:
         windows = self._open(self.watermark).windows
         states = [windows.at(window) for window in sorted(windows.keys())]
-        found = [(self.strategy.expires_at(state.window), 1, state.window, "") for state in states]
+        due = [(self.strategy.expires_at(state.window), 1, state.window, "") for state in states]
         for state in states:
-            found += [
+            due += [
                 (at, 0, state.window, text)
                 for text, at in state.timers.items()
                 if parse_timer(text).domain is TimeDomain.EVENT
             ]
-        at, _, window, timer = min(found, default=(self.watermark + 1, 0, Window(0, 0), ""))
+        at, _, window, timer = min(due, default=(self.watermark + 1, 0, Window(0, 0), ""))
         return (at, window, timer) if at <= self.watermark else None
 
 
@@ -150,13 +150,13 @@ def test_indices_count_the_panes(
     The panes of each window have the indices 0, 1, 2 …, and so have those that are not early.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
-    for window in {one.window for one in key.shown}:
-        panes = [one.pane for one in key.shown if one.window == window]
-        settled = [one.nonspeculative_index for one in panes if one.nonspeculative_index >= 0]
+    for window in {value.window for value in key.shown}:
+        panes = [value.pane for value in key.shown if value.window == window]
+        settled = [pane.nonspeculative_index for pane in panes if pane.nonspeculative_index >= 0]
 
-        assert [one.index for one in panes] == list(range(len(panes)))
+        assert [pane.index for pane in panes] == list(range(len(panes)))
         assert settled == list(range(len(settled)))
-        assert not any(one.is_last for one in panes[:-1])
+        assert not any(pane.is_last for pane in panes[:-1])
 
 
 @given(size=st.integers(1, 40), trigger=_UNENDING, bundles=_BUNDLES)
@@ -167,7 +167,7 @@ def test_discarded_panes_add_up_to_what_is_accumulated(
     The elements of a window's discarding panes are those that came for it, each once.
     """
     key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
-    shown = Counter(value for one in key.shown for value in one.value)
+    shown = Counter(element for value in key.shown for element in value.value)
 
     assert shown == Counter(at for times, _ in bundles for at in times)
 
@@ -180,7 +180,7 @@ def test_panes_and_retractions_sum_to_the_last_panes(
     What is shown, less what is taken back, is the sum of each window's elements, merged or not.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
-    net = sum(-one.value if one.pane.is_retraction else one.value for one in key.shown)
+    net = sum(-value.value if value.pane.is_retraction else value.value for value in key.shown)
     windows = [len(window_fn.assign(Element(value=0, at=at, key="k"))) * at for t, _ in bundles for at in t]
 
     assert net == sum(windows)
@@ -198,8 +198,8 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     one_by_one = _play(strategy, [([at], 0) for at in shuffled], Sum())
     at_once = _play(strategy, [(times, 0)], Sum())
 
-    assert sorted((one.window, one.value) for one in one_by_one.shown) == sorted(
-        (one.window, one.value) for one in at_once.shown
+    assert sorted((value.window, value.value) for value in one_by_one.shown) == sorted(
+        (value.window, value.value) for value in at_once.shown
     )
 
 
@@ -249,5 +249,5 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     shown += run.panes()
     run.close()
 
-    expected = [pane_fields("k", one) for one in _play(strategy, bundles, ToList()).shown]
+    expected = [pane_fields("k", value) for value in _play(strategy, bundles, ToList()).shown]
     assert sorted(map(str, shown)) == sorted(map(str, expected))

@@ -67,7 +67,7 @@ def test_same_seed_same_run() -> None:
     """The same seed is the same run event by event, in this process and in another one."""
     scenario = Scenario(seed=3, steps=120, kinds=("second_owner", "crash", "reply_lost", "message_delayed"))
     command = scenario.command("", "").split()[1:]
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
@@ -79,7 +79,7 @@ def test_same_seed_same_run() -> None:
     assert once.violation == ""
     assert once.events > 100
     assert play(scenario, Bank).trace_hash == once.trace_hash
-    assert f"trace {once.trace_hash} over {once.events} events" in found.stdout
+    assert f"trace {once.trace_hash} over {once.events} events" in completed.stdout
 
 
 def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
@@ -156,24 +156,24 @@ class TestCommand:
     def test_it_counts_what_passed(self, tmp_path: Path) -> None:
         """Its last line says how many seeds passed and failed, and the report says the same."""
         report = tmp_path / "report.json"
-        found = CliRunner().invoke(
+        result = CliRunner().invoke(
             main, ["--seeds", "2", "--steps", "20", "--workers", "1", "--json", str(report)]
         )
 
-        assert found.exit_code == 0, found.output
-        assert found.output.splitlines()[-1] == "2 passed, 0 failed"
-        assert "seeds per second" in found.output
+        assert result.exit_code == 0, result.output
+        assert result.output.splitlines()[-1] == "2 passed, 0 failed"
+        assert "seeds per second" in result.output
         assert '"passed": 2' in report.read_text()
 
     def test_a_violation_is_one_line_with_the_command_to_see_it_again(self, tmp_path: Path) -> None:
         """A failing seed is a line with its command, a file, and exit code 1."""
         workload = f"{__name__}:Canary"
         arguments = ["--seeds", "1", "--steps", "10", "--faults", "none", "--workload", workload]
-        found = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
+        result = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
 
-        assert found.exit_code == 1
-        assert "seed 0: I0: nothing was ever sent | commit " in found.output
-        assert f"--seed 0 --steps 10 --faults none --workload {workload}" in found.output
+        assert result.exit_code == 1
+        assert "seed 0: I0: nothing was ever sent | commit " in result.output
+        assert f"--seed 0 --steps 10 --faults none --workload {workload}" in result.output
         assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
 
     def test_what_nobody_came_to_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +185,7 @@ class TestCommand:
 
         assert tally.passed == 0
         told = capsys.readouterr().out.splitlines()
-        assert told[0] == "deaths-a-b: nobody came to b"
+        assert told[0] == "deaths-a-b: no process reached b"
         assert told[-1] == "0 passed, 0 failed, 1 unreached"
 
     def test_lists(self) -> None:
@@ -196,10 +196,10 @@ class TestCommand:
     @pytest.mark.parametrize("arguments", [["--faults", "rain"], ["--workload", "json:loads"]])
     def test_it_refuses_what_it_does_not_know(self, arguments: list[str]) -> None:
         """An unknown kind of fault, or a workload that is none, is an error that names it."""
-        found = CliRunner().invoke(main, ["--seed", "1", *arguments])
+        result = CliRunner().invoke(main, ["--seed", "1", *arguments])
 
-        assert found.exit_code == 1
-        assert arguments[1] in found.output
+        assert result.exit_code == 1
+        assert arguments[1] in result.output
 
 
 def test_run_all_keeps_the_order() -> None:

@@ -21,8 +21,8 @@ class Stutterer(mp.Computation):
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         """One word for two, remembered as one."""
         state = context.state.get({"sent": 0, "lines": []})
-        for place, word in enumerate(record.value["words"] * 2):
-            context.produce("words", {"word": word, "origin": [record.value["number"], place]})
+        for index, word in enumerate(record.value["words"] * 2):
+            context.produce("words", {"word": word, "origin": [record.value["number"], index]})
         lines = [*state["lines"], record.value["number"]]
         context.state.set({"sent": state["sent"] + 2 * len(record.value["words"]), "lines": lines})
 

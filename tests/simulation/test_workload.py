@@ -74,8 +74,8 @@ def test_a_sound_pipeline_passes() -> None:
 
 def test_a_mistake_is_found() -> None:
     """A computation that counts in memory is found out by the first crash."""
-    found = [
+    violations = [
         simulate(seed, ForgetfulClicks, steps=100, kinds=["crash", "restart"]).violation for seed in range(4)
     ]
 
-    assert any("I1: every click counts once" in violation for violation in found)
+    assert any("I1: every click counts once" in violation for violation in violations)

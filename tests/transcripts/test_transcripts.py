@@ -48,7 +48,7 @@ _PLAYED = tuple(one for document in _DOCUMENTS if _is_played(one := document.val
 
 
 def _names(documents: Any) -> set[str]:
-    texts = [one.get(part) for one in documents for part in ("window_fn", "trigger_fn")]
+    texts = [document.get(part) for document in documents for part in ("window_fn", "trigger_fn")]
     return {name for text in texts if text is not None for name in constructor_names(text)}
 
 
@@ -119,14 +119,16 @@ def test_every_trigger_merges_and_retracts() -> None:
     """
     Each trigger is in a document with sessions, and in one that retracts; each mode has every kind of windows.
     """
-    triggers = {name for one in _PLAYED for name in constructor_names(one.get("trigger_fn", "Default"))}
-    merging = [one for one in _PLAYED if "Sessions" in one.get("window_fn", "")]
-    retracting = [one for one in _PLAYED if one.get("accumulation_mode") == "retracting"]
+    triggers = {
+        name for document in _PLAYED for name in constructor_names(document.get("trigger_fn", "Default"))
+    }
+    merging = [document for document in _PLAYED if "Sessions" in document.get("window_fn", "")]
+    retracting = [document for document in _PLAYED if document.get("accumulation_mode") == "retracting"]
     kinds = ("FixedWindows", "SlidingWindows", "Sessions", "GlobalWindows")
     modes = {
-        (kind, one.get("accumulation_mode", "accumulating"))
-        for one in _PLAYED
-        for kind in constructor_names(one.get("window_fn", "GlobalWindows"))
+        (kind, document.get("accumulation_mode", "accumulating"))
+        for document in _PLAYED
+        for kind in constructor_names(document.get("window_fn", "GlobalWindows"))
     }
 
     # Other names of AfterEach and Repeatedly need no sessions of their own.

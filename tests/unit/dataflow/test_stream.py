@@ -135,7 +135,7 @@ def test_a_function_may_process_whole_windows() -> None:
 
     def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
         scores = [value["score"] for value in values]
-        return [[window.start, pane.index, one] for one in scores if one > 1]
+        return [[window.start, pane.index, score] for score in scores if score > 1]
 
     _injected(pipeline).window(FixedWindows(10)).process_windows(pairs, name="pairs").sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 1, 1), ("a", "x", 2, 2), ("a", "x", 3, 3)))
@@ -263,8 +263,8 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
     """
     A co-grouping over pipelines, over nothing, or of one stream under two tags is refused.
     """
-    one, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
-    for streams in ({}, {"one": one, "other": other}, {"one": one, "again": one}):
+    first, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
+    for streams in ({}, {"one": first, "other": other}, {"one": first, "again": first}):
         with pytest.raises(InvalidError, match="different streams"):
             co_group(streams, WindowingStrategy(), name="both")
 
@@ -401,10 +401,14 @@ def test_a_window_need_not_wait_for_stragglers() -> None:
     late = _rows(("a", "x", 1, 5 * second))
     _run(pipeline, *steps, late)
     shown = [orjson.loads(row["value"]) for row in shelf.rows]
-    first = [(one["value"], one["pane"]["watermark_percentile"]) for one in shown if one["window"][0] == 0]
+    first = [
+        (envelope["value"], envelope["pane"]["watermark_percentile"])
+        for envelope in shown
+        if envelope["window"][0] == 0
+    ]
 
     assert first == [(10, 90), (11, 100)]
-    early = [one["window"][0] // second for one in shown if one["pane"]["timing"] == "early"]
+    early = [envelope["window"][0] // second for envelope in shown if envelope["pane"]["timing"] == "early"]
     assert early == list(range(0, 130, 10))
 
 
@@ -429,7 +433,7 @@ def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
     run.stop()
     shown = [orjson.loads(row["value"]) for row in shelf.rows]
 
-    assert [(one["value"], one["at"], one["pane"]["timing"]) for one in shown] == [
+    assert [(envelope["value"], envelope["at"], envelope["pane"]["timing"]) for envelope in shown] == [
         (1, expected, "on_time"),
         (1, expected, "late"),
     ]

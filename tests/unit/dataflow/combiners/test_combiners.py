@@ -103,7 +103,9 @@ def test_nothing_has_no_mean() -> None:
     """
     Mean, extremes and quantiles of nothing are null.
     """
-    assert [one.extract(one.create()) for one in (Mean(), Min(), Max(), Quantiles())] == [None] * 4
+    assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
+        None
+    ] * 4
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class _Key:
 
     def add(self, *values: int, watermark: int = 0, retract: bool = False) -> list[Any]:
         windows = self.open(watermark)
-        windows.add([Element(value=one, at=one, key="k", is_retraction=retract) for one in values])
+        windows.add([Element(value=value, at=value, key="k", is_retraction=retract) for value in values])
         self.state = windows.to_json()
         self.counts.update(windows.counts)
         return windows.output
@@ -140,7 +140,7 @@ def test_a_retraction_is_taken_out_of_the_aggregate() -> None:
     key = _Key(strategy, Sum())
     key.add(5, 7)
 
-    assert [one.value for one in key.add(5, retract=True)] == [7]
+    assert [value.value for value in key.add(5, retract=True)] == [7]
 
 
 def test_a_pane_names_the_trigger_that_fired() -> None:
@@ -150,8 +150,8 @@ def test_a_pane_names_the_trigger_that_fired() -> None:
     strategy = WindowingStrategy(trigger=Repeatedly(AfterEach(AfterCount(1), AfterCount(2))))
     key = _Key(strategy)
 
-    assert [one.pane.trigger for one in key.add(1)] == ["AfterCount(count=1)"]
-    assert [one.pane.trigger for one in key.add(2, 3)] == ["AfterCount(count=2)"]
+    assert [value.pane.trigger for value in key.add(1)] == ["AfterCount(count=1)"]
+    assert [value.pane.trigger for value in key.add(2, 3)] == ["AfterCount(count=2)"]
 
 
 def test_a_merged_session_has_all_that_its_parts_had() -> None:

@@ -19,11 +19,11 @@ def test_only_what_is_looked_at_is_opened() -> None:
     """
     told: list[WindowState] = []
     windows = WindowStates(_ROWS, told.append)
-    found = windows.get(Window(10, 20))
+    state = windows.get(Window(10, 20))
 
-    assert found is not None
-    assert windows.get(Window(10, 20)) is found
-    assert (told, list(windows.opened())) == ([found], [found])
+    assert state is not None
+    assert windows.get(Window(10, 20)) is state
+    assert (told, list(windows.opened())) == ([state], [state])
     assert windows.to_json() == _ROWS
     assert windows.to_json()[0] is _ROWS[0]
 

@@ -22,9 +22,9 @@ _EVENT, _WALL = TimeDomain.EVENT, TimeDomain.WALL
 
 
 def _wanted(state: WindowState, watermark: int = 0) -> dict[str, Wanted]:
-    found: dict[str, Wanted] = {}
-    add_wanted(found, _STRATEGY, state, watermark)
-    return found
+    wanted: dict[str, Wanted] = {}
+    add_wanted(wanted, _STRATEGY, state, watermark)
+    return wanted
 
 
 def test_a_window_expires_after_its_lateness() -> None:

@@ -263,7 +263,7 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     context.set_timer(30)
     context.set_timer(40, percentile=90)
 
-    assert [context.watermark_at(each) for each in (100, 90, 50)] == [3, 12, 20]
+    assert [context.watermark_at(percentile) for percentile in (100, 90, 50)] == [3, 12, 20]
     with pytest.raises(InvalidError, match="must name a percentile"):
         context.watermark_at(75)
     assert [context.percentile_at(at) for at in (3, 12, 13, 21)] == [100, 90, 50, 0]

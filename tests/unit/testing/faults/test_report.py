@@ -24,12 +24,12 @@ def test_it_adds_up() -> None:
     """
     report = busy()
     report.add(busy())
-    found = report.to_json()
+    fields = report.to_json()
 
-    assert found["faults"]["R1"]["trials"] == report.trials("R1") == 6
-    assert (found["kills"], report.number("takeovers")) == (6, 4)
-    assert found["violations"] == ["a record is missing"] * 2
-    assert (found["recovery_p50_s"], found["takeover_p99_s"]) == (0.2, 0.9)
+    assert fields["faults"]["R1"]["trials"] == report.trials("R1") == 6
+    assert (fields["kills"], report.number("takeovers")) == (6, 4)
+    assert fields["violations"] == ["a record is missing"] * 2
+    assert (fields["recovery_p50_s"], fields["takeover_p99_s"]) == (0.2, 0.9)
     assert report.recovery_s(0.5, "R9") is None
 
 

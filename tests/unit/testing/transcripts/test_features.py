@@ -55,6 +55,6 @@ def test_a_cover_has_all_features_and_no_document_that_adds_none() -> None:
     sample = cover(documents)
 
     assert sample == [documents[0], documents[2]]
-    assert {one for each in sample for one in features_of(each)} == {
-        one for each in documents for one in features_of(each)
+    assert {feature for document in sample for feature in features_of(document)} == {
+        feature for document in documents for feature in features_of(document)
     }
