@@ -50,7 +50,7 @@ class _Amount(OracleTrigger):
 
 class _UpTo(OracleTrigger):
     """
-    User code that adds up values and emits at multiples of a bound.
+    User code that adds up values, and emits while their sum is at least a bound.
     """
 
     def __init__(self, bound: int) -> None:

@@ -187,7 +187,7 @@ def test_restarts_between_all_steps_change_nothing(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """
-    Stopping and opening again after every superstep leaves the same rows and outputs.
+    Restarting after every superstep leaves the same rows and outputs.
     """
     assert _by_local_runner(case, tmp_path_factory.mktemp("local"), restart=True) == _by_model(case)
 
@@ -198,7 +198,7 @@ def test_weak_productions_that_are_all_late_are_strong(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """
-    When every weak production is checkpointed before it is taken, the answer is that of a strong pipeline.
+    If every weak production is checkpointed before it is consumed, the answer is that of a strong pipeline.
     """
     result = _by_local_runner(
         case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1

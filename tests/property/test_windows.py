@@ -1,5 +1,5 @@
 """
-What must hold for windows whatever comes, in whatever order and bundles, and on a real runner.
+Invariants of windows for any order and bundles of elements, and on a real runner.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _UNENDING = _TRIGGERS.map(Repeatedly)
 _BUNDLES = st.lists(
     st.tuples(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 60)), max_size=8
 )
-"""Elements that come together, and how far the watermark moves after them."""
+"""The times of a bundle's elements, and the advance of the watermark after it."""
 
 
 class _Key:
@@ -147,7 +147,7 @@ def test_indices_count_the_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    The panes of each window have the indices 0, 1, 2 …, and so have those that are not early.
+    The panes of each window have the indices 0, 1, 2 …, and so do those that are not early.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
     for window in {value.window for value in key.shown}:
@@ -164,7 +164,7 @@ def test_discarded_panes_add_up_to_what_is_accumulated(
     size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    The elements of a window's discarding panes are those that came for it, each once.
+    A window's discarding panes contain each of its elements once.
     """
     key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
     shown = Counter(element for value in key.shown for element in value.value)
@@ -177,7 +177,7 @@ def test_panes_and_retractions_sum_to_the_last_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    What is shown, less what is taken back, is the sum of each window's elements, merged or not.
+    Emitted less retracted values equal the sum of each window's elements, merged or not.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
     net = sum(-value.value if value.pane.is_retraction else value.value for value in key.shown)
@@ -191,7 +191,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     window_fn: WindowFn, times: list[int], data: st.DataObject
 ) -> None:
     """
-    With the default trigger, the last panes are the same for every order and every cut into bundles.
+    With the default trigger, the last panes are the same for every order and every split into bundles.
     """
     strategy = _strategy(window_fn, Default(), Accumulation.ACCUMULATING)
     shuffled = data.draw(st.permutations(times))
@@ -225,7 +225,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     restart: bool,
 ) -> None:
     """
-    State, timers and holds of the real engine give the panes of one that does all of it the slow way.
+    State, timers and holds of the real engine give the panes of a slow, obvious one.
     """
     strategy = WindowingStrategy(
         window_fn=window_fn,

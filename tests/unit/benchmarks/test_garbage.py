@@ -11,7 +11,7 @@ from benchmarks.garbage import POLICY, measure_commits, measure_garbage
 
 def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
     """
-    At the worst moment of the run the disk holds three times what is live at most, log included, and reads meet few files.
+    The disk never holds more than three times the live bytes, log included, and a read touches few files.
     """
     figures = measure_garbage(160, 3_000, tmp_path, reads=3)
 
@@ -24,7 +24,7 @@ def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
 
 def test_old_and_young_stores_take_turns(tmp_path: Path) -> None:
     """
-    The commit phase reaches the version that it was asked for and measures both.
+    The benchmark measures commits at the requested version and at a young one.
     """
     figures = measure_commits(110, tmp_path, turns=3)
 

@@ -19,7 +19,7 @@ def test_a_percentile_leaves_its_share_late():
 
 def test_the_authority_is_measured():
     """
-    All intervals have reported, and the figures are there.
+    All intervals have reported, and the figures are present.
     """
     figures = watermarks.authority(2_000, 3_000)
 
@@ -30,6 +30,6 @@ def test_the_authority_is_measured():
 
 def test_every_stage_has_its_lag():
     """
-    The local runner's three stages are polled.
+    Each of the local runner's three stages has a lag.
     """
     assert len(watermarks.local_lag(2, rate=50)) == 3

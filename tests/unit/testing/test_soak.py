@@ -1,5 +1,5 @@
 """
-A soak goes on with the report that it finds.
+A soak continues an existing report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millpond.testing.soak import Soak
 
 def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
     """
-    A second soak counts on from the report of the first.
+    A second soak adds to the counts of the first.
     """
     before = FaultReport()
     before.fault("R1", 7, kills=7)
