@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ import pytest
 import millpond as mp
 from examples.zeitgeist.results import Results, read_results
 from millpond.statestore.system import SystemClock
+from millpond.testing.processes.tree import command_of, descendants_of
 from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
@@ -163,38 +164,11 @@ class Demo:
         """
         Spark's Python workers: children of the daemon that the JVM has started.
         """
-        parents = dict(_parents())
-        names = {process: _command(process) for process in parents}
         return [
-            process
-            for process, parent in parents.items()
-            if "pyspark.daemon" in names[process]
-            and "pyspark.daemon" in names.get(parent, "")
-            and self.process.pid in _ancestors(process, parents)
+            child
+            for child, parent in descendants_of(self.process.pid).items()
+            if "pyspark.daemon" in command_of(child) and "pyspark.daemon" in command_of(parent)
         ]
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            try:
-                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            yield int(path.name), int(status.rpartition(")")[2].split()[1])
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
-    while process in parents:
-        process = parents[process]
-        yield process
-
-
-def _command(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.processes.cluster_copy import COPY
+from millpond.testing.processes.tree import command_of, descendants_of
 from millpond.testing.servers.zookeeper import wait_until
 from tests.short_lived import SHORT_LIVED
 
@@ -108,35 +109,7 @@ class Driver:
         """
         Its descendants with this in their command, the oldest first.
         """
-        parents = dict(_parents())
-        return sorted(
-            process
-            for process in parents
-            if self.process.pid in _ancestors(parents[process], parents) and what in _command(process)
-        )
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            try:
-                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            yield int(path.name), int(status.rpartition(")")[2].split()[1])
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
-    while process in parents:
-        yield process
-        process = parents[process]
-
-
-def _command(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+        return sorted(child for child in descendants_of(self.process.pid) if what in command_of(child))
 
 
 @pytest.fixture
