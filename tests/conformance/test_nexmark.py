@@ -1,5 +1,5 @@
 """
-Nexmark's queries: the answers that others have published, on both runners, in any order of arrival.
+Nexmark's queries: the published answers, on both runners, in any order of arrival.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 if not DATA.is_dir():
-    pytest.skip(f"there is no {DATA}: events and answers lie beside the checkout", allow_module_level=True)
+    pytest.skip(f"there is no {DATA}: events and answers are next to the checkout", allow_module_level=True)
 
 EVENTS = load_events(DATA)
 EXPECTED = expected_answers(DATA)
@@ -40,10 +40,10 @@ _PIECE = 7
 _PRECEDING = 10
 
 ON_SPARK = ("q0", "q3", "q4", "q5", "q8", "q10", "q11", "q12", "q13", "q15", "q19", "q102", "q104", "q105")
-"""A set with every operator; ``-m spark_all`` runs all queries, one by one."""
+"""Queries that together use every operator; ``-m spark_all`` runs all queries, one by one."""
 
 NOT_BY_THE_CLOCK = tuple(query for query in ALL if query.name != "q12")
-"""Queries whose answer does not depend on when it was asked."""
+"""Queries whose answer does not depend on the wall clock."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[
 
 def test_there_is_an_answer_to_almost_all_of_them() -> None:
     """
-    Of all queries only q6 and q12 have no published answer; every published one is asked for.
+    Only q6 and q12 have no published answer, and every published answer is tested.
     """
     assert set(QUERIES) - set(EXPECTED) == {"q6", "q12"}
     assert set(EXPECTED) <= set(QUERIES)
@@ -97,7 +97,7 @@ def test_there_is_an_answer_to_almost_all_of_them() -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_on_the_local_runner(name: str, store: Store, tmp_path: Path) -> None:
     """
-    A query's final rows are those that were published.
+    A query's final rows are the published ones.
     """
     answers = _asked([QUERIES[name]], EVENTS, store, tmp_path)
 
@@ -106,7 +106,7 @@ def test_on_the_local_runner(name: str, store: Store, tmp_path: Path) -> None:
 
 def test_average_selling_price_by_seller(store: Store, tmp_path: Path) -> None:
     """
-    q6 is what a plain loop over the auctions makes of the highest bids.
+    q6 equals a plain loop over the auctions and their highest bids.
     """
     best: dict[int, list[tuple[int, int, int]]] = {}
     for auction in EVENTS["auctions"].to_pylist():
@@ -131,7 +131,7 @@ def test_average_selling_price_by_seller(store: Store, tmp_path: Path) -> None:
 
 def test_windows_of_the_wall(tmp_path: Path) -> None:
     """
-    q12 counts what has come between two strokes of a clock on the wall, and begins anew.
+    q12 counts the bids between two ticks of the wall clock, and starts from zero after each.
     """
     clock, query = ManualClock(), QUERIES["q12"]
     rows = EVENTS["bids"].to_pylist()
@@ -158,7 +158,7 @@ def _counted(bids: Sequence[dict[str, Any]]) -> Bag:
 @pytest.mark.parametrize("seed", [1])
 def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Path) -> None:
     """
-    Events that come shuffled, a few at a time, give the same answers once what was taken back is taken out.
+    Shuffled events, a few at a time, give the same answers after retractions.
     """
     random = np.random.default_rng(seed)
     pieces: list[tuple[str, pa.Table]] = []
@@ -202,7 +202,7 @@ def test_a_stream_comes_to_the_answer_of_its_whole(store: Store, tmp_path: Path)
 
 def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     """
-    One pipeline with a set of queries that use every operator gives the published answers on Spark.
+    One pipeline with queries that use every operator gives the published answers on Spark.
     """
     queries = [QUERIES[name] for name in ON_SPARK]
     _ask_spark(spark, queries, store, tmp_path)
@@ -213,7 +213,7 @@ def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Pat
 
 def test_the_set_uses_every_module() -> None:
     """
-    Of every module of queries some are in the set that runs on Spark.
+    The set that runs on Spark has queries of every module.
     """
     modules = {query.build.__module__ for query in ALL}
 
@@ -224,7 +224,7 @@ def test_the_set_uses_every_module() -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_each_of_them_on_spark(name: str, spark: SparkSession, store: Store, tmp_path: Path) -> None:
     """
-    A query's final rows on Spark are those that were published.
+    A query's final rows on Spark are the published ones.
     """
     _ask_spark(spark, [QUERIES[name]], store, tmp_path)
 

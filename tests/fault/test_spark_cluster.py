@@ -1,5 +1,5 @@
 """
-A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: nothing lost, nothing twice.
+A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: none is lost or repeated.
 
 The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records with a
 kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
@@ -55,7 +55,7 @@ class Driver:
 
     def wait_for_copies(self, commits: int) -> None:
         """
-        Wait until the copy has so many commits.
+        Wait until the copy has this many commits.
         """
         log = self.folder / COPY / "_delta_log"
         has_come = wait_until(
@@ -68,7 +68,7 @@ class Driver:
 
     def kill_one(self, what: str) -> None:
         """
-        ``kill -9`` of one of its processes with this in its command.
+        ``kill -9`` one of its processes with this text in its command.
         """
         children: list[int] = []
 
@@ -82,7 +82,7 @@ class Driver:
 
     def kill(self) -> None:
         """
-        ``kill -9`` of the driver; then of whatever it leaves, so that nothing of it goes on.
+        ``kill -9`` the driver, then all processes that it leaves.
         """
         left = [*self.processes(""), self.process.pid]
         self.process.kill()
@@ -95,19 +95,19 @@ class Driver:
 
     def finish(self) -> None:
         """
-        Wait for the end, which must be a good one.
+        Wait for a successful end.
         """
         assert self.process.wait(PATIENCE_MS / 1_000) == 0, self.tail()
 
     def tail(self) -> str:
         """
-        The end of what it said.
+        The end of its output.
         """
         return self._log.read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     def processes(self, what: str) -> list[int]:
         """
-        Its descendants with this in their command, the oldest first.
+        Its descendants with this text in their command, oldest first.
         """
         return sorted(child for child in descendants_of(self.process.pid) if what in command_of(child))
 
@@ -115,7 +115,7 @@ class Driver:
 @pytest.fixture
 def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
     """
-    The drivers of the test; none is left.
+    The drivers that the test starts; all are killed at its end.
     """
     started: list[Driver] = []
     yield started
@@ -132,7 +132,7 @@ def test_a_copy_on_a_cluster_that_is_killed_is_complete_and_single(
     tmp_path: Path, drivers: list[Driver], fault_report: FaultReport
 ) -> None:
     """
-    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy is the input.
+    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy equals the input.
     """
     drivers.append(Driver(tmp_path))
     commits = 1
