@@ -1,9 +1,9 @@
 """
-What a sink that replaces rows costs: time a superstep and memory, by the size of its table.
+The cost of a sink that replaces rows: time per superstep and memory, by the size of its table.
 
-Each superstep brings 1,000 rows: half of them refine windows of the last minute, half are new; and, for
-comparison, rows anywhere in the table, which is the worst that there is. Appending the same rows
-is the base line; ratios within one run are what to look at.
+Each superstep has 1,000 rows: half of them refine windows of the last minute, half are new; and, for
+comparison, rows anywhere in the table, which is the worst case. Appending the same rows is the
+baseline; compare ratios within one run.
 
     python -m benchmarks.upsert_sink --json build/bench/upsert_sink.json
 """
@@ -36,7 +36,7 @@ SECOND_US = 1_000_000
 
 def panes(places: Iterator[int]) -> pa.Table:
     """
-    A superstep's productions: one pane for each place, a key and a window of a second.
+    A superstep's productions: one pane per position, each a key and a window of one second.
     """
     rows = []
     for position in places:
@@ -71,7 +71,7 @@ def _timed(writer: SinkWriter, first: int, places_of: Callable[[int], Iterator[i
 
 def measure(table_rows: int, folder: Path) -> dict[str, Any]:
     """
-    Median milliseconds a superstep of `ROWS` rows, on a table of so many rows.
+    Median milliseconds per superstep of `ROWS` rows, on a table of ``table_rows`` rows.
     """
     writer = DeltaSink(str(folder / "upsert"), mode="upsert").open("s", "p", "b")
     superstep = 0

@@ -1,5 +1,5 @@
 """
-Watermarks: how far they lag, what their authority can bear, and what a percentile leaves late.
+Watermarks: their lag, the capacity of their authority, and the share of records late at a percentile.
 
 - *Lag*: three computations in a row, each passing every record on; their input watermarks are
   polled as in MillWheel §8.2 (figure 15: 1.8 s at the first stage, then less than 200 ms a stage).
@@ -49,10 +49,10 @@ START_US = 1_800_000_000_000_000
 
 class Pass(Computation):
     """
-    Counts its records and passes each on.
+    Counts its records and forwards each.
 
     Args:
-        stream: where to; ``None``: nowhere.
+        stream: the output stream; ``None`` for none.
     """
 
     def __init__(self, stream: str | None) -> None:
@@ -81,7 +81,7 @@ def three_stages(key: Any, at: str) -> EnginePipeline:
 
 def local_lag(seconds: float, rate: int) -> list[float]:
     """
-    Lag per stage in milliseconds on the local runner, with ``rate`` records a second.
+    Lag per stage in milliseconds on the local runner, with ``rate`` records per second.
     """
     with _store() as store, LocalRunner(store, progress=False).start(three_stages("key", "at")) as run:
         stopping = threading.Event()
@@ -154,7 +154,7 @@ def _store() -> Iterator[Store]:
 
 def authority(intervals: int, updates: int) -> dict[str, Any]:
     """
-    Updates a second and bytes of an authority that knows so many intervals.
+    Updates per second and bytes of an authority with this many intervals.
     """
     pipeline = EnginePipeline("authority")
     pipeline.inject("records", key="key", at="at").apply(Pass(None), name="c", produces="out")
@@ -191,10 +191,10 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
 
 def percentile(records: int, p: float = 99) -> dict[str, Any]:
     """
-    The share of records that are late under `ObservedPercentile`, after a tenth to learn from.
+    The share of late records under `ObservedPercentile`, after a learning phase of a tenth of the records.
 
-    A record is made every millisecond and takes a lognormal time to arrive: 22 ms in the median,
-    2.3 s at the 99th percentile, with single ones that take minutes.
+    A record is created every millisecond and takes a lognormal time to arrive: 22 ms in the median,
+    2.3 s at the 99th percentile, single records take minutes.
     """
     random = np.random.default_rng(11)
     made = START_US + np.arange(records) * 1_000
