@@ -1,5 +1,5 @@
 """
-The three kinds of events of an auction site: people who register, auctions that they open, bids.
+The three kinds of events of an auction site: registrations, auctions and bids.
 
 Events are Arrow tables, one a kind. Times are whole microseconds since 1970 UTC. Keys in Millpond are text, so
 each table has the ids that it is grouped by as text too, in the columns ``…_key``.
@@ -46,7 +46,7 @@ def load_events(folder: Path) -> Events:
     Read ``person.jsonl``, ``auction.jsonl`` and ``bid.jsonl``.
 
     Raises:
-        FileNotFoundError: one of them is not there; the message says where data is looked for.
+        FileNotFoundError: one of them is missing; the message names the searched folder.
     """
     return {kind: with_keys(kind, _with_micros(pj.read_json(need(folder / _FILES[kind])))) for kind in KINDS}
 

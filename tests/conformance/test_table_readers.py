@@ -323,7 +323,7 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     append_with_spark()
     busy.note(COUNTER, busy.foreign_rows("pq").drop_columns([PARTITION_COLUMN]))
     busy.superstep()
-    append_with_spark()  # Spark skips a version that the table has reached.
+    append_with_spark()  # Spark ignores a version that the table has reached.
     busy.append_with_delta_rs()
     spark.sql(f"OPTIMIZE delta.`{path}`")
     busy.note()
