@@ -1,3 +1,3 @@
 """
-What Millpond costs, measured; run them from the root of the repository.
+Benchmarks of Millpond's costs; run them from the root of the repository.
 """

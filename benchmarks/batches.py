@@ -31,13 +31,13 @@ _STRIDE: Final = 7_919
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
-    How much an engine is given.
+    The size of a load.
 
     Attributes:
         rows_per_batch: records in each micro-batch.
-        keys_per_batch: distinct keys in each; the same ones in every batch.
-        batches: micro-batches that are measured.
-        warm_up: micro-batches before these, which count for nothing but are reported.
+        keys_per_batch: distinct keys in each micro-batch; the same keys in every batch.
+        batches: measured micro-batches.
+        warm_up: micro-batches before these, reported but not measured.
     """
 
     rows_per_batch: int
@@ -48,14 +48,14 @@ class Load:
     @property
     def files(self) -> int:
         """
-        Micro-batches in all.
+        Number of micro-batches, warm-up included.
         """
         return self.batches + self.warm_up
 
 
 def write_batches(folder: Path, load: Load) -> Path:
     """
-    Write the files of a load; Spark takes them by modification time, so that is set as well.
+    Write the files of a load, with rising modification times, the order in which Spark reads them.
     """
     folder.mkdir(parents=True)
     for number in range(load.files):

@@ -1,10 +1,10 @@
 """
-How long a commit takes, against the size of the table and its number of live files.
+The time of a commit, by the size of the table and its number of live files.
 
-A commit is what a superstep does at its end: write a file of 100 row updates, check the fence on the
-newest snapshot, put one log entry. Tables of all sizes take turns, one commit each, so that whatever else
-the machine does at the moment happens to all of them. Each commit removes the file of the one before, which
-keeps the number of live files what it says, and makes the commit a little dearer than a superstep's.
+A commit is the end of a superstep: write a file of 100 row updates, check the fence on the newest
+snapshot, put one log entry. Tables of all sizes take turns, one commit each, so that other load on
+the machine affects all of them alike. Each commit removes the previous commit's file, which keeps
+the number of live files constant, and makes the commit slightly more expensive than a superstep's.
 
     python -m benchmarks.commit_time --commits 200
 """
@@ -35,7 +35,7 @@ from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 __all__ = ["SHAPES", "measure"]
 
 SHAPES: Final = tuple((keys, files) for keys in (10_000, 1_000_000) for files in (10, 1_000))
-"""Keys and live files of the tables."""
+"""Numbers of keys and live files of the tables."""
 
 _UPDATES: Final = 100
 _WARM_UP: Final = 20
@@ -46,7 +46,7 @@ _MS: Final = 1_000
 @dataclass(slots=True)
 class Table:
     """
-    A table of a given size, and one writer.
+    A table of a given size, with one writer.
     """
 
     store: Store
@@ -75,7 +75,7 @@ class Table:
 
     def measure(self) -> None:
         """
-        Commit 100 updates spread over all keys, and note how long the file and the log entry took.
+        Commit 100 updates spread over all keys, and record the times of the file and of the log entry.
         """
         clock = SystemClock()
         step = self._next()
@@ -150,7 +150,7 @@ def measure(commits: int = 200, shapes: tuple[tuple[int, int], ...] = SHAPES) ->
     Measure commits on tables of all shapes, in turns.
 
     Args:
-        commits: how many on each table, beside the warm-up.
+        commits: number of commits on each table, without the warm-up.
         shapes: keys and live files of each table.
     """
     with _tables(shapes) as tables:
@@ -164,7 +164,7 @@ def measure(commits: int = 200, shapes: tuple[tuple[int, int], ...] = SHAPES) ->
 @contextmanager
 def _tables(shapes: tuple[tuple[int, int], ...]) -> Iterator[list[Table]]:
     """
-    The tables, on disk as users have them, with one ZooKeeper for all.
+    The tables, on disk as in production, with one ZooKeeper for all.
     """
     with ExitStack() as resources:
         work = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="millpond-commits-")))

@@ -1,9 +1,9 @@
 """
-The result of one engine under one load, from Spark's own account of each micro-batch.
+The result of one engine under one load, from Spark's progress reports of the micro-batches.
 
-Both engines run as a Spark streaming query, so both are timed by the same clock at the same place:
-``triggerExecution`` of the query's progress, from the moment Spark looks for new files to the moment the
-batch is in the checkpoint. Nothing that either engine does for a batch is outside it.
+Both engines run as a Spark streaming query, so both are timed by the same clock over the same span:
+``triggerExecution`` of the query's progress, from Spark's search for new files until the batch is in
+the checkpoint. All work of either engine for a batch lies within it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class BatchTime:
     One micro-batch.
 
     Attributes:
-        rows_read: what Spark has read for it; more than its records where an engine looks at them twice.
-        batch_ms: from looking for input to the checkpoint.
-        parts_ms: Spark's split of that time, by its names.
+        rows_read: rows that Spark read; more than its records if an engine reads them twice.
+        batch_ms: from the search for input to the checkpoint.
+        parts_ms: Spark's breakdown of that time.
     """
 
     rows_read: int
@@ -64,7 +64,7 @@ class EngineResult:
 
     def to_json(self) -> dict[str, Any]:
         """
-        With every raw batch time, warm-up included.
+        The result with every batch time, warm-up included.
         """
         return {
             "engine": self.engine,

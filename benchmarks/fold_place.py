@@ -1,9 +1,9 @@
 """
-Where compactions are best prepared: supersteps on Spark while a helper process compacts, and while Spark jobs do.
+Where to prepare compactions: supersteps on Spark next to a helper process that compacts, and next to Spark jobs that do.
 
-Two pipelines on two stores take the same batches in turns, so whatever else the machine does hits both.
-Every few files become one, so that something is compacted nearly all the time. The figure is the ratio of
-what a superstep takes, its commit and the upkeep after it included.
+Two pipelines on two stores take the same batches in turns, so other load on the machine affects both.
+Compactions are frequent, so that one is running nearly all the time. The figure is the ratio of the
+times of a superstep, including its commit and the maintenance after it.
 
     python -m benchmarks.fold_place --supersteps 60 --master 'local[2]'
 """
@@ -41,7 +41,7 @@ _WARM_UP: Final = 10
 
 def measure(spark: SparkSession, supersteps: int = 60, records: int = 5_000) -> dict[str, Any]:
     """
-    Run so many supersteps with so many records each, in either place.
+    Run the supersteps with compactions in either place.
 
     Returns:
         By place the median and the 95th percentile of a superstep in milliseconds and the files of an
@@ -55,13 +55,13 @@ def measure(spark: SparkSession, supersteps: int = 60, records: int = 5_000) -> 
         for number in range(_WARM_UP + supersteps):
             rows = numbered(range(number * records, (number + 1) * records), keys=records)
             frame = spark.createDataFrame(pd.DataFrame(rows)).coalesce(1)
-            for run, found in zip(runs, took, strict=True):
+            for run, durations_ms in zip(runs, took, strict=True):
                 started_us = clock.monotonic_us()
                 run.consume(frame, InputPosition(stream=ROWS, source="benchmark", batch=number))
-                found.append((clock.monotonic_us() - started_us) / 1_000)
+                durations_ms.append((clock.monotonic_us() - started_us) / 1_000)
         for run in runs:
             run.stop()
-        p50, p95 = np.percentile([found[_WARM_UP:] for found in took], [50, 95], axis=1)
+        p50, p95 = np.percentile([durations_ms[_WARM_UP:] for durations_ms in took], [50, 95], axis=1)
         files = [len(store.committer.snapshot.files) for store in stores]
         for store in stores:
             store.close()
@@ -88,9 +88,9 @@ def _run(store: Store, spark: SparkSession, place: Place) -> SparkRun:
 
 def main() -> None:
     """
-    Measure, print one line of JSON, and write it where asked.
+    Measure, print one line of JSON, and write it to the file in ``--json``.
     """
-    parser = argparse.ArgumentParser(description="where compactions are best prepared")
+    parser = argparse.ArgumentParser(description="where to prepare compactions")
     parser.add_argument("--supersteps", type=int, default=60)
     parser.add_argument("--records", type=int, default=5_000)
     parser.add_argument("--master", default="local[2]")

@@ -1,16 +1,16 @@
 """
-Garbage: what a store costs that has run for long, in bytes, files and time.
+Garbage: the cost of a long-running store in bytes, files and time.
 
-The pipeline counts the records of each key in windows of a minute and adds the counts of closed windows up
+The pipeline counts the records of each key in windows of a minute and sums the counts of closed windows
 for ever; records have ids, of which the last minute is kept. Each superstep is a second of event time and of
-the clock that retention goes by, so 2,000 supersteps are what a Spark pipeline does in half an hour.
-Retention is nil: what nobody needs should be gone. Then:
+the clock that retention uses, so 2,000 supersteps are half an hour of a Spark pipeline. Retention is zero:
+files that no reader needs should be deleted. The figures:
 
 - bytes on disk (data, log and checkpoints) against the bytes of live files, at the worst moment and at the end;
 - the files of an interval at most;
-- point reads of the store at its end and of a copy that was made at its start, turn by turn, so that whatever
-  else the machine does at the moment happens to both;
-- commits of a store at version 10,000 and of one at version 100, turn by turn.
+- point reads of the final store and of a copy made at its start, in turns, so that other load on the machine
+  affects both;
+- commits of a store at version 10,000 and of one at version 100, in turns.
 
     python -m benchmarks.garbage --supersteps 2000 --keys 10000 --json build/bench/garbage.json
 """
@@ -65,7 +65,7 @@ _LOOK_EVERY: Final = 10
 
 class Total(Computation):
     """
-    Adds up what the windows of a key have counted, for ever, and keeps a profile that changes each time.
+    Sums the window counts of a key, and keeps a profile that changes each time.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -76,7 +76,7 @@ class Total(Computation):
 
 def build() -> Pipeline:
     """
-    A windowed count with ids, and a total of each key behind it.
+    A windowed count with ids, followed by a total per key.
     """
     pipeline = Pipeline("garbage")
     records = pipeline.inject("records", key="key", at="at", id="id", watermark=BoundedDisorder("1s"))
@@ -103,7 +103,7 @@ class Pond:
 
     def step(self) -> float:
         """
-        A superstep with a second of records; how long its commit took, in milliseconds of the pond's clock.
+        Run a superstep with a second of records; returns the duration of its commit in milliseconds.
         """
         rows = []
         for number in range(self.injected, self.injected + self.records):
@@ -119,10 +119,10 @@ class Pond:
 
     def files_per_interval(self) -> int:
         """
-        Live files of the interval that has most.
+        The greatest number of live files of an interval.
         """
-        found = Counter(file.interval_id for file in self.store.committer.snapshot.files)
-        return max(found.values(), default=0)
+        counts = Counter(file.interval_id for file in self.store.committer.snapshot.files)
+        return max(counts.values(), default=0)
 
 
 def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READS) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
                 if number >= supersteps // 2:
                     ratios.append(_disk_bytes(pond_folder) / pond.store.committer.snapshot.size_bytes)
         disk, live = _disk_bytes(pond_folder), pond.store.committer.snapshot.size_bytes
-        found = {
+        figures = {
             "supersteps": supersteps,
             "keys": keys,
             "versions": int(pond.store.committer.snapshot.version),
@@ -165,17 +165,17 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
             "ratio_max": round(max([*ratios, disk / live]), 2),
             "files_per_interval_max": most,
         }
-        return found | _read(pond, copy, reads)
+        return figures | _read(pond, copy, reads)
 
 
 def measure_commits(versions: int, folder: Path, turns: int = _TURNS) -> dict[str, Any]:
     """
-    Commits of an old store against those of a young one, turn by turn.
+    Compare commits of an old store with those of a young one, in turns.
 
     Args:
-        versions: how old the old one is.
-        folder: an empty one.
-        turns: commits of either.
+        versions: version of the old store.
+        folder: an empty folder.
+        turns: number of commits of each.
 
     Returns:
         ``commit_young_p50_ms`` around version 100, ``commit_old_p50_ms`` from ``versions`` on, ``commit_ratio``.
@@ -213,7 +213,7 @@ def _open(folder: Path, clock: Clock, keys: int, records: int) -> Iterator[Pond]
 
 def _read(pond: Pond, copy: Path, reads: int) -> dict[str, Any]:
     """
-    Reads of one key at random, of the store as it was at the start and as it is now, turn by turn.
+    Reads of random single keys, of the store at its start and now, in turns.
     """
     clock, rng = SystemClock(), SystemRng()
     with Store.open(copy, read_only=True) as early:
@@ -224,11 +224,11 @@ def _read(pond: Pond, copy: Path, reads: int) -> dict[str, Any]:
         times: list[list[float]] = [[], []]
         for _ in range(reads):
             key = f"key-{int(rng.random() * pond.keys):06d}"
-            for view, found in zip(views, times, strict=True):
+            for view, times_ms in zip(views, times, strict=True):
                 started_us = clock.monotonic_us()
                 view.to_arrow([key])
-                found.append((clock.monotonic_us() - started_us) / 1_000)
-    start, end = (percentile(found, 0.99) for found in times)
+                times_ms.append((clock.monotonic_us() - started_us) / 1_000)
+    start, end = (percentile(times_ms, 0.99) for times_ms in times)
     return {
         "read_files_start": len(views[0].files),
         "read_files_end": len(views[1].files),
@@ -256,16 +256,16 @@ def main(supersteps: int, keys: int, versions: int, json_path: Path | None) -> N
     Measure, print one figure a line, and hold them against their bounds.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-garbage-") as folder:
-        found = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
-    for name, value in found.items():
+        figures = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
+    for name, value in figures.items():
         click.echo(f"{name:24} {value}")
     limits = {"ratio": 3.0, "files_per_interval_max": POLICY.compaction.files_max + POLICY.compaction.fan_in}
     limits |= {"read_ratio": 1.5, "commit_ratio": 1.5}
-    missed = [name for name, limit in limits.items() if found[name] > limit]
+    missed = [name for name, limit in limits.items() if figures[name] > limit]
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(
-            json.dumps(found | {"limits": limits, "missed": missed}, indent=2), encoding="utf-8"
+            json.dumps(figures | {"limits": limits, "missed": missed}, indent=2), encoding="utf-8"
         )
     click.echo(f"missed: {', '.join(missed)}" if missed else "all within their bounds")
 

@@ -1,8 +1,8 @@
 """
-What a record and a key cost inside the interval processor, in processor time, without Spark.
+The processor time of a record and of a key in the interval processor, without Spark.
 
-Run it with ``python -m benchmarks.interval_processor``; ``--profile`` adds where the time goes.
-The bundle is that of the throughput benchmark: a keyed count with state and record ids.
+Run it with ``python -m benchmarks.interval_processor``; ``--profile`` adds a profile. The bundle is
+that of the throughput benchmark: a keyed count with state and record ids.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HOUR_US = 3_600_000_000
 
 class CountRecords(Computation):
     """
-    A count, one call a record.
+    A count with one call per record.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -63,7 +63,7 @@ class CountRecords(Computation):
 
 class CountBatches(Computation):
     """
-    A count, one call a key: one get and one set.
+    A count with one call per key: one get and one set.
     """
 
     def process_records(self, context: Context, records: Records) -> None:
@@ -77,12 +77,12 @@ class CountBatches(Computation):
 
 class CountWindows(Computation):
     """
-    A count an hour with a timer at its end, one call a record, one value read.
+    An hourly count with a timer at its end, one call per record, which reads one value.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Add the value to its window, and wait for the window's end.
+        Add the value to its window, and set the timer.
         """
         end = (record.at // _HOUR_US + 1) * _HOUR_US
         windows = context.state.get({})
@@ -93,7 +93,7 @@ class CountWindows(Computation):
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
-        Emit the window and forget it.
+        Produce the window and delete it.
         """
         windows = context.state.get()
         context.produce("windows", windows.pop(timer.tag))
@@ -106,7 +106,7 @@ class CountWindows(Computation):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
-    A bundle's size.
+    The size of a bundle.
     """
 
     records: int
@@ -116,7 +116,7 @@ class Load:
 
 def deliveries(load: Load, number: int) -> Deliveries:
     """
-    One bundle's records: random keys, fresh ids, times in disorder within their hour.
+    One bundle's records: random keys, new ids, times in disorder within their hour.
     """
     rng = np.random.default_rng(number)
     keys = pa.array(np.char.add("key-", rng.integers(0, load.keys, load.records).astype("U8")), pa.string())
@@ -130,7 +130,7 @@ def deliveries(load: Load, number: int) -> Deliveries:
 
 class Run:
     """
-    One interval's bundles, one after the other, as a task would run them.
+    One interval's bundles in sequence, as a task runs them.
     """
 
     def __init__(self, computation: Computation) -> None:
@@ -183,7 +183,7 @@ class Run:
 
 def cpu_us() -> float:
     """
-    Processor time of this process, which busy neighbours disturb less than wall time.
+    Processor time of this process in microseconds, which is less sensitive to other load than wall time.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return (usage.ru_utime + usage.ru_stime) * 1e6
@@ -191,7 +191,7 @@ def cpu_us() -> float:
 
 def live(file: RowFile) -> LiveFile:
     """
-    The file as a snapshot would show it once it is committed.
+    The file as a snapshot lists it after its commit.
     """
     version = TableVersion(int(file.superstep))
     add = row_file_to_add(file, _INTERVAL, version=version, modification_time_ms=0)
@@ -200,7 +200,7 @@ def live(file: RowFile) -> LiveFile:
 
 def measure(computation: Computation, load: Load, *, profile: bool) -> Run:
     """
-    Run the load and print a line a bundle.
+    Run the load and print a line per bundle.
     """
     run = Run(computation)
     arrived = [deliveries(load, number) for number in range(1, load.bundles + 1)]
@@ -225,7 +225,7 @@ def measure(computation: Computation, load: Load, *, profile: bool) -> Run:
 
 def measure_rebuild(run: Run) -> None:
     """
-    Read the run's files into empty soft state, all at once and one behind.
+    Read the run's files into empty soft state: all at once, and only the last.
     """
     soft_state = SoftState(_INTERVAL, StoreRowReader(run.objects))
     for name, files in (("cold", run.files[:-1]), ("catch-up of one file", run.files)):

@@ -1,5 +1,5 @@
 """
-What a benchmark has found: a line of JSON on the screen, and a file where asked.
+Output of a benchmark: JSON on standard output, and in a file where asked.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 __all__ = ["tell_result"]
 
 
-def tell_result(found: Mapping[str, object], path: Path | None, *, indent: int | None = None) -> None:
+def tell_result(figures: Mapping[str, object], path: Path | None, *, indent: int | None = None) -> None:
     """
-    Print what was found, and write it to ``path``, whose folder is made.
+    Print the figures as JSON, and write them to ``path``, whose folder is created.
 
     Args:
-        found: figures by name.
-        path: of the file; ``None`` for none.
-        indent: spaces a level; ``None`` keeps everything on a line.
+        figures: the figures by name.
+        path: the file; ``None`` writes none.
+        indent: spaces per level; ``None`` writes one line.
     """
-    text = json.dumps(found, indent=indent)
+    text = json.dumps(figures, indent=indent)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")

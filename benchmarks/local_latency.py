@@ -10,7 +10,7 @@ a 95th percentile of 93.8 ms for the same guarantees (on a cluster, between mach
     python -m benchmarks.local_latency --productions both --stages 4
 
 The second form has four stages in a row, once with strong and once with weak productions (§6.1.3) in
-turns in one process, and tells how many times sooner the last one has a record that is produced weakly.
+turns in one process, and reports how many times sooner weak productions reach the last stage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WARM_UP_SHARE = 0.2
 
 class First(Computation):
     """
-    Counts per user, and tells the city.
+    Counts per user, and produces to the city.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -54,7 +54,7 @@ class First(Computation):
 
 class Second(Computation):
     """
-    Counts per city, and notes how long each record took.
+    Counts per city, and records each record's latency.
     """
 
     latencies_us: list[tuple[int, int]] = []  # noqa: RUF012 - shared with the process that measures
@@ -67,7 +67,7 @@ class Second(Computation):
 
 class Hop(Computation):
     """
-    Counts its records and passes them on.
+    Counts its records and forwards them.
     """
 
     def __init__(self, output: str) -> None:
@@ -80,7 +80,7 @@ class Hop(Computation):
 
 def build(stages: int = 1, productions: ProductionMode = "strong") -> EnginePipeline:
     """
-    So many stages, and whoever measures behind them.
+    A chain of stages, followed by the measuring one.
     """
     pipeline = EnginePipeline("latency")
     people = pipeline.inject("people", key="user", at="at", id="id", watermark=BoundedDisorder("1s"))
@@ -94,19 +94,19 @@ def build(stages: int = 1, productions: ProductionMode = "strong") -> EnginePipe
 
 def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str, Any]:
     """
-    Strong and weak productions through the same stages, in turns; figures are medians of the rounds.
+    Measure strong and weak productions through the same stages, in turns; figures are medians of the rounds.
     """
     modes: tuple[ProductionMode, ProductionMode] = ("strong", "weak")
-    found = [
+    results = [
         {mode: measure(seconds / rounds, rate, stages=stages, productions=mode) for mode in modes}
         for _ in range(rounds)
     ]
     figures: dict[str, Any] = {
-        f"{mode}_{name}": float(np.median([each[mode][name] for each in found]))
+        f"{mode}_{name}": float(np.median([result[mode][name] for result in results]))
         for mode in modes
         for name in ("p50_ms", "p95_ms", "p99_ms")
     }
-    ratios = [each["strong"]["p50_ms"] / each["weak"]["p50_ms"] for each in found]
+    ratios = [result["strong"]["p50_ms"] / result["weak"]["p50_ms"] for result in results]
     return {**figures, "p50_ratio": round(float(np.median(ratios)), 2), "stages": stages, "rate": rate}
 
 
@@ -119,14 +119,14 @@ def measure(
     productions: ProductionMode = "strong",
 ) -> dict[str, Any]:
     """
-    Inject ``rate`` records a second one by one, evenly, and measure each.
+    Inject ``rate`` records per second one by one, evenly, and measure the latency of each.
 
     Args:
-        seconds: how long.
-        rate: records a second.
-        store: where; ``None`` makes one on disk with its own ZooKeeper, as a user gets it.
-        stages: computations before the one that measures.
-        productions: what they say of their productions.
+        seconds: duration.
+        rate: records per second.
+        store: the store; ``None`` creates one on disk with its own ZooKeeper, as for a user.
+        stages: computations before the measuring one.
+        productions: their production mode.
 
     Returns:
         ``p50_ms``, ``p95_ms``, ``p99_ms``, and what was measured.
@@ -156,7 +156,7 @@ def _inject_evenly(run: LocalRun, count: int, rate: int) -> int:
             "city": f"city-{number * 104_729 % KEYS}",
             "at": clock.now_us(),
             "id": number,
-            # The time when the record was due, so that waiting to inject counts as latency.
+            # The time at which the record was due, so that a delayed injection counts as latency.
             "injected_us": min(due_us, clock.monotonic_us()),
         }
         run.inject("people", row)
@@ -164,15 +164,17 @@ def _inject_evenly(run: LocalRun, count: int, rate: int) -> int:
 
 
 def _figures(measured_from_us: float, count: int, rate: int, supersteps: int) -> dict[str, Any]:
-    found = np.array([latency for injected, latency in Second.latencies_us if injected >= measured_from_us])
-    p50, p95, p99 = (float(round(value / 1_000, 2)) for value in np.percentile(found, [50, 95, 99]))
+    latencies_us = np.array(
+        [latency for injected, latency in Second.latencies_us if injected >= measured_from_us]
+    )
+    p50, p95, p99 = (float(round(value / 1_000, 2)) for value in np.percentile(latencies_us, [50, 95, 99]))
     return {
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
         "records": count,
         "delivered": len(Second.latencies_us),
-        "measured": len(found),
+        "measured": len(latencies_us),
         "rate": rate,
         "supersteps": supersteps,
     }
@@ -203,8 +205,8 @@ def main() -> None:
     if given.productions == "both":
         print(json.dumps(compare(given.seconds, given.rate, given.stages)))
     else:
-        found = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
-        print(json.dumps(found))
+        figures = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

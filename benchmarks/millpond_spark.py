@@ -1,8 +1,8 @@
 """
-The keyed count on Millpond's Spark runner: state, record ids, exactly once, one commit a batch.
+The keyed count on Millpond's Spark runner: state, record ids, exactly once, one commit per batch.
 
-The same function as `benchmarks.transform_with_state`, in the same form (all of a key's rows of
-a batch in one call), and with what Spark leaves out: each record's id is checked and journaled.
+The same function as `benchmarks.transform_with_state`, in the same form (all of a key's rows of a
+batch in one call), plus what Spark leaves out: each record's id is checked and stored.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
 
     Args:
         spark: the session; the same for both engines.
-        folder: where the store goes; must not exist.
-        load: how much.
-        inputs: the files that `write_batches` wrote.
+        folder: the store's folder; must not exist.
+        load: the size of the load.
+        inputs: the files from `write_batches`.
     """
     frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
     runner = mp.SparkRunner(folder, spark=spark, progress=False)

@@ -1,11 +1,11 @@
 """
-Nexmark's queries over generated events: events a second on both runners, side by side, and of the generator.
+Nexmark's queries over generated events: events per second on both runners, and of the generator.
 
     python -m benchmarks.nexmark --json build/bench/nexmark.json
 
-Each query runs alone over the same events, which are made beforehand: on the local runner as a stream of pieces, on
-Spark as three streaming queries over files with as many events. Measured is the run from its start to the last
-answer, the store's commits and the answer's table included. Where the two come to different answers there is no figure.
+Each query runs alone over the same events, generated beforehand: on the local runner as a stream of pieces, on Spark
+as three streaming queries over files with the same events. The time runs from the start to the last answer, including
+the store's commits and the answer's table. If the two answers differ, the benchmark fails.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _WARM_UP: Final = 2_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """
-    One query.
+    One query's result.
 
     Attributes:
         query: its name.
-        events: how many events it got: those of the kinds that it asks for.
-        rows: how many rows its answer has, on both runners.
+        events: number of events of the kinds that it reads.
+        rows: number of rows of its answer, on both runners.
         local_events_per_second: on the local runner.
-        spark_events_per_second: on Spark; ``None`` when it was not asked.
+        spark_events_per_second: on Spark; ``None`` if Spark was left out.
         spark_per_local: their ratio.
     """
 
@@ -72,12 +72,12 @@ def measure(query: Query, pieces: Sequence[Events], spark: SparkSession | None) 
     Run a query on both runners.
 
     Args:
-        query: which.
+        query: the query.
         pieces: the events.
         spark: the session; ``None`` leaves Spark out.
 
     Raises:
-        RuntimeError: the two come to different answers, or a record ended as a dead letter.
+        RuntimeError: the answers differ, or a record became a dead letter.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-nexmark-") as name:
         local, on_spark = Path(name) / "local", Path(name) / "spark"
@@ -106,7 +106,7 @@ def _speed(summary: mp.RunSummary) -> float:
 
 def generator_speed(events: int) -> float:
     """
-    How many events a second the generator makes, once its texts are drawn.
+    Events per second of the generator, once its texts are drawn.
     """
     generator, clock = Generator(rate=_RATE), SystemClock()
     generator.events(1)
@@ -140,7 +140,7 @@ def main(
     spark = None if without_spark else quiet_spark("nexmark", master=master, log=path.parent / "spark.log")
     figures: list[Figure] = []
     try:
-        # None of them is to pay for a JVM and workers that are still cold.
+        # Warm up the JVM and its workers, so that no query pays for that.
         measure(QUERIES["q5"], [generator.events(_WARM_UP)], spark)
         for name in names:
             console.print(f"{name}: {QUERIES[name].title} …")

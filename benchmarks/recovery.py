@@ -1,16 +1,15 @@
 """
-Recovery: how soon a new owner is at work, and how fast it works off what was left behind.
+Recovery: the time until a new owner is at work, and its rate through undelivered productions.
 
-A store gets so many rows (state, a pending timer and a record id each) in one computation, and its
-process lets go of it. Then a new owner opens it: leases, fences, the initial scan of timers, holds and
+A store gets a number of rows (state, a pending timer and a record id each) in one computation, and its
+process releases it. Then a new owner opens it: leases, fences, the initial scan of timers, holds and
 undelivered productions (MillWheel §6.2, §7.1), up to the commit of the first new record. After that the
-process is replaced once more while productions are undelivered, and the time is taken until all of
-them are consumed and committed; and last the rate of new records is compared with the rate before.
+process is replaced again while productions are undelivered, and the time is measured until all of
+them are consumed and committed; finally the rate of new records is compared with the previous rate.
 
     python -m benchmarks.recovery --rows 1000000 --undelivered 100000 --json build/recovery.json
 
-Nothing is warm but the operating system's file cache: the new owner has no soft state, only the
-code was imported before.
+Only the operating system's file cache and the imported code are warm: the new owner has no soft state.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ DAY_US: Final = 86_400_000_000
 
 class Holder(Computation):
     """
-    Counts its records, and waits for a day that never comes.
+    Counts its records, and sets timers that never become due.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -73,7 +72,7 @@ class Spread(Computation):
 
 def build() -> EnginePipeline:
     """
-    ``rows`` into ``holder``; ``bursts`` into ``spread``, and what that produces into ``counter``.
+    ``rows`` into ``holder``; ``bursts`` into ``spread``, whose productions go to ``counter``.
     """
     pipeline = EnginePipeline("recovery")
     pipeline.inject("rows", key="key", at="at", id="id", watermark=ManualWatermark()).apply(
@@ -86,11 +85,11 @@ def build() -> EnginePipeline:
 
 def records(first: int, count: int, keys: int) -> Iterator[pa.Table]:
     """
-    Tables of records, a bundle each; keys recur after ``keys`` records.
+    Tables of records, one per bundle; keys recur after ``keys`` records.
     """
     for start in range(first, first + count, BUNDLE):
         numbers = np.arange(start, min(start + BUNDLE, first + count))
-        # Neighbours in time are no neighbours in key order, as in life.
+        # As in practice, neighbours in time are not neighbours in key order.
         spread = numbers % keys * 7_919 % keys
         yield pa.table(
             {
@@ -183,7 +182,7 @@ def _feed(run: LocalRun, stream: str, first: int, count: int, keys: int) -> None
 
 class _Pond:
     """
-    A store on disk with its ZooKeeper, and a new process's worth of nothing for each run.
+    A store on disk with its ZooKeeper; each run starts without soft state.
     """
 
     def __init__(self, folder: str, intervals: int) -> None:
@@ -206,7 +205,7 @@ class _Pond:
 
 def main() -> None:
     """
-    Measure, print one line of JSON, and write it where asked.
+    Measure, print one line of JSON, and write it to the file in ``--json``.
     """
     parser = argparse.ArgumentParser(description="recovery of a new owner")
     parser.add_argument("--rows", type=int, default=1_000_000)

@@ -19,7 +19,7 @@ _PAPER: Final = {"p50_ms": 33.7, "p95_ms": 93.8}
 
 def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]]) -> Table:
     """
-    Engines side by side: the median batch, the part of it in which the engine works, and the ratio.
+    Engines side by side: the median batch, the engine's part of it, and the ratio.
     """
     table = _table("Records per second")
     table.add_column("engine", no_wrap=True)
@@ -46,7 +46,7 @@ def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[
 
 def commit_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """
-    Commits of 100 updates, their data file included.
+    Commits of 100 updates, including their data file.
     """
     table = _table("Commits of 100 updates")
     for heading in ("keys", "live files", "p50 ms", "p99 ms", "file p50 ms", "log entry p50 ms"):

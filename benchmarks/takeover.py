@@ -1,15 +1,15 @@
 """
-Takeover: how long a store is without an owner at work when the owner is killed or stopped.
+Takeover: the time that a store has no working owner after its owner is killed or stopped.
 
 Real processes on one store with a real ZooKeeper: an owner that writes without a pause, and a standby
 (``on_held="wait"``) behind it that takes over by itself. The owner gets SIGKILL or SIGSTOP in turns; the
-time runs from the signal until a record of the next owner is durable. A stopped owner is woken up
+time runs from the signal until a record of the next owner is durable. A stopped owner is resumed
 afterwards and must be fenced. At the end every acknowledged record must be in the ledger once.
 
     python -m benchmarks.takeover --rounds 40 --session-timeout-ms 2000 --json build/takeover.json
 
-The bounds that are promised: p99 at most twice the session timeout and a second, and within 30 s
-at four fifths of the rate before.
+The promised bounds: p99 at most twice the session timeout plus a second, and four fifths of the
+previous rate within 30 s.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
             Store.open(path, zookeeper=hosts).close()
             with Relay(path, hosts, session_timeout_ms, clock) as relay:
                 kinds = (signal.SIGKILL, signal.SIGSTOP)
-                found = [relay.hand_over(kinds[number % 2]) for number in range(rounds)]
+                handovers = [relay.hand_over(kinds[number % 2]) for number in range(rounds)]
                 acknowledged, lost, repeated = relay.finish()
         finally:
             server.close()
-    work = np.array([each.work_ms for each in found])
+    work = np.array([handover.work_ms for handover in handovers])
     p50, p99 = np.percentile(work, [50, 99])
     return {
         "rounds": rounds,
         "session_timeout_ms": session_timeout_ms,
         "p50_ms": round(float(p50)),
         "p99_ms": round(float(p99)),
-        "open_p50_ms": round(float(np.median([each.open_ms for each in found]))),
-        "worst_kill_ms": round(max((f.work_ms for f in found if f.fenced is None), default=0)),
-        "worst_stop_ms": round(max((f.work_ms for f in found if f.fenced), default=0)),
+        "open_p50_ms": round(float(np.median([handover.open_ms for handover in handovers]))),
+        "worst_kill_ms": round(max((f.work_ms for f in handovers if f.fenced is None), default=0)),
+        "worst_stop_ms": round(max((f.work_ms for f in handovers if f.fenced), default=0)),
         "bound_ms": 2 * session_timeout_ms + 1_000,
-        "rate_p99_ms": round(float(np.percentile([each.rate_ms for each in found], 99))),
+        "rate_p99_ms": round(float(np.percentile([handover.rate_ms for handover in handovers], 99))),
         "rate_bound_ms": 30_000,
-        "zombies_fenced": sum(f.fenced is True for f in found),
+        "zombies_fenced": sum(f.fenced is True for f in handovers),
         "acknowledged": acknowledged,
         "lost": lost,
         "repeated": repeated,
@@ -74,7 +74,7 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
 
 def main() -> None:
     """
-    Measure, print one line of JSON, and write it where asked.
+    Measure, print one line of JSON, and write it to the file in ``--json``.
     """
     parser = argparse.ArgumentParser(description="takeover by a standby process")
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,10 +1,10 @@
 """
-Millpond beside Spark's own state, commits against the size of the table, and local latency.
+Millpond compared with Spark's own state, commits by the size of the table, and local latency.
 
     python -m benchmarks.throughput --json build/bench/throughput.json
 
 Both engines count the same records by key, from the same files, in one Spark session, one after the other;
-see `transform_with_state` and `millpond_spark` for what each does, and `engine_result` for how it is timed.
+see `transform_with_state` and `millpond_spark` for the engines, and `engine_result` for the timing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARM_UP: Final = Load(rows_per_batch=20_000, keys_per_batch=4_000, batches=6, wa
 """Run by all engines before any is measured, so that none of them pays for a JVM that is still cold."""
 
 GOALS: Final = {50_000: 10, 500_000: 20}
-"""Rows per batch → how many times Spark's own state Millpond is to reach."""
+"""Rows per batch → the required ratio of Millpond's rate to that of Spark's own state."""
 
 ENGINES: Final = {
     millpond_spark.ENGINE: millpond_spark.measure,
@@ -93,7 +93,7 @@ def _engines(console: Console, folder: Path, *, quick: bool, master: str) -> dic
 
 def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[EngineResult]:
     """
-    All engines over the same files.
+    Run all engines over the same files.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-throughput-") as name:
         work = Path(name)

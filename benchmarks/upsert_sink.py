@@ -1,9 +1,9 @@
 """
-What a sink that replaces rows costs: time a superstep and memory, by the size of its table.
+The cost of a sink that replaces rows: time per superstep and memory, by the size of its table.
 
-Each superstep brings 1,000 rows: half of them refine windows of the last minute, half are new; and, for
-comparison, rows anywhere in the table, which is the worst that there is. Appending the same rows
-is the base line; ratios within one run are what to look at.
+Each superstep has 1,000 rows: half of them refine windows of the last minute, half are new; and, for
+comparison, rows anywhere in the table, which is the worst case. Appending the same rows is the
+baseline; compare ratios within one run.
 
     python -m benchmarks.upsert_sink --json build/bench/upsert_sink.json
 """
@@ -36,13 +36,13 @@ SECOND_US = 1_000_000
 
 def panes(places: Iterator[int]) -> pa.Table:
     """
-    A superstep's productions: one pane for each place, a key and a window of a second.
+    A superstep's productions: one pane per position, each a key and a window of one second.
     """
     rows = []
-    for place in places:
-        start = place // 100 * SECOND_US
+    for position in places:
+        start = position // 100 * SECOND_US
         value = {
-            "value": place,
+            "value": position,
             "window": [start, start + SECOND_US],
             "at": start,
             "pane": {"is_retraction": False},
@@ -50,7 +50,7 @@ def panes(places: Iterator[int]) -> pa.Table:
         rows.append(
             {
                 "stream": "s",
-                "key": f"key{place % 100:04d}",
+                "key": f"key{position % 100:04d}",
                 "value": orjson.dumps(value).decode(),
                 "value_bytes": None,
                 "at": start,
@@ -71,7 +71,7 @@ def _timed(writer: SinkWriter, first: int, places_of: Callable[[int], Iterator[i
 
 def measure(table_rows: int, folder: Path) -> dict[str, Any]:
     """
-    Median milliseconds a superstep of `ROWS` rows, on a table of so many rows.
+    Median milliseconds per superstep of `ROWS` rows, on a table of ``table_rows`` rows.
     """
     writer = DeltaSink(str(folder / "upsert"), mode="upsert").open("s", "p", "b")
     superstep = 0
@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
-    tell_result({"rows_per_superstep": ROWS, "tables": found}, arguments.json, indent=2)
+        tables = [measure(rows, Path(folder) / str(rows)) for rows in arguments.rows]
+    tell_result({"rows_per_superstep": ROWS, "tables": tables}, arguments.json, indent=2)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-Watermarks: how far they lag, what their authority can bear, and what a percentile leaves late.
+Watermarks: their lag, the capacity of their authority, and the share of records late at a percentile.
 
 - *Lag*: three computations in a row, each passing every record on; their input watermarks are
   polled as in MillWheel §8.2 (figure 15: 1.8 s at the first stage, then less than 200 ms a stage).
@@ -49,10 +49,10 @@ START_US = 1_800_000_000_000_000
 
 class Pass(Computation):
     """
-    Counts its records and passes each on.
+    Counts its records and forwards each.
 
     Args:
-        stream: where to; ``None``: nowhere.
+        stream: the output stream; ``None`` for none.
     """
 
     def __init__(self, stream: str | None) -> None:
@@ -81,7 +81,7 @@ def three_stages(key: Any, at: str) -> EnginePipeline:
 
 def local_lag(seconds: float, rate: int) -> list[float]:
     """
-    Lag per stage in milliseconds on the local runner, with ``rate`` records a second.
+    Lag per stage in milliseconds on the local runner, with ``rate`` records per second.
     """
     with _store() as store, LocalRunner(store, progress=False).start(three_stages("key", "at")) as run:
         stopping = threading.Event()
@@ -127,15 +127,17 @@ def spark_lag(seconds: float, rate: int) -> tuple[list[float], float]:
 def _poll(
     watermark: Callable[[str], int], seconds: float, *, every_ms: float, warm_up_s: float
 ) -> list[float]:
-    clock, found = SystemClock(), []
+    clock, lags_ms = SystemClock(), []
     started_us = clock.monotonic_us()
     while (elapsed_us := clock.monotonic_us() - started_us) < seconds * 1e6:
         clock.sleep_ms(every_ms)
         marks = [watermark(name) for name in STAGES]
         if elapsed_us >= warm_up_s * 1e6 and marks[-1] != TIME_MIN_US:
             now = clock.now_us()
-            found.append([(ahead - mark) / 1_000 for ahead, mark in zip([now, *marks], marks, strict=False)])
-    return [round(float(lag), 1) for lag in np.mean(found, axis=0)] if found else []
+            lags_ms.append(
+                [(ahead - mark) / 1_000 for ahead, mark in zip([now, *marks], marks, strict=False)]
+            )
+    return [round(float(lag), 1) for lag in np.mean(lags_ms, axis=0)] if lags_ms else []
 
 
 @contextmanager
@@ -152,7 +154,7 @@ def _store() -> Iterator[Store]:
 
 def authority(intervals: int, updates: int) -> dict[str, Any]:
     """
-    Updates a second and bytes of an authority that knows so many intervals.
+    Updates per second and bytes of an authority with this many intervals.
     """
     pipeline = EnginePipeline("authority")
     pipeline.inject("records", key="key", at="at").apply(Pass(None), name="c", produces="out")
@@ -171,9 +173,9 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
     holds = (np.arange(updates) * 10 + random.integers(0, 1_000, updates)).tolist()
     clock = SystemClock()
     started_us = clock.monotonic_us()
-    for place, (part, hold) in enumerate(zip(chosen, holds, strict=True)):
+    for index, (part, hold) in enumerate(zip(chosen, holds, strict=True)):
         known.update_interval(parts[part], Sequencer(1), EventTimeMicros(hold))
-        if place % 1_000 == 0:
+        if index % 1_000 == 0:
             known.output_watermark("c")
     elapsed_us = clock.monotonic_us() - started_us
     return {
@@ -189,10 +191,10 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
 
 def percentile(records: int, p: float = 99) -> dict[str, Any]:
     """
-    The share of records that are late under `ObservedPercentile`, after a tenth to learn from.
+    The share of late records under `ObservedPercentile`, after a learning phase of a tenth of the records.
 
-    A record is made every millisecond and takes a lognormal time to arrive: 22 ms in the median,
-    2.3 s at the 99th percentile, with single ones that take minutes.
+    A record is created every millisecond and takes a lognormal time to arrive: 22 ms in the median,
+    2.3 s at the 99th percentile, single records take minutes.
     """
     random = np.random.default_rng(11)
     made = START_US + np.arange(records) * 1_000
@@ -227,16 +229,16 @@ def main() -> None:
     parser.add_argument("--without-spark", action="store_true")
     arguments = parser.parse_args()
     quick = arguments.quick
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "percentile": percentile(60_000 if quick else 500_000),
         "authority": authority(50_000 if quick else 500_000, 50_000 if quick else 500_000),
         "lag_ms_per_stage": {"local": local_lag(6 if quick else 30, rate=200), "spark": []},
     }
     if not arguments.without_spark:
         lags, superstep_ms = spark_lag(25 if quick else 60, rate=200)
-        found["lag_ms_per_stage"]["spark"] = lags
-        found["spark_superstep_ms"] = round(superstep_ms, 1)
-    tell_result(found, arguments.json, indent=2)
+        figures["lag_ms_per_stage"]["spark"] = lags
+        figures["spark_superstep_ms"] = round(superstep_ms, 1)
+    tell_result(figures, arguments.json, indent=2)
 
 
 if __name__ == "__main__":

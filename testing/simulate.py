@@ -1,9 +1,9 @@
 """
 Simulate the whole engine: ``python -m millpond.testing.simulate --seeds 2000`` (docs/safety.md).
 
-A seed is a world of its own: one thread, its own time, disks, network and lease service, some kinds
-of faults, and a workload whose every promise is checked at every commit. The same seed is the same
-run, event by event, so a failing one is replayed with ``--seed``.
+A seed determines one simulated world: a single thread with its own time, disks, network and lease
+service, some kinds of faults, and a workload whose every promise is checked at every commit. The
+same seed gives the same run, event by event, so a failing run is replayed with ``--seed``.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 @dataclass(slots=True)
 class Tally:
     """
-    What all seeds together show.
+    Totals over all seeds.
 
     Attributes:
-        passed: seeds of which every promise held.
-        failed: outcomes of the others.
-        unreached: scenarios whose planned deaths nobody died, so that they show nothing.
-        supersteps: committed.
-        events: of all traces.
-        processes: that lived and died.
+        passed: seeds in which every promise held.
+        failed: outcomes of the other seeds.
+        unreached: scenarios of which no process reached the planned failpoints; they prove nothing.
+        supersteps: supersteps committed.
+        events: events in all traces.
+        processes: processes started.
         simulated_s: seconds of simulated time.
-        struck: how often each kind of fault struck.
-        failpoints: how often each failpoint was reached.
+        struck: number of faults by kind.
+        failpoints: number of passes by failpoint.
     """
 
     passed: int = 0
@@ -74,7 +74,7 @@ class Tally:
 
     def add(self, outcome: SimulationOutcome) -> None:
         """
-        One more seed.
+        Add the outcome of a seed.
         """
         if outcome.violation:
             self.failed.append(outcome)
@@ -94,12 +94,12 @@ def run_all(
     scenarios: Sequence[Scenario], workload: str = _BANK, *, workers: int = 1, fail_fast: bool = False
 ) -> Iterator[SimulationOutcome]:
     """
-    Play scenarios on several processors; outcomes come in the order of the scenarios.
+    Play scenarios in parallel, and yield their outcomes in the order of the scenarios.
 
     Args:
         scenarios: what to play.
         workload: ``module:Class``.
-        workers: how many processes; 1 plays in this one.
+        workers: number of processes; 1 plays in this process.
         fail_fast: stop after the first violation.
 
     Raises:
@@ -135,21 +135,21 @@ def load_workload(name: str) -> Callable[[], Workload]:
     The class that ``module:Class`` names.
 
     Raises:
-        InvalidError: there is none, or it is no `Workload`.
+        InvalidError: there is no such class, or it is not a `Workload`.
     """
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        workload = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidError("a workload is named module:Class", workload=name, reason=error) from error
-    if not (isinstance(found, type) and issubclass(found, Workload)):
-        raise InvalidError("this is no Workload", workload=name)
-    return found
+    if not (isinstance(workload, type) and issubclass(workload, Workload)):
+        raise InvalidError("a workload must be a subclass of Workload", workload=name)
+    return workload
 
 
 def quieten() -> None:
     """
-    Expect faults: what the engine logs about them is of no interest, and one thread is enough.
+    Silence the engine's log of expected faults, and limit libraries to one thread.
     """
     logging.getLogger("millpond").addHandler(_NOWHERE)
     logging.getLogger("millpond").propagate = False
@@ -159,7 +159,7 @@ def quieten() -> None:
 def _begin_worker(workload: str) -> None:
     quieten()
     load_workload(workload)
-    # A world is garbage as a whole when it ends: looking for it in between is a tenth of the time.
+    # A world becomes garbage as a whole when it ends; collecting in between costs a tenth of the time.
     gc.freeze()
     gc.disable()
 
@@ -173,7 +173,7 @@ def _play_and_clean(workload: str, scenario: Scenario) -> SimulationOutcome:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """
-    `quieten`, and afterwards as it was.
+    `quieten` for a block, and restore the previous settings.
     """
     logger, threads = logging.getLogger("millpond"), pa.cpu_count()
     propagated = logger.propagate
@@ -235,7 +235,7 @@ def main(
     python -m millpond.testing.simulate --plant all         prove that planted bugs are found
     python -m millpond.testing.simulate --workload mymodule:MyWorkload
 
-    Ends with exit code 1 if a promise was broken, or if nobody came to a failpoint that was asked for.
+    Exits with code 1 if a promise was broken, or if no process reached a requested failpoint.
     """  # noqa: D301 - click's mark for text that keeps its lines
     click.get_current_context().with_resource(_quiet())
     if faults == "list" or failpoints == "list":
@@ -270,7 +270,7 @@ def _scenarios(
         return deaths_at(FAILPOINTS, variants=5)
     if failpoints == "exhaustive":
         return pairs_of_deaths(FAILPOINTS)
-    return [Scenario(seed=each, steps=steps, kinds=kinds) for each in range(first, first + seeds)]
+    return [Scenario(seed=number, steps=steps, kinds=kinds) for number in range(first, first + seeds)]
 
 
 def _show_list(names: Any) -> None:
@@ -297,7 +297,7 @@ def _replay(scenario: Scenario, workload: str) -> int:
 
 def _line(outcome: SimulationOutcome, scenario: Scenario, workload: str) -> str:
     """
-    One line: seed, how it ended, commit, and the command that does it again.
+    One line: the seed, its outcome, the commit, and the command that replays it.
     """
     how = outcome.violation or "passed"
     return f"seed {outcome.seed}: {how} | commit {_commit()} | {scenario.command(workload, _BANK)}"
@@ -308,14 +308,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _commit() -> str:
-    found = subprocess.run(
+    completed = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - git, wherever it is
         cwd=_ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return found.stdout.strip() or "unknown"
+    return completed.stdout.strip() or "unknown"
 
 
 def _run(
@@ -344,7 +344,7 @@ def _run(
 def _report(tally: Tally, elapsed_s: float, json_path: Path | None) -> None:
     played = tally.passed + len(tally.failed) + len(tally.unreached)
     for outcome in tally.unreached:
-        click.echo(f"{outcome.seed}: nobody came to {_listed(outcome.deaths_left)}")
+        click.echo(f"{outcome.seed}: no process reached {_listed(outcome.deaths_left)}")
     click.echo(
         f"{tally.supersteps:,} supersteps, {tally.processes:,} processes, {tally.events:,} events, "
         f"{tally.simulated_s / 3600:,.1f} simulated hours"

@@ -1,12 +1,12 @@
 """
-A soak: the scenarios of faults in turn for minutes or days, beside a worker whose memory is watched.
+A soak: fault scenarios in turn for minutes or days, next to a worker whose memory is sampled.
 
-``python -m millpond.testing.soak --minutes 30`` runs each scenario on a fresh store again and again, on three
-ZooKeepers, on disk and on an S3 server, holds every store against its history, and writes
+``python -m millpond.testing.soak --minutes 30`` runs each scenario on a fresh store repeatedly, on three
+ZooKeepers, on disk and on an S3 server, checks every store against its history, and writes
 ``build/soak/report.json`` after every run: ``runs``, ``faults`` by class, ``violations``, ``recovery_p99_s``,
-``takeover_p99_s`` with its bound, ``memory_slope_mib_per_hour`` of a worker that is left alone. A report that is
-there is gone on with, so a long soak may be made of pieces; ``--fresh`` begins anew. The exit code is 1 after a
-violation.
+``takeover_p99_s`` with its bound, and ``memory_slope_mib_per_hour`` of a worker without faults. An existing
+report is continued, so a long soak can be split into parts; ``--fresh`` starts a new one. The exit code is 1
+after a violation.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ __all__ = ["Soak", "main"]
 
 _SESSION_MS: Final = 1_000
 _TAKEOVER_BOUND_S: Final = 2 * _SESSION_MS / 1_000 + 1.0
+# The worker whose memory is sampled keeps a minute of log, and three hours of event time of record ids;
+# its event time advances a second every 20 ms.
 _STEADY_KEPT: Final = 20
 _STEADY_RETENTION: Final = "1m"
-# The log of a minute, and record ids of three hours of its event time, of which it makes a second every 20 ms.
 _WARM_UP_S: Final = 300.0
 _MINUTE_US: Final = 60_000_000
 
@@ -64,11 +65,11 @@ class Soak:
 
     Args:
         folder: for stores; emptied after every run.
-        report: where the report is kept.
-        minutes: how long; the run that is under way at the end is finished.
+        report: the report's file.
+        minutes: how long to run; the current run is finished at the end.
         clock: the source of time.
-        rng: when, and whom.
-        say: told a line after every run.
+        rng: chooses times and victims.
+        say: called with a line after every run.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class Soak:
 
     def run(self) -> bool:
         """
-        Soak; whether no promise was broken.
+        Run the soak; returns whether every promise held.
         """
         with ExitStack() as held:
             ensemble = held.enter_context(Ensemble(self._folder / "zookeeper", self._clock))
             nest = held.enter_context(Nest())
             server = held.enter_context(S3Server(self._clock))
             proxy = held.enter_context(S3Proxy(server.port, self._clock))
-            # Of its own, and left alone: what is watched is the worker.
+            # Its own ensemble, without faults: only the worker's memory is of interest.
             calm = EmbeddedZooKeeper(self._folder / "calm", self._clock, self._rng)
             held.callback(calm.close)
             steady = self._steady(nest, calm.start_or_join())
@@ -157,7 +158,7 @@ class Soak:
         self._runs += 1
         self._tell(name, report)
         if not report.violations:
-            # The store of a violation stays, for whoever wants to know why.
+            # The store of a violation is kept for diagnosis.
             shutil.rmtree(folder)
 
     def _scenarios(self, server: S3Server, proxy: S3Proxy) -> Sequence[tuple[str, Callable[[Ground], None]]]:
@@ -185,7 +186,9 @@ class Soak:
             self._samples.append((self._elapsed_us / 1e6, steady.usage()))
 
     def _tell(self, name: str, report: FaultReport) -> None:
-        counts = ", ".join(f"{row} {each['trials']}" for row, each in report.to_json()["faults"].items())
+        counts = ", ".join(
+            f"{row} {counts_of_row['trials']}" for row, counts_of_row in report.to_json()["faults"].items()
+        )
         minutes = self._elapsed_us / _MINUTE_US
         verdict = f"{len(report.violations)} VIOLATIONS" if report.violations else "0 violations"
         self._say(f"{minutes:6.1f} of {self._minutes:g} min  run {self._runs}  {name}: {counts}; {verdict}")
@@ -197,7 +200,7 @@ class Soak:
         Write the report as it is now.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "runs": self._runs,
             "minutes": round(self._minutes_before + self._elapsed_us / _MINUTE_US, 2),
             **self._report.to_json(),
@@ -207,7 +210,7 @@ class Soak:
             "descriptors_slope_per_hour": self._slope("descriptors"),
             "steady": [{"seconds": round(seconds, 1), **asdict(usage)} for seconds, usage in self._samples],
         }
-        self._file.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+        self._file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
 
     def _slope(self, name: str) -> float | None:
         samples = [(seconds, getattr(usage, name)) for seconds, usage in self._samples]
@@ -215,7 +218,7 @@ class Soak:
 
 
 def _end(number: int, _frame: object) -> None:
-    # Servers and workers are stopped on the way out, as they are after Ctrl-C.
+    # Raising stops servers and workers on the way out, as Ctrl-C does.
     raise SystemExit(128 + number)
 
 
@@ -229,12 +232,10 @@ def _say(line: str) -> None:
 @click.option(
     "--report", type=click.Path(path_type=Path), default=Path("build/soak/report.json"), show_default=True
 )
-@click.option(
-    "--fresh", is_flag=True, help="Begin a new report instead of going on with the one that is there."
-)
+@click.option("--fresh", is_flag=True, help="Start a new report instead of continuing an existing one.")
 def main(minutes: float, report: Path, *, fresh: bool) -> None:
     """
-    Kill, stop, cut off and damage, for as long as you like, and report what became of it.
+    Kill, stop, cut off and damage for a given time, and report every broken promise.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)

@@ -40,7 +40,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
-    Mark each test by the costly fixtures that it asks for, so that ``-m "not spark"`` is exact.
+    Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
 
     Long groups of tests come first, so that no process is left with one at the end: Spark, then faults.
     """
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution:
     """
-    With ``-n``, tests are spread as `Distribution` says, in the order in which they were collected.
+    With ``-n``, distribute tests as `Distribution` does, in the order of collection.
     """
     config.option.loadscopereorder = False
     return Distribution(config, log)
@@ -74,14 +74,14 @@ _FAULT_REPORT_FILE = Path("build/fault/report.json")
 
 def pytest_configure(config: pytest.Config) -> None:
     """
-    Begin to count faults.
+    Create the report of this run's faults.
     """
     config.stash[_FAULT_REPORT] = FaultReport()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """
-    One of several processes hands what it has counted to the one that prints it.
+    In a worker process, hand its counts to the process that prints them.
     """
     handed: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed is not None:
@@ -91,16 +91,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """
-    Add what one of several processes has counted; one that crashed has handed nothing in.
+    Add the counts of a worker process; a crashed one has none.
     """
-    found = getattr(node, "workeroutput", {}).get("faults")
-    if found is not None:
-        node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(found))
+    faults = getattr(node, "workeroutput", {}).get("faults")
+    if faults is not None:
+        node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(faults))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """
-    Print what the faults of this run have come to, and keep it as ``build/fault/report.json``.
+    Print the report of this run's faults, and write it to ``build/fault/report.json``.
     """
     report = config.stash[_FAULT_REPORT]
     if report:
@@ -115,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def fault_report(request: pytest.FixtureRequest) -> FaultReport:
     """
-    Where tests count the faults that they inject, and what became of them.
+    The report in which tests count the faults they inject, and their results.
     """
     return request.config.stash[_FAULT_REPORT]
 
@@ -211,7 +211,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_bucket(s3_server: S3Server) -> str:
     """
-    ``s3://`` and a bucket of the test's own.
+    The ``s3://`` URL of a bucket for this test alone.
     """
     from millpond.statestore.system import SystemRng
 

@@ -1,8 +1,8 @@
 """
-How tests are spread over processes: module by module, and all that need Spark in one process.
+Distribution of tests over processes: module by module, with all Spark tests in one process.
 
-A Spark session costs seconds and a gigabyte, so one process has it. And Spark keeps every processor busy, while most
-other tests wait for something: one process of each kind together take least time.
+A Spark session costs seconds and a gigabyte, so only one process has it. Spark keeps every processor busy while
+most other tests wait, so one process of each kind together take the least time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAYS_SPARK: Final = re.compile(r'pytest\.mark\.spark\b|\bspark: SparkSession\b|
 
 class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types
     """
-    Gives each process the next group of tests when it has nearly finished its last one.
+    Assigns each process the next group of tests when it has nearly finished its last.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -39,8 +39,8 @@ def group_of(root: Path, nodeid: str) -> str:
     The group of a test: its module, or ``spark`` for modules with a test on Spark.
 
     Args:
-        root: the folder that node ids start from.
-        nodeid: of the test.
+        root: the folder that node ids are relative to.
+        nodeid: the test's node id.
     """
     module = nodeid.partition("::")[0]
     return "spark" if _is_on_spark(root / module) else module

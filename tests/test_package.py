@@ -1,5 +1,5 @@
 """
-What is installed is what lies in the rooms, although the import root holds only links to them.
+The installed package is what the rooms contain, although the import root holds only links to them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_module_once(wheel: Path) -> None:
     """
-    Each module of each room is in the wheel below ``millpond/``, and nothing is beside it.
+    The wheel contains each module of each room below ``millpond/``, and nothing else.
     """
     names = zipfile.ZipFile(wheel).namelist()
     modules = {f"millpond/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")}

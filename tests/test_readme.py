@@ -24,7 +24,7 @@ COUNTS = [("cat", 1), ("cat", 2), ("dog", 1)]
 
 def _run(code: str, names: dict[str, Any]) -> str:
     """
-    As a user's script; its classes live in ``__main__``, so workers get them by value.
+    Run code as a user's script; its classes live in ``__main__``, so workers get them by value.
     """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -56,7 +56,7 @@ def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
 
 def test_example_has_about_ten_statements() -> None:
     """
-    What is called ten lines is about that long.
+    The example that the README calls ten lines has about ten statements.
     """
     local, _spark = readme().blocks("python")
 
@@ -65,7 +65,7 @@ def test_example_has_about_ten_statements() -> None:
 
 def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> None:
     """
-    The second block gives the pipeline of the first a stream of files, with the same counts.
+    The second example runs the first one's pipeline on a stream of files, with the same counts.
     """
     local, on_spark = readme().blocks("python")
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark}

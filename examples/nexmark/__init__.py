@@ -1,5 +1,5 @@
 """
-Nexmark: the queries on an auction site that streaming engines are measured with, on Millpond.
+Nexmark on Millpond: the auction-site queries with which streaming engines are measured.
 
 ``python -m examples.nexmark`` runs them; the modules ``…_queries`` are the part to read.
 """

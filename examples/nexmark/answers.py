@@ -1,5 +1,5 @@
 """
-Answers: what the sinks have got, with everything that was taken back taken out; and what was expected.
+Answers: the rows in the sinks after all retractions, and the expected rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from examples.shared_data import need
 __all__ = ["Bag", "bag_of", "differences", "expected_answers", "read_answer", "shown"]
 
 Bag: TypeAlias = Counter[tuple[Any, ...]]
-"""Rows and how often each is there; order means nothing."""
+"""Rows and their multiplicity; order is irrelevant."""
 
 _TIMES: Final = frozenset(
     {
@@ -31,10 +31,10 @@ _DECIMALS: Final = 6
 
 def read_answer(query: Query, folder: Path) -> Bag:
     """
-    The rows of a query's Delta table, less those that were taken back.
+    The rows of a query's Delta table after all retractions.
 
     Raises:
-        ValueError: a row was taken back that was not there.
+        ValueError: a retraction matches no row.
     """
     from deltalake import DeltaTable
 
@@ -56,7 +56,7 @@ def read_answer(query: Query, folder: Path) -> Bag:
 
 def shown(query: Query, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """
-    A row as people read it and as the expected answers have it: times as text, six decimals.
+    A row as people read it and as the expected answers write it: times as text, six decimals.
     """
     return tuple(_cell(name, row[name]) for name in query.columns)
 
@@ -99,7 +99,7 @@ def bag_of(rows: Iterable[Iterable[Any]]) -> Bag:
 
 def differences(answer: Bag, expected: Bag) -> list[str]:
     """
-    What is missing and what is too much; nothing when the two are equal.
+    Missing and surplus rows, one line each; empty if the answers are equal.
     """
     missing, surplus = expected - answer, answer - expected
     return [

@@ -1,5 +1,5 @@
 """
-Queries that list auctions by what is known of their bids: outer, semi and anti joins that follow every change.
+Queries that list auctions by their bids: outer, semi and anti joins that follow every change.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _AUCTION: Final = ("auction_id", "item_name")
 @dataclass(frozen=True)
 class AtLeastAverage(mp.CombineFn):
     """
-    Of elements ``{"auction": …, "bid_count": …}`` those with the average count or more.
+    The elements ``{"auction": …, "bid_count": …}`` with at least the average count.
 
-    The average is rounded down. The accumulator has the counts of all auctions: one key, as the question is.
+    The average is rounded down. The accumulator has the counts of all auctions under one key, as the query requires.
     """
 
     def create(self) -> dict[str, int]:

@@ -1,5 +1,5 @@
 """
-Queries about what auctions went for: timers close them, live steps summarize the prices.
+Queries about the final prices of auctions: timers close them, live steps aggregate the prices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _average_by_category(streams: Streams, name: str) -> mp.DataflowStream:
 
 def running_means(sales: Iterable[Row]) -> Iterable[Row]:
     """
-    For each sale of a seller, by time, the mean price of it and of up to ten before it.
+    For each sale of a seller, by time, the mean price of it and of up to ten sales before it.
     """
     ordered = sorted(sales, key=lambda sale: (sale["date_time"], sale["auction"]))
     prices = [sale["price"] for sale in ordered]

@@ -1,5 +1,5 @@
 """
-Auctions that close: the best bid of each, told by a timer in event time when no bid can come any more.
+Closed auctions: the best bid of each, produced by an event timer when no further bid can arrive.
 
 A bid counts if its time lies between the auction's begin and end, both included. So
 
@@ -19,7 +19,7 @@ from examples.nexmark.query import Row, Streams, fields
 __all__ = ["BY_HIGHEST", "BY_LOWEST", "ClosedAuctions", "Rank", "closed_auctions"]
 
 Rank = Callable[[Row], Any]
-"""How good a bid is: the greatest wins."""
+"""The rank of a bid: the greatest wins."""
 
 _CLOSE: Final = "close"
 _FORGET: Final = "forget"
@@ -45,12 +45,12 @@ def BY_LOWEST(bid: Row) -> Any:  # noqa: N802
 
 class ClosedAuctions(mp.Computation):
     """
-    Key: auction. Produces ``{"auction": …, "bid": …}`` once, when the auction has closed and has had a bid.
+    Key: auction. Produces ``{"auction": …, "bid": …}`` once, when the auction has closed and has a bid.
 
     Args:
-        auctions: the stream of auctions; whatever else comes is a bid.
-        output: where the closed ones go.
-        rank: which bid wins.
+        auctions: the stream of auctions; records of other streams are bids.
+        output: the stream of closed auctions.
+        rank: decides which bid wins.
     """
 
     def __init__(self, auctions: str, output: str, rank: Rank) -> None:
@@ -60,7 +60,7 @@ class ClosedAuctions(mp.Computation):
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
         """
-        Take auction and bids, in whatever order.
+        Store the auction and its bids, in any order.
         """
         state: Row = context.state.get({})
         auction, best, waiting = state.get("auction"), state.get("best"), state.get("waiting", [])
@@ -85,7 +85,7 @@ class ClosedAuctions(mp.Computation):
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
         """
-        Tell who has won, or forget bids whose auction cannot come any more.
+        Produce the winner, or drop bids whose auction can no longer arrive.
         """
         state = context.state.get()
         if timer.tag == _CLOSE and state["best"] is not None:
@@ -95,7 +95,7 @@ class ClosedAuctions(mp.Computation):
 
 def closed_auctions(streams: Streams, name: str, rank: Rank = BY_HIGHEST) -> mp.DataflowStream:
     """
-    Declare the step.
+    Add the step to the pipeline.
     """
     auctions, bids = streams["auctions"], streams["bids"]
     made = auctions.pipeline.add(

@@ -1,5 +1,5 @@
 """
-Queries that look at one bid at a time: nothing is remembered, everything is still exactly once.
+Queries on single bids: no state, and still exactly once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The three kinds of events of an auction site: people who register, auctions that they open, bids.
+The three kinds of events of an auction site: registrations, auctions and bids.
 
 Events are Arrow tables, one a kind. Times are whole microseconds since 1970 UTC. Keys in Millpond are text, so
 each table has the ids that it is grouped by as text too, in the columns ``…_key``.

@@ -3,7 +3,7 @@ The generator: events of an auction site without end, after Nexmark's rules, the
 
 Of fifty events in a row one is a person, three are auctions and 46 are bids. Event number n is a function of the
 seed and n alone: numbers are drawn in blocks of 50,000 events, each from a generator that is seeded with its number,
-so any part of the stream can be made by anybody, in any order.
+so any process can generate any part of the stream, in any order.
 
 Rules and constants are those of nexmark/nexmark (Apache-2.0), restated in the shared file
 ``generator_and_queries.json``; where its own generator adds the first person's id twice to a bidder, this one does not.
@@ -83,7 +83,7 @@ class Generator:
 
     def pieces(self, count: int, first: int = 0) -> Iterator[Events]:
         """
-        The same, in pieces of at most `BLOCK` events: what is in memory does not grow with ``count``.
+        The same events in pieces of at most `BLOCK`, so that memory does not grow with ``count``.
         """
         last = first + count
         for block in range(first // BLOCK, -(-last // BLOCK)):
@@ -108,7 +108,7 @@ class Generator:
         wanted = (place >= start) & (place < stop)
         for code, (name, make) in enumerate(zip(KINDS, makers, strict=True)):
             is_kind = kind == code
-            # All of the block is drawn, so that what is cut off it does not change the rest.
+            # Draw the whole block, so that a cut does not change the remaining events.
             table = make(np.random.default_rng([self.seed, block, code]), number[is_kind], texts)
             if stop - start < BLOCK:
                 table = table.filter(pa.array(wanted[is_kind]))

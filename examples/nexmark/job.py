@@ -104,7 +104,7 @@ def stream_spark(
     queries: Sequence[Query], pieces: Iterable[Events], store: Path, output: Path, spark: SparkSession
 ) -> mp.RunSummary:
     """
-    Run queries on Spark over a stream of events, which lies in files beside the store: a micro-batch takes one of each kind.
+    Run queries on Spark over a stream of events in files next to the store; a micro-batch takes one file of each kind.
     """
     folder = store.with_name(f"{store.name}-input")
     names = _inputs(queries)

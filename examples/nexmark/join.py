@@ -1,5 +1,5 @@
 """
-A join without windows: facts wait for the one row that they are joined to, whichever comes first.
+A join without windows: facts and the one row that they are joined to may arrive in any order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["Join"]
 
 class Join(mp.Computation):
     """
-    Joins every fact to the row of its key. The row stays, as any fact may be about it; facts stay only until it is there.
+    Joins every fact to the row of its key. The row is kept, as later facts may need it; facts are kept only until it arrives.
 
     Args:
-        row_stream: the stream on which each key's one row comes; whatever else comes is a fact.
-        output: where joined rows go.
-        row: what is kept of the row.
-        fact: what is kept of a fact.
-        joined: given a fact and the row, gives rows of the answer.
+        row_stream: the stream of each key's one row; records of other streams are facts.
+        output: the stream of joined rows.
+        row: selects what is kept of the row.
+        fact: selects what is kept of a fact.
+        joined: takes a fact and the row, and returns rows of the answer.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Join(mp.Computation):
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
         """
-        One look at the state for all records of the key.
+        Read and write the state once for all records of the key.
         """
         state: Row = context.state.get({})
         row, waiting = state.get("row"), state.get("waiting", [])

@@ -2,8 +2,8 @@
 What a query is, and what most of them share.
 
 A query is a function from the streams to the stream of its answer. A value of the answer is one row of it, as an
-object. Answers that can change take rows back: a *live* step shows its result anew after every bundle that
-changed it, and retracts what it had shown before, so at any time the rows that were not taken back are the answer.
+object. Answers that can change retract rows: a *live* step emits its result again after every bundle that
+changed it, and retracts the previous one, so at any time the rows that are not retracted are the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIVE: Final = mp.WindowingStrategy(
     trigger=mp.Repeatedly(mp.AfterCount(1)),
     accumulation="retracting",
 )
-"""All of time as one window, whose result is shown whenever it has changed; what was shown before is taken back."""
+"""One window for all of time, whose result is emitted after each change, with a retraction of the previous one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class Query:
 
 def live(stream: mp.DataflowStream, of: Callable[[Row], Any] | None = None) -> mp.WindowedStream:
     """
-    The stream, or this of its values, grouped by key alone, with answers that follow every change.
+    The stream, or a part of its values, grouped by key alone, with answers that follow every change.
     """
     return stream.window(LIVE.window_fn, trigger=LIVE.trigger, accumulation=LIVE.accumulation, of=of)
 
 
 def daily(stream: mp.DataflowStream) -> mp.WindowedStream:
     """
-    The stream grouped by day: a provisional answer every ten seconds, and the final one when the day is over.
+    The stream grouped by day: a provisional answer every ten seconds, and the final one at the end of the day.
     """
     return stream.window(
         mp.FixedWindows("1d"),
@@ -78,14 +78,14 @@ def daily(stream: mp.DataflowStream) -> mp.WindowedStream:
 
 def everything(value: Any) -> str:
     """
-    The one key of an answer that is about all there is.
+    The single key of an answer about all events.
     """
     return "all"
 
 
 def fields(*names: str) -> Callable[[Row], Row]:
     """
-    What a step keeps of an event: these fields, so that its state is no larger than it must be.
+    An extractor that keeps only these fields of an event, so that state stays small.
     """
 
     def pick(event: Row) -> Row:

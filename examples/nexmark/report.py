@@ -1,5 +1,5 @@
 """
-What the example prints: the list of queries, answers as tables, and whether they are what was expected.
+The example's output: the list of queries, answers as tables, and their comparison with the expected answers.
 """
 
 from __future__ import annotations

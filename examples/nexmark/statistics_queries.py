@@ -1,5 +1,5 @@
 """
-Queries that summarize the bids of a day: how many, of how many bidders, on how many auctions, at which prices.
+Queries that aggregate the bids of a day: numbers of bids, bidders and auctions, and prices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COUNTS: Final = (*(f"{what}_{of}" for of in ("bids", "bidders", "auctions") for
 
 def rank_of(price: int) -> str:
     """
-    Which of the three ranks a price is in.
+    The rank of a price, one of three.
     """
     return "rank1" if price < 10_000 else "rank2" if price < 1_000_000 else "rank3"
 
@@ -29,9 +29,9 @@ def rank_of(price: int) -> str:
 @dataclass(frozen=True)
 class BidStatistics(mp.CombineFn):
     """
-    Bids, and different bidders and auctions, in all and by rank of the price; and the last time.
+    Numbers of bids, distinct bidders and distinct auctions, in total and by rank of the price; and the last time.
 
-    Distinct counts are exact: the accumulator has every id once, with the ranks that it was seen in as bits, so it
+    Distinct counts are exact: the accumulator has every id once, with the ranks it occurred in as bits, so it
     grows with the ids of a day. `mp.ApproximateCountDistinct` is bounded, and a few percent off.
     """
 

@@ -1,5 +1,5 @@
 """
-The texts of generated events: names, places, items, channels, and filling of the right length.
+The texts of generated events: names, cities, items, channels, and padding of the right length.
 
 Texts are drawn once a seed into pools, and an event takes its own from there: what is made for each event is a number.
 """

@@ -1,5 +1,5 @@
 """
-Queries for the last or the best of many: rankings that follow every change.
+Queries for the last or the best bids: rankings that follow every change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _top_ten(streams: Streams, name: str) -> mp.DataflowStream:
 
 def bid_counts(streams: Streams, name: str) -> mp.DataflowStream:
     """
-    How many bids each auction has: ``{"auction": …, "bid_count": …}``.
+    The number of bids of each auction: ``{"auction": …, "bid_count": …}``.
     """
     return live(streams["bids"], of=fields("auction")).combine(
         mp.Count(),
@@ -58,13 +58,13 @@ def bid_counts(streams: Streams, name: str) -> mp.DataflowStream:
 
 def with_auctions(streams: Streams, found: mp.DataflowStream, name: str, joined: Any) -> mp.DataflowStream:
     """
-    Join what was found about auctions to the auctions.
+    Join results about auctions to the auctions.
 
     Args:
         streams: the streams.
-        found: values with an auction's id as text in ``auction``; it may be revised.
+        found: values with an auction's id as text in ``auction``; they may be revised.
         name: the name of the answer.
-        joined: given an auction and the list of what is known of it, gives rows.
+        joined: takes an auction and the list of its results, and returns rows.
     """
     both = mp.co_group(
         {"auctions": streams["auctions"], "found": found},

@@ -1,5 +1,5 @@
 """
-Queries by windows of event time: sliding, tumbling, sessions; and one by windows of the clock on the wall.
+Queries with windows of event time (sliding, tumbling, sessions), and one with windows of wall time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["QUERIES", "Highest"]
 @dataclass(frozen=True)
 class Highest(mp.CombineFn):
     """
-    All elements that share the greatest value of a field.
+    All elements with the greatest value of a field.
 
     Args:
         of: the field.
-        is_list: elements are lists of such, so that partial answers can be combined further.
+        is_list: elements are lists of such elements, so that partial answers can be combined further.
     """
 
     of: str
@@ -44,7 +44,7 @@ class Highest(mp.CombineFn):
 @dataclass(frozen=True)
 class CountAndSum(mp.CombineFn):
     """
-    How many prices, and their sum.
+    Number of prices, and their sum.
     """
 
     def create(self) -> list[int]:
@@ -101,7 +101,7 @@ def _hot_items_with_windows(streams: Streams, name: str) -> mp.DataflowStream:
 
 def _highest_bid(streams: Streams, name: str) -> mp.DataflowStream:
     """
-    The highest bids of each auction first, so that the step for all of them has little to do.
+    Combine the highest bids of each auction first, to reduce the work of the step over all auctions.
     """
     kept = fields("auction", "price", "bidder", "date_time")
     by_auction = (
@@ -155,7 +155,7 @@ def _sessions(streams: Streams, name: str) -> mp.DataflowStream:
 
 def _by_the_clock(streams: Streams, name: str) -> mp.DataflowStream:
     """
-    A window of the wall is what has come since the last stroke of a clock that strikes every ten seconds.
+    Emit the bids since the last tick of a wall clock that ticks every ten seconds.
     """
     trigger = mp.Repeatedly(mp.AtPeriod(0, "10s", "wall"))
     return (

@@ -1,7 +1,7 @@
 """
-``python -m examples.zeitgeist``: run the job on a year of flights, and show what it found.
+``python -m examples.zeitgeist``: run the job on a year of flights, and show its alerts.
 
-Kill it whenever you like and start it again: it goes on where it was, and the answer is the same.
+Kill it at any time and restart it: it continues, and the answer is the same.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ _TITLE: Final[dict[str, Any]] = {"loc": "left", "fontsize": 12, "fontweight": "b
 
 def _name_day(axes: Axes, daily: pd.Series, day: pd.Timestamp, rank: int) -> None:
     """
-    Write rank and date above the bar, and away from a higher bar beside it.
+    Write rank and date above the bar, clear of a higher neighbouring bar.
     """
     week = pd.Timedelta(days=7)
     before, after = daily[day - week : day].max(), daily[day : day + week].max()

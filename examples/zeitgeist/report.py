@@ -1,5 +1,5 @@
 """
-What the demo prints: the alerts, and three questions to the store in SQL with their answers.
+The demo's output: the alerts, and three SQL queries of the store with their answers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What the job has written: its three tables, as people and the oracle want them.
+The job's results: its three tables, for people and for the oracle.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """
-Damage to files: one flipped bit, a cut, or another file in its place; and what a reader makes of it.
+Damage to files (a flipped bit, a cut, another file's contents) and the outcome of reading them.
 
-The promise under trial is "right bytes or an error": a reader gets what was there before the
-damage, or a `DataError` that names a damaged file. Anything else is `Outcome.WRONG`, `OLDER`
-(an earlier state of the store, which is worse, since it looks right), `UNNAMED` or `CRASHED`.
+The promise under test is "right bytes or an error": a reader gets what was there before the damage,
+or a `DataError` that names a damaged file. Anything else is `Outcome.WRONG`, `OLDER` (an earlier
+state of the store, which is worse, since it looks right), `UNNAMED` or `CRASHED`.
 
-Use it on your own store: `file_kinds` sorts its files, `Damage` says what is done to which of
-them, and `outcome_of` does it, reads by a function of yours, and puts the bytes back.
+Use it on your own store: `file_kinds` sorts its files by kind, a `Damage` holds their new contents,
+and `outcome_of` applies it, reads with your function, and restores the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Read = TypeVar("Read")
 
 class DamageOutcome(Enum):
     """
-    What became of a read of a damaged store.
+    The outcome of reading a damaged store.
     """
 
     NAMED = "a DataError that names the file"
@@ -55,7 +55,7 @@ class Damage:
     New contents of files.
 
     Attributes:
-        what: what was done, for the report.
+        what: the damage in words, for the report.
         files: contents by path relative to the root; ``None`` removes the file.
     """
 
@@ -67,7 +67,7 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
     """
     The files of a store's table (its folder ``rows``) by kind, oldest first.
 
-    Commits are sorted by what they commit, row files by whether a compaction wrote them and whose they are.
+    Commits are grouped by what they commit, row files by computation and by whether a compaction wrote them.
     """
     kinds: dict[str, list[str]] = {}
     objects = open_objects(str(root))
@@ -75,7 +75,7 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
     for version in Log(objects).inventory().versions:
         path = f"_delta_log/{version:020d}.json"
         actions = decode(objects.get(path), path)
-        infos = [each.millpond for each in actions if isinstance(each, CommitInfo) and each.millpond]
+        infos = [action.millpond for action in actions if isinstance(action, CommitInfo) and action.millpond]
         kind = str(infos[0].get("kind", "other")) if infos else "other"
         kinds.setdefault(f"{kind} commit", []).append(path)
         for action in actions:
@@ -96,12 +96,12 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
 
 def flip(root: Path, path: str, rng: Rng) -> Damage:
     """
-    One bit of the file, any of them.
+    Flip one random bit of the file.
     """
     data = bytearray((root / path).read_bytes())
-    place, bit = int(rng.random() * len(data)), int(rng.random() * 8)
-    data[place] ^= 1 << bit
-    return Damage(what=f"bit {bit} of byte {place} of {path} flipped", files={path: bytes(data)})
+    index, bit = int(rng.random() * len(data)), int(rng.random() * 8)
+    data[index] ^= 1 << bit
+    return Damage(what=f"bit {bit} of byte {index} of {path} flipped", files={path: bytes(data)})
 
 
 def _truncated(data: bytes, rng: Rng) -> bytes:
@@ -145,17 +145,17 @@ CUTS: Final = (*_CHANGES, "deleted", "rolled back", "swapped")
 
 def cut(root: Path, path: str, others: Sequence[str], how: str, rng: Rng) -> Damage | None:
     """
-    A file is cut, emptied, removed, or changes places with another one of its kind.
+    Cut, empty or remove a file, or exchange it with another of its kind.
 
     Args:
         root: the table's root.
         path: the file.
-        others: files of its kind, oldest first; ``rolled back`` puts an earlier one in its place.
+        others: files of its kind, oldest first; ``rolled back`` uses an earlier one.
         how: one of `CUTS`.
-        rng: where to cut, and what to swap with.
+        rng: chooses where to cut and what to exchange.
 
     Returns:
-        The damage; ``None`` where there is no other file to take the place, or nothing would change.
+        The damage; ``None`` if there is no other file to use, or nothing would change.
     """
     data = (root / path).read_bytes()
     what = f"{path} {how}"
@@ -165,7 +165,9 @@ def cut(root: Path, path: str, others: Sequence[str], how: str, rng: Rng) -> Dam
         changed = _CHANGES[how](data, rng)
         return None if changed == data else Damage(what=what, files={path: changed})
     earlier = (
-        others[: others.index(path)] if how == "rolled back" else [each for each in others if each != path]
+        others[: others.index(path)]
+        if how == "rolled back"
+        else [other_path for other_path in others if other_path != path]
     )
     if not earlier:
         return None
@@ -179,11 +181,11 @@ def outcome_of(
     root: Path, damage: Damage, read: Callable[[], Read], right: Read, older: Sequence[Read] = ()
 ) -> tuple[DamageOutcome, str]:
     """
-    Damage the files, read, and put the files back.
+    Damage the files, read, and restore the files.
 
     Args:
         root: the table's root.
-        damage: what is done.
+        damage: the damage to apply.
         read: reads the store; its answers are compared with ``==``.
         right: the answer of the undamaged store.
         older: answers that the store gave earlier.
@@ -206,15 +208,15 @@ def _judge(
     damage: Damage, read: Callable[[], Read], right: Read, older: Sequence[Read]
 ) -> tuple[DamageOutcome, str]:
     try:
-        found = read()
+        answer = read()
     except DataError as error:
         is_named = any(path.rpartition("/")[2] in str(error) for path in damage.files)
         return DamageOutcome.NAMED if is_named else DamageOutcome.UNNAMED, f": {error}"
     except Exception as error:  # noqa: BLE001 - that it is no DataError is the finding
         return DamageOutcome.CRASHED, f": {type(error).__name__} {error}"
-    if found == right:
+    if answer == right:
         return DamageOutcome.UNHARMED, ""
-    return (DamageOutcome.OLDER if found in older else DamageOutcome.WRONG), ""
+    return (DamageOutcome.OLDER if answer in older else DamageOutcome.WRONG), ""
 
 
 def _set(file: Path, data: bytes | None) -> None:

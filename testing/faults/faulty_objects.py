@@ -1,8 +1,8 @@
 """
 An object store that fails on command.
 
-Faults sit where production code meets the store, so the commit code under test is the
-commit code of production. A fault is planned for a coming call of one operation:
+Faults are injected between the engine and the store, so the commit code under test is the commit
+code of production. A fault is planned for a future call of one operation:
 
 - ``LOST``: the call has its effect, and its reply is lost;
 - ``REFUSED``: the call has no effect, and fails (5xx, reset, no space left);
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 class Fault(Enum):
     """
-    What happens to a call.
+    The effect of a fault on a call.
     """
 
     LOST = auto()
@@ -52,9 +52,9 @@ class FaultyObjects:
     `Objects` over other objects, with planned faults.
 
     Attributes:
-        calls: how often each operation was called.
-        before: called with operation and path ahead of each operation, so that a test
-            can let another writer act at exactly this moment.
+        calls: number of calls by operation.
+        before: called with operation and path before each operation, so that a test can let another
+            writer act at exactly this moment.
 
     Args:
         inner: the store that does the work.
@@ -70,13 +70,13 @@ class FaultyObjects:
 
     def plan(self, fault: Fault, operation: str, *, within: str = "", times: int = 1) -> None:
         """
-        Let the next ``times`` calls of ``operation`` on paths that contain ``within`` fail.
+        Make the next ``times`` calls of ``operation`` on paths that contain ``within`` fail.
         """
         self._planned.append(_Planned(fault, operation, within, times))
 
     def interrupt(self, operation: str, action: Callable[[], object]) -> None:
         """
-        Let ``action`` happen once, right before the next call of ``operation``.
+        Call ``action`` once, right before the next call of ``operation``.
         """
         waiting = [action]
 
@@ -88,13 +88,13 @@ class FaultyObjects:
 
     def heal(self) -> None:
         """
-        Forget the faults that have not happened yet; late effects stay under way.
+        Cancel the faults that have not struck; late effects stay pending.
         """
         self._planned.clear()
 
     def land(self) -> None:
         """
-        Let the late effects happen; a put-if-absent that comes too late has none.
+        Apply the late effects; a put-if-absent whose object exists by now has none.
         """
         late, self._late = self._late, []
         for effect in late:
@@ -106,7 +106,7 @@ class FaultyObjects:
     @property
     def url(self) -> str:
         """
-        The root of the store below.
+        The root of the inner store.
         """
         return self._inner.url
 

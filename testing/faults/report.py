@@ -1,8 +1,8 @@
 """
-What a run of faults has shown: counted where it happens, never written down by hand.
+The results of a run with faults, counted where they happen.
 
-`FaultReport` is handed to whoever injects faults and to whoever checks what became of them. It
-adds up, becomes JSON (``build/fault/report.json`` of a test run, a part of ``build/soak/report.json``)
+A `FaultReport` is passed to the code that injects faults and to the code that checks the results. It
+adds up, and becomes JSON (``build/fault/report.json`` of a test run, a part of ``build/soak/report.json``)
 and a table. `GOALS` names the classes of faults, by the rows of the design's goal table, with the
 number of trials that a test run makes.
 """
@@ -36,7 +36,7 @@ GOALS: Final[Mapping[str, Goal]] = {
     "R3": Goal("reply of a commit lost, landed", 50),
     "R4": Goal("reply lost, not landed; 5xx, 429, reset, slow, cut body", 8),
     "R5": Goal("put that fails and lands later", 50),
-    "R6": Goal("process stopped past its session, then let go on", 20),
+    "R6": Goal("process stopped past its session, then resumed", 20),
     "R7": Goal("owners by force: orders of their calls to what they share", 1_000),
     "R8": Goal("ZooKeeper session expired, connection lost, outcome unknown", 50),
     "R9": Goal("ZooKeeper leader killed, follower killed, quorum lost", 10),
@@ -68,7 +68,7 @@ _COUNTS: Final[Mapping[str, str]] = {
 
 class FaultReport:
     """
-    Counts of faults and of what became of them; safe to use from any thread.
+    Counts of faults and of their outcomes; safe to use from any thread.
 
     Example:
         >>> report = FaultReport()
@@ -86,12 +86,12 @@ class FaultReport:
 
     def fault(self, row: str, trials: int = 1, **counts: int) -> None:
         """
-        Faults of one class happened.
+        Count faults of one class.
 
         Args:
             row: its row in `GOALS`.
-            trials: how many.
-            counts: added to the counts as in `count`.
+            trials: number of faults.
+            counts: further counts, as in `count`.
         """
         if row not in GOALS:
             raise KeyError(row)
@@ -111,21 +111,21 @@ class FaultReport:
 
     def violation(self, text: str) -> None:
         """
-        A promise was broken.
+        Record a broken promise.
         """
         with self._lock:
             self._violations.append(text)
 
     def recovered(self, row: str, duration_ms: float) -> None:
         """
-        From a fault of this class to the first commit that was acknowledged afterwards.
+        Record the time from a fault of this class to the next acknowledged commit.
         """
         with self._lock:
             self._recovered_ms.setdefault(row, []).append(duration_ms)
 
     def add(self, other: FaultReport) -> None:
         """
-        Take over what another one has counted.
+        Add the counts of another report.
         """
         with self._lock:
             self._faults.update(other._faults)
@@ -136,40 +136,40 @@ class FaultReport:
 
     def __bool__(self) -> bool:
         """
-        Whether anything has happened.
+        Whether anything has been counted.
         """
         return bool(self._faults)
 
     @property
     def violations(self) -> Sequence[str]:
         """
-        The promises that were broken.
+        The broken promises.
         """
         return tuple(self._violations)
 
     def trials(self, row: str) -> int:
         """
-        How many faults of a class happened.
+        Number of faults of a class.
         """
         return self._faults[row]
 
     def number(self, name: str) -> int:
         """
-        A count.
+        A count, by name.
         """
         return self._counts[name]
 
     def recovery_s(self, at: float, row: str | None = None) -> float | None:
         """
-        A quantile of the times of recovery, in seconds, of one class of faults or of all; ``None`` without any.
+        A quantile of the recovery times of one class of faults, or of all, in seconds; ``None`` without any.
         """
         rows = self._recovered_ms if row is None else [row]
-        durations = [each for name in rows for each in self._recovered_ms.get(name, ())]
+        durations = [duration for name in rows for duration in self._recovered_ms.get(name, ())]
         return round(quantile(durations, at) / 1_000, 3) if durations else None
 
     def to_json(self) -> dict[str, Any]:
         """
-        Everything, for a file.
+        The complete report, for a file.
         """
         return {
             "faults": {
@@ -184,20 +184,21 @@ class FaultReport:
             "takeover_p50_s": self.recovery_s(0.5, "R6"),
             "takeover_p99_s": self.recovery_s(0.99, "R6"),
             "recovered_ms": {
-                row: [round(each, 1) for each in durations] for row, durations in self._recovered_ms.items()
+                row: [round(duration, 1) for duration in durations]
+                for row, durations in self._recovered_ms.items()
             },
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> FaultReport:
+    def from_json(cls, fields: Mapping[str, Any]) -> FaultReport:
         """
-        A report that was written before, to go on with.
+        A report from its JSON, to be continued.
         """
         report = cls()
-        report._faults.update({row: each["trials"] for row, each in found["faults"].items()})
-        report._counts.update({name: found.get(name, 0) for name in _COUNTS})
-        report._violations += found["violations"]
-        report._recovered_ms.update({row: list(each) for row, each in found["recovered_ms"].items()})
+        report._faults.update({row: value["trials"] for row, value in fields["faults"].items()})
+        report._counts.update({name: fields.get(name, 0) for name in _COUNTS})
+        report._violations += fields["violations"]
+        report._recovered_ms.update({row: list(value) for row, value in fields["recovered_ms"].items()})
         return report
 
     def lines(self) -> list[str]:
@@ -220,7 +221,7 @@ class FaultReport:
 
 def quantile(values: Sequence[float], at: float) -> float:
     """
-    The value below which this share of the values lies, the next greater one of them.
+    The smallest of the values that at least this share of them do not exceed.
 
     Example:
         >>> quantile([3.0, 1.0, 2.0], 0.5)

@@ -1,10 +1,10 @@
 """
-The meaning of an interval, in plain Python: slow, obvious, and importable.
+The semantics of an interval in plain Python: slow, obvious, and importable.
 
-`ModelInterval` says what one computation makes of bundles of records: which of them are
-duplicates, in which order hooks run, what a hook may do, and what remains when one raises.
-It keeps everything in dicts and encodes at every step, so nothing in it can be stale.
-The interval processor and the runners are compared with it.
+`ModelInterval` defines what one computation does with bundles of records: which of them are
+duplicates, in which order hooks run, what a hook may do, and what remains when one raises. It keeps
+everything in dicts and encodes at every step, so nothing in it can be stale. The interval processor
+and the runners are compared with it.
 
 Per bundle and key, in key order: due timers by (time, domain, percentile, tag), each of which may make
 others due; then records by (time, arrival); then the timers that these made due.
@@ -40,7 +40,7 @@ _NEVER = -(2**63)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
     """
-    A record on its way to a key.
+    A record to be delivered to a key.
     """
 
     stream: str
@@ -53,7 +53,7 @@ class ModelRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProduction:
     """
-    A produced record; its value as the consumer will decode it.
+    A produced record, with its value as the consumer decodes it.
     """
 
     stream: str
@@ -65,7 +65,7 @@ class ModelProduction:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLetter:
     """
-    A record (or, without a stream, a timer) whose code kept raising.
+    A record (or, without a stream, a timer) whose code failed in every attempt.
     """
 
     stream: str
@@ -85,13 +85,13 @@ class ModelRow:
 
     def copy(self) -> ModelRow:
         """
-        A row that changes on its own.
+        An independent copy.
         """
         return ModelRow(self.state, dict(self.timers), set(self.ids))
 
     def holds(self) -> list[int]:
         """
-        The times that the state holds.
+        The times at which the state holds the watermark.
         """
         return [timer.at for timer in self.timers.values() if timer.domain is TimeDomain.HOLD]
 
@@ -106,7 +106,7 @@ class ModelRow:
 @dataclass(slots=True, kw_only=True)
 class ModelBundle:
     """
-    What came of a bundle.
+    The result of a bundle.
     """
 
     productions: list[ModelProduction] = field(default_factory=list)
@@ -124,7 +124,7 @@ class ModelInterval:
     One computation's rows, for all keys or some.
 
     Args:
-        node: the computation in its place.
+        node: the computation in its topology.
     """
 
     def __init__(self, node: ComputationNode) -> None:
@@ -139,7 +139,7 @@ class ModelInterval:
         marks: Mapping[float, int] | None = None,
     ) -> ModelBundle:
         """
-        Handle a bundle.
+        Process a bundle.
 
         Args:
             records: in order of arrival.
@@ -185,22 +185,22 @@ class ModelInterval:
 
     def hold(self) -> int | None:
         """
-        The oldest output time that a pending timer owes.
+        The least output time of a pending timer; ``None`` without one.
         """
         return min((t.output_at for t in self._timers()), default=None)
 
     def next_mark(self, percentile: float) -> int | None:
         """
-        The earliest pending firing time of those that wait for a percentile watermark.
+        The earliest pending firing time among timers of a percentile watermark.
         """
         return min((t.at for t in self._timers() if t.percentile == percentile), default=None)
 
     def hold_mark(self, percentile: float) -> int | None:
         """
-        The oldest output time of any key when at most ``100 - percentile`` percent of the keys do not count.
+        The least output time of any key, ignoring at most ``100 - percentile`` percent of the keys.
         """
         timers = [row.timers.values() for row in self._rows.values() if row.timers]
-        owed = sorted(min(t.output_at for t in each) for each in timers)
+        owed = sorted(min(timer.output_at for timer in key_timers) for key_timers in timers)
         left_out = min(int(len(owed) * (EXACT - percentile) / EXACT), len(owed) - 1)
         return owed[left_out] if owed else None
 
@@ -239,7 +239,7 @@ class ModelInterval:
 
 class _Turn:
     """
-    A key's turn: once through, or, when anything raises, again with each hook on its own.
+    A key's turn: all hooks at once or, if one raises, again with each hook on its own.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class _Turn:
 
     def run(self, arrived: Sequence[ModelRecord]) -> None:
         """
-        Run the turn and add what came of it to the bundle.
+        Run the turn and add its results to the bundle.
         """
         at_start = self.row.copy()
         limit = _FIRINGS_MAX + len(at_start.timers) + len(arrived)
@@ -345,7 +345,7 @@ class _Turn:
 
 class _ModelRecords(list[Record]):
     """
-    A key's records; iterating moves the context's input time along.
+    A key's records; iterating advances the context's input time.
     """
 
     context: _ModelContext
@@ -367,7 +367,7 @@ class _ModelRecords(list[Record]):
 
 class _ModelContext:
     """
-    What `millpond.executor.computation.context.Context` lets a hook do, done at once.
+    The operations of `millpond.executor.computation.context.Context`, applied immediately.
     """
 
     def __init__(self, turn: _Turn, input_at: int, floor_at: int | None = None) -> None:

@@ -1,10 +1,10 @@
 """
-The meaning of a whole pipeline, in plain Python: slow, obvious, and importable.
+The semantics of a whole pipeline in plain Python: slow, obvious, and importable.
 
-`ModelPipeline` runs supersteps over dicts: no store, no files, no intervals, no soft state.
-A runner is right when it leaves the same rows and the same productions for the same input.
-Per superstep every computation gets the new outside records and what the superstep before
-produced; watermarks are worked out from their definition (MillWheel §4.5) each time.
+`ModelPipeline` runs supersteps over dicts: no store, no files, no intervals, no soft state. A runner
+is right if it leaves the same rows and the same productions for the same input. In each superstep
+every computation gets the new outside records and the productions of the previous superstep;
+watermarks are computed from their definition (MillWheel §4.5) each time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ModelPipeline:
             times integers in microseconds, ids text.
 
     Attributes:
-        produced: every production, by stream, in the order in which they were made.
-        dead_letters: how many records and timers could not be processed.
-        duplicates: how many outside records had been consumed before.
+        produced: every production, by stream, in order of production.
+        dead_letters: number of records and timers that could not be processed.
+        duplicates: number of outside records that had been consumed before.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -79,7 +79,7 @@ class ModelPipeline:
             self.duplicates += bundle.duplicates
             for production in bundle.productions:
                 self.produced.setdefault(production.stream, []).append(production)
-                # Nothing takes long in a model: whatever is weak is taken in time.
+                # The model is never slow: every weak production is consumed in time.
                 is_fused = production.stream in self._topology.fused.get(name, ())
                 (weak if is_fused else self._pending).append(production)
         for stream, rows in inputs.items():
@@ -87,10 +87,10 @@ class ModelPipeline:
 
     def finish(self, wall_time: int) -> None:
         """
-        The inputs end: run until nothing is left to do.
+        End the inputs and run until no work is left.
 
         Raises:
-            InvalidError: the pipeline never comes to rest.
+            InvalidError: the pipeline does not come to rest.
         """
         for injector in self._injectors.values():
             injector.finish()
@@ -98,11 +98,11 @@ class ModelPipeline:
             self.superstep({}, wall_time)
             if not self.has_work(wall_time):
                 return
-        raise InvalidError("the pipeline never comes to rest", pipeline=self._topology.name)
+        raise InvalidError("the pipeline does not come to rest", pipeline=self._topology.name)
 
     def has_work(self, wall_time: int) -> bool:
         """
-        Whether a superstep without input would do anything.
+        Whether a superstep without input would have an effect.
         """
         if any(self._topology.consumers_of(production.stream) for production in self._pending):
             return True
@@ -115,15 +115,15 @@ class ModelPipeline:
 
     def input_watermarks(self) -> dict[str, int]:
         """
-        Each computation's input low watermark: the greatest that contradicts nothing, never falling.
+        Each computation's input low watermark: the greatest solution of the definition; never falls.
         """
-        found = dict.fromkeys(self._topology.computations, int(TIME_MAX_US))
+        bounds = dict.fromkeys(self._topology.computations, int(TIME_MAX_US))
         while True:
-            improved = {name: self._bound(node, found) for name, node in self._topology.computations.items()}
-            if improved == found:
+            improved = {name: self._bound(node, bounds) for name, node in self._topology.computations.items()}
+            if improved == bounds:
                 break
-            found = improved
-        self._reported = {name: max(at, self._reported[name]) for name, at in found.items()}
+            bounds = improved
+        self._reported = {name: max(at, self._reported[name]) for name, at in bounds.items()}
         return dict(self._reported)
 
     def _bound(self, node: ComputationNode, known: Mapping[str, int]) -> int:
@@ -142,7 +142,7 @@ class ModelPipeline:
     def _injected(
         self, node: ComputationNode, inputs: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> list[ModelRecord]:
-        found = []
+        records = []
         for subscription in node.subscriptions:
             injector = self._topology.injectors.get(subscription.stream)
             for row in inputs.get(subscription.stream, ()) if injector else ():
@@ -154,27 +154,31 @@ class ModelPipeline:
                     continue
                 text = row[str(injector.id)] if injector and injector.id else None
                 record_id = None if text is None else text.encode()
-                found.append(
+                records.append(
                     ModelRecord(stream=subscription.stream, key=key, value=dict(row), at=at, id=record_id)
                 )
-        return found
+        return records
 
     def _delivered(self, node: ComputationNode, productions: Sequence[ModelProduction]) -> list[ModelRecord]:
-        found = []
+        records = []
         for subscription in node.subscriptions:
-            for one in productions:
-                if one.stream != subscription.stream:
+            for production in productions:
+                if production.stream != subscription.stream:
                     continue
-                key = self._key(lambda one=one, s=subscription: extract_key(s.key, one.key, one.value))
+                key = self._key(lambda p=production, s=subscription: extract_key(s.key, p.key, p.value))
                 if key is None:
                     self.dead_letters += 1
                 else:
-                    found.append(ModelRecord(stream=one.stream, key=key, value=one.value, at=one.at))
-        return found
+                    records.append(
+                        ModelRecord(
+                            stream=production.stream, key=key, value=production.value, at=production.at
+                        )
+                    )
+        return records
 
     def _observe(self, stream: str, rows: Sequence[Mapping[str, Any]]) -> None:
         node = self._topology.injectors[stream]
-        keys = [one.subscription.key for one in self._topology.consumers_of(stream)]
+        keys = [consumer.subscription.key for consumer in self._topology.consumers_of(stream)]
         readable = [
             row[str(node.at)]
             for row in rows

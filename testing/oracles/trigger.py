@@ -1,5 +1,5 @@
 """
-What the oracle's triggers are told, and what they are asked; `millpond.testing.oracles.triggers` has them.
+The oracle's trigger protocol: notifications and questions; `millpond.testing.oracles.triggers` implements it.
 
 A trigger is described by a plain tuple, its name and its arguments in seconds, for example
 ``("Repeatedly", ("AfterCount", 2))``.
@@ -32,7 +32,7 @@ EXACT: Final = 100
 """The percentile of the low watermark itself."""
 
 WALL: Final = 1_000
-"""The clock on the wall, which sorts after all watermarks."""
+"""The wall clock, which sorts after all watermarks."""
 
 
 def trigger_text(spec: Any) -> str:
@@ -53,7 +53,7 @@ def trigger_text(spec: Any) -> str:
 @dataclass(slots=True)
 class Moment:
     """
-    The clocks, as the question sees them, and the window's end; ``asked`` is what becomes of the contents.
+    The clocks, the window's end, and ``asked``: the trigger's request about the contents.
     """
 
     marks: Mapping[int, int]
@@ -86,12 +86,14 @@ class Moment:
         """
         The greatest percentile whose watermark has reached the window's end; 0 if none has.
         """
-        return max((float(each) for each, mark in self.marks.items() if mark >= self.end), default=0.0)
+        return max(
+            (float(percentile) for percentile, mark in self.marks.items() if mark >= self.end), default=0.0
+        )
 
 
 class OracleTrigger:
     """
-    Base of all: it listens to nothing and waits for nothing.
+    Base class: ignores all notifications and sets no alarms.
     """
 
     def __init__(self) -> None:
@@ -99,19 +101,19 @@ class OracleTrigger:
 
     def parts(self) -> Sequence[OracleTrigger]:
         """
-        The triggers below that may have set alarms.
+        The child triggers that may have set alarms.
         """
         return ()
 
     def all_alarms(self) -> set[Alarm]:
         """
-        Every alarm of the tree.
+        Every alarm in the tree.
         """
         return self.alarms.union(*(part.all_alarms() for part in self.parts()))
 
     def silence(self, alarm: Alarm) -> None:
         """
-        The alarm has rung.
+        The alarm has rung: remove it.
         """
         self.alarms.discard(alarm)
         for part in self.parts():
@@ -119,22 +121,22 @@ class OracleTrigger:
 
     def arm(self, moment: Moment) -> None:
         """
-        Its turn in a sequence has come.
+        A sequence has advanced to this trigger.
         """
 
     def element(self, at: int, value: int, moment: Moment) -> None:
         """
-        An element has come.
+        An element has arrived.
         """
 
     def merge(self, sources: Sequence[Any], moment: Moment) -> None:
         """
-        Take over from triggers of the same kind, whose windows have become this one.
+        Take over the state of triggers of the same kind, whose windows have merged.
         """
 
     def rewound(self, moment: Moment) -> None:
         """
-        It is new, because it starts over in a window that is there already.
+        The trigger is new because it starts over in an existing window.
         """
 
     def is_ready(self, moment: Moment) -> bool:
@@ -152,7 +154,7 @@ class OracleTrigger:
 
 def percentiles_of(spec: Any) -> set[int]:
     """
-    The percentiles below 100 whose watermarks a trigger waits for.
+    The percentiles below 100 whose watermarks a trigger reads.
 
     Example:
         >>> percentiles_of(("AfterEach", ("WatermarkPercentile", 90), ("Default",)))

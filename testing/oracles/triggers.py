@@ -1,9 +1,9 @@
 """
-Triggers as the documents describe them, slow and obvious: the half of the oracle that says when.
+Triggers as the specifications describe them, slow and obvious: the half of the oracle that decides when.
 
-Written from Beam's meaning of triggers, the triggering patent and the transcripts' format, and
-sharing no code with `millpond.dataflow`: every trigger of a window is an object with fields,
-nothing is stored, nothing is incremental.
+Written from Beam's semantics of triggers, the triggering patent and the transcripts' format,
+without code of `millpond.dataflow`: every trigger of a window is an object with fields, nothing is
+stored, nothing is incremental.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Never(OracleTrigger):
 
 class _Amount(OracleTrigger):
     """
-    So many elements, or so many bytes.
+    Fires once, after a number of elements, or of bytes.
     """
 
     def __init__(self, bound: int, weigh: Callable[[int], int]) -> None:
@@ -50,7 +50,7 @@ class _Amount(OracleTrigger):
 
 class _UpTo(OracleTrigger):
     """
-    User code that adds values up, and emits while they come to a bound.
+    User code that adds up values, and emits while their sum is at least a bound.
     """
 
     def __init__(self, bound: int) -> None:
@@ -75,7 +75,7 @@ class _UpTo(OracleTrigger):
 
 class _AtTime(OracleTrigger):
     """
-    Once, at a time that the first element decides; merged windows take the earliest.
+    Fires once, at a time that the first element determines; merged windows keep the earliest.
     """
 
     def __init__(self, domain: str, due_of: Callable[[int, Moment], int]) -> None:
@@ -127,7 +127,7 @@ def _period(reference: int, period: int, domain: str = "wall") -> _AtTime:
 
 class _AtEnd(OracleTrigger):
     """
-    When a watermark passes the end, and for each late bundle; or just once.
+    Fires when a watermark passes the end, once, or again for each late bundle.
     """
 
     def __init__(self, *, percentile: int = EXACT, is_once: bool) -> None:
@@ -154,7 +154,7 @@ class _AtEnd(OracleTrigger):
 
 class _AfterWatermark(OracleTrigger):
     """
-    Before the end one trigger, again and again; at the end; after the end another one, again and again.
+    Repeats one trigger before the end, fires at the end, and repeats another after it.
     """
 
     def __init__(self, early: TriggerSpec | None = None, late: TriggerSpec | None = None) -> None:
@@ -211,7 +211,7 @@ class _AfterWatermark(OracleTrigger):
 
 class _Repeated(OracleTrigger):
     """
-    Over and over, for ever, so many times, or until another trigger fires; it may ask for the contents.
+    Repeats for ever, a number of times, or until another trigger fires; may ask to keep or clear the contents.
     """
 
     def __init__(
@@ -289,8 +289,8 @@ class _Together(OracleTrigger):
             trigger.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        for place, trigger in enumerate(self.triggers):
-            trigger.merge([source.triggers[place] for source in sources], moment)
+        for index, trigger in enumerate(self.triggers):
+            trigger.merge([source.triggers[index] for source in sources], moment)
 
     def is_ready(self, moment: Moment) -> bool:
         return self.of([trigger.is_ready(moment) for trigger in self.triggers])
@@ -301,17 +301,17 @@ class _Together(OracleTrigger):
 
 class _Sequence(OracleTrigger):
     """
-    One after the other; nobody listens before or after their turn. Merged windows stand at the furthest.
+    One after another; only the current trigger listens. A merged window continues from the most advanced.
     """
 
     def __init__(self, specs: Sequence[TriggerSpec]) -> None:
         super().__init__()
-        self.specs, self.place = specs, 0
+        self.specs, self.position = specs, 0
         self.current = oracle_trigger(specs[0])
 
-    def _go_to(self, place: int) -> None:
-        self.place = place
-        self.current = oracle_trigger(self.specs[place] if place < len(self.specs) else ("Never",))
+    def _go_to(self, position: int) -> None:
+        self.position = position
+        self.current = oracle_trigger(self.specs[position] if position < len(self.specs) else ("Never",))
 
     def parts(self) -> Sequence[OracleTrigger]:
         return (self.current,)
@@ -326,22 +326,22 @@ class _Sequence(OracleTrigger):
         self.current.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        self._go_to(max(source.place for source in sources))
-        self.current.merge([source.current for source in sources if source.place == self.place], moment)
+        self._go_to(max(source.position for source in sources))
+        self.current.merge([source.current for source in sources if source.position == self.position], moment)
 
     def is_ready(self, moment: Moment) -> bool:
         return self.current.is_ready(moment)
 
     def fire(self, moment: Moment) -> bool:
         if self.current.fire(moment):
-            self._go_to(self.place + 1)
+            self._go_to(self.position + 1)
             self.current.arm(moment)
-        return self.place == len(self.specs)
+        return self.position == len(self.specs)
 
 
 def oracle_trigger(spec: TriggerSpec) -> OracleTrigger:
     """
-    A trigger as it is before anything has come.
+    A trigger in its initial state.
 
     Raises:
         ValueError: the oracle does not know it.

@@ -1,9 +1,9 @@
 """
-What windows must show, computed the slow and obvious way: an oracle without an engine.
+The panes that windows must emit, computed the slow and obvious way: an oracle without an engine.
 
-It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on
-disk. It is written from the meaning of windows (the Dataflow model, Beam, the windowing patent
-and the transcripts' format) and shares no code with `millpond.dataflow`.
+It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on disk.
+It is written from the semantics of windows (the Dataflow model, Beam, the windowing patent and the
+transcripts' format) and shares no code with `millpond.dataflow`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bounds: TypeAlias = tuple[int, int]
 
 class Arrival(NamedTuple):
     """
-    One element: its key, event time in microseconds, and value, a whole number.
+    One element: key, event time in microseconds, and value, an integer.
     """
 
     key: str
@@ -40,16 +40,16 @@ class Arrival(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
     """
-    A windowing strategy in plain words.
+    A windowing strategy as plain data.
 
     Attributes:
         window_fn: a name and seconds, for example ``("SlidingWindows", 10, 5)``.
         trigger: see `TriggerSpec`.
         mode: how panes relate.
         lateness: allowed lateness in microseconds.
-        combiner: the time of panes.
-        closing: what comes when a window expires.
-        empty_on_time: whether the on-time pane comes without news.
+        combiner: the timestamp combiner of panes.
+        closing: whether an expiring window emits a last pane.
+        empty_on_time: whether the on-time pane is emitted even if no element arrived.
     """
 
     window_fn: tuple[Any, ...]
@@ -64,7 +64,7 @@ class WindowSpec:
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class OraclePane:
     """
-    One pane; ``values`` are sorted.
+    One pane, with sorted ``values``.
     """
 
     key: str
@@ -99,13 +99,13 @@ class WindowOracle:
 
     Args:
         spec: the strategy.
-        wall: the wall time to begin with.
-        kept: the percentiles whose watermarks the pipeline keeps; the step's own unless given.
+        wall: the initial wall time.
+        kept: the percentiles whose watermarks the pipeline maintains; the step's own by default.
 
     Attributes:
         panes: all panes so far.
-        dropped: elements that came when all their windows had expired.
-        after_last: elements for windows whose trigger had finished, or which such a window swallowed.
+        dropped: elements all of whose windows had expired.
+        after_last: elements of windows whose trigger had finished, or that merged into such a window.
     """
 
     def __init__(self, spec: WindowSpec, wall: int = 0, kept: Iterable[int] | None = None) -> None:
@@ -123,10 +123,10 @@ class WindowOracle:
 
     def feed(self, arrivals: Iterable[Arrival]) -> None:
         """
-        A bundle comes; a key's elements are taken in the order of their times.
+        A bundle arrives; the elements of a key are processed in the order of their times.
         """
         by_key: dict[str, list[Arrival]] = {}
-        for arrival in sorted(arrivals, key=lambda one: one.at):
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.at):
             by_key.setdefault(arrival.key, []).append(arrival)
         for key, members in by_key.items():
             self._add(key, members)
@@ -141,7 +141,7 @@ class WindowOracle:
 
     def move_watermark(self, at: int, percentile: int = EXACT) -> None:
         """
-        A watermark reaches a time, through all the times in between; one that is not kept does nothing.
+        Advance a watermark through all times up to ``at``; one that is not maintained is ignored.
         """
         if percentile not in self._promised:
             return
@@ -151,7 +151,7 @@ class WindowOracle:
 
     def move_wall(self, micros: int) -> None:
         """
-        The clock on the wall jumps ahead.
+        Advance the wall clock at once.
         """
         self.wall += micros
         for key in self._keys:
@@ -162,12 +162,12 @@ class WindowOracle:
     def _add(self, key: str, members: Sequence[Arrival]) -> None:
         windows = self._keys.setdefault(key, {})
         assigned: dict[Bounds, list[Arrival]] = {}
-        for one in members:
-            windows_of = _assigned(self.spec.window_fn, one.at)
-            live = [each for each in windows_of if self.watermark < self._expiry(each)]
+        for member in members:
+            windows_of = _assigned(self.spec.window_fn, member.at)
+            live = [bounds for bounds in windows_of if self.watermark < self._expiry(bounds)]
             self.dropped += bool(windows_of) and not live
-            for each in live:
-                assigned.setdefault(each, []).append(one)
+            for bounds in live:
+                assigned.setdefault(bounds, []).append(member)
         if self.spec.window_fn[0] == "Sessions":
             assigned = self._merged(key, windows, assigned)
         for bounds, arrived in assigned.items():
@@ -176,11 +176,11 @@ class WindowOracle:
                 self.after_last += len(arrived)
                 continue
             moment = self._moment(bounds)
-            for one in arrived:
-                window.trigger.element(one.at, one.value, moment)
-                window.values.append(one.value)
+            for arrival in arrived:
+                window.trigger.element(arrival.at, arrival.value, moment)
+                window.values.append(arrival.value)
                 window.news += 1
-                if self.watermark <= (stands_for := self._stands_for(one.at)):
+                if self.watermark <= (stands_for := self._stands_for(arrival.at)):
                     window.times.append(stands_for)
             self._ask(key, window, moment, by_event_time=False)
 
@@ -195,10 +195,10 @@ class WindowOracle:
         homes: dict[Bounds, list[Arrival]] = {}
         for group in _overlapping([*windows, *assigned]):
             bounds = (min(start for start, _ in group), max(end for _, end in group))
-            there = [windows.pop(each) for each in group if each in windows]
+            there = [windows.pop(part) for part in group if part in windows]
             if there:
                 windows[bounds] = there[0] if len(group) == 1 else self._joined(bounds, there)
-            arrived = [one for each in group for one in assigned.get(each, ())]
+            arrived = [arrival for part in group for arrival in assigned.get(part, ())]
             if arrived:
                 homes[bounds] = arrived
         self._keys[key] = windows
@@ -230,16 +230,19 @@ class WindowOracle:
         """
         A watermark is never behind those of greater percentiles.
         """
-        return max(at for each, at in self._promised.items() if each >= percentile)
+        return max(at for promised, at in self._promised.items() if promised >= percentile)
 
     def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
         """
-        What the clocks show; when the watermark of a percentile is just reaching a time, hastier ones
-        have reached it, and the others are about to.
+        The clocks as a timer of ``clock`` sees them at ``at``: watermarks of lower percentiles have reached
+        that time, those of higher percentiles are just before it.
         """
-        marks = {each: self._mark(each) for each in self._own}
+        marks = {percentile: self._mark(percentile) for percentile in self._own}
         if at is not None:
-            marks = {each: min(mark, at if each <= clock else at - 1) for each, mark in marks.items()}
+            marks = {
+                percentile: min(mark, at if percentile <= clock else at - 1)
+                for percentile, mark in marks.items()
+            }
         return Moment(marks=marks, wall=self.wall, end=bounds[1])
 
     def _ring(self, key: str) -> None:
@@ -251,9 +254,9 @@ class WindowOracle:
                 for at, clock in window.trigger.all_alarms()
                 if not window.is_finished
             ]
-            # Of what is due at one time, hasty watermarks come first, and windows expire after all triggers.
+            # Among alarms due at one time, lower percentiles ring first, and windows expire after all triggers.
             alarms += [(self._expiry(bounds), _EXPIRY, bounds) for bounds in windows]
-            due = sorted(one for one in alarms if one[0] <= self._now(one[1]))
+            due = sorted(alarm for alarm in alarms if alarm[0] <= self._now(alarm[1]))
             if not due:
                 return
             at, clock, bounds = due[0]
@@ -364,7 +367,7 @@ def _assigned(window_fn: tuple[Any, ...], at: int) -> list[Bounds]:
 
 def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
     """
-    All windows that begin whole periods away from the offset and hold the time.
+    All windows that contain the time and start a whole number of periods away from the offset.
     """
     around = at // (period * _SECOND_US)
     reach = size // period + 2 + offset // period
@@ -374,7 +377,7 @@ def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
 
 def _overlapping(windows: Iterable[Bounds]) -> list[list[Bounds]]:
     """
-    Groups of windows that share an instant with another one of the group.
+    Groups of windows in which each overlaps another of the group.
     """
     groups: list[list[Bounds]] = []
     for window in sorted(set(windows)):

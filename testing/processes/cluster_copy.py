@@ -4,8 +4,8 @@ A three-stage copy on a Spark cluster of several processes, whose driver, execut
 ``python -m millpond.testing.processes.cluster_copy FOLDER RECORDS`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
 keys, into the Delta table ``copy``: on ``local-cluster[2,1,1024]``, two executors in processes of
-their own, with speculation on and task failures forgiven. Started again after a kill it goes on from
-its checkpoint. A task of each kind fails at its first attempt, by an error that is nobody's record's.
+their own, with speculation on and failed tasks retried. Restarted after a kill, it continues from
+its checkpoint. A task of each kind fails at its first attempt, with an error that no record causes.
 
 Such a cluster needs `SPARK_HOME`, and leaves its executors' folders there: here it is a folder of links to PySpark's own.
 """
@@ -36,7 +36,7 @@ MASTER: Final = "local-cluster[2,1,1024]"
 """Two executors of one core and a gigabyte each."""
 
 FILES: Final = 10
-"""So many files have the input, and so many micro-batches it takes."""
+"""Number of input files, one per micro-batch."""
 
 COPY: Final = "copy"
 """The table that the records end up in."""
@@ -47,16 +47,16 @@ _START_US: Final = 1_700_000_000_000_000
 
 class TaskFailedError(BaseException):
     """
-    No `Exception`, so that it is the task that fails and not the record.
+    Fails the task, not the record: not an `Exception`, so the engine does not handle it.
     """
 
 
 class Stage(Computation):
     """
-    Hands every record on, and counts it.
+    Counts every record and forwards it.
 
     Args:
-        number: of the stage, from 0.
+        number: the stage, from 0.
         marks: folder in which a file is left when a task was made to fail.
     """
 
@@ -66,7 +66,7 @@ class Stage(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Count and produce; at one record fail once.
+        Count and produce; fail once, at one record.
         """
         context.state.set(context.state.get(0) + 1)
         context.produce(f"stage-{self._number}", {"n": record.value["n"]})
@@ -84,7 +84,7 @@ def _key(number: int, value: dict[str, int]) -> str:
 
 def copy_pipeline(folder: Path) -> EnginePipeline:
     """
-    ``numbers`` through three stages into the table ``copy``.
+    The stream ``numbers`` through three stages into the table ``copy``.
     """
     pipeline = EnginePipeline("copy")
     stream = pipeline.inject("numbers", key="k", at="at", id="id")
@@ -124,7 +124,7 @@ def _spark_home(folder: Path) -> Path:
 
 def main(arguments: list[str]) -> None:
     """
-    Copy, from where it stands to the end.
+    Copy, from the checkpoint to the end of the input.
     """
     folder, records = Path(arguments[0]).resolve(), int(arguments[1])
     _write_input(folder / "input", records)

@@ -1,7 +1,7 @@
 """
-A ledger whose code fails when a record says so, after it has touched everything it can.
+A ledger whose code fails when a record tells it to, after it has touched everything it can.
 
-What the failing code touched before must be gone afterwards, and nothing else.
+The effects of the failing call must be undone, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SECOND_US: Final = 1_000_000
 
 
 def _raise(_context: Context, record: Record) -> None:
-    raise ValueError(f"number {record.value['n']} cannot be borne")
+    raise ValueError(f"number {record.value['n']} is refused")
 
 
 def _raise_unprintable(_context: Context, _record: Record) -> None:
@@ -32,7 +32,7 @@ def _recurse(context: Context, record: Record) -> None:
 
 
 FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
-    "raise": (_raise, "ValueError: number .* cannot be borne"),
+    "raise": (_raise, "ValueError: number .* is refused"),
     "raise unprintable": (_raise_unprintable, "half a character"),
     "recurse": (_recurse, "RecursionError"),
     "state": (lambda context, _: context.state.set({1, 2}), "the codec cannot encode this value"),
@@ -49,7 +49,7 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
         "a time may not be before that of the input",
     ),
 }
-"""What can go wrong in a hook, and what the dead letter says about it."""
+"""Failures of a hook: the code that fails, and a pattern of the dead letter's error."""
 
 
 class Fragile(Ledger):
@@ -59,7 +59,7 @@ class Fragile(Ledger):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Append, produce, set a timer; then fail perhaps.
+        Append, produce, set a timer; then fail as the record says.
         """
         super().process_record(context, record)
         value: dict[str, Any] = record.value
@@ -75,4 +75,4 @@ class Fragile(Ledger):
         Fail, after an effect.
         """
         context.state.set(["spoilt"])
-        raise ValueError(f"the timer {timer.tag} cannot be borne")
+        raise ValueError(f"the timer {timer.tag} is refused")

@@ -1,11 +1,11 @@
 """
-The history of a run by real processes, and whether a store agrees with it.
+The history of a run by real processes, and a check of the store against it.
 
-Each process appends a line to a file of its own before and after everything that matters:
-`HistoryFile.tell`. Lines are whole or not there, whatever kills the process, and carry the
-machine's monotonic clock, which all its processes share. Records have numbers of their own that
+Each process appends a line to its own file before and after every relevant step:
+`HistoryFile.tell`. A line is written whole or not at all, even if the process is killed, and carries
+the machine's monotonic clock, which all processes share. Records have numbers of their own that
 the ledger appends to its keys' lists (`millpond.testing.processes.ledger`), so `check_history` sees in linear
-time what was lost, came twice, came out of order, or was forked.
+time which records were lost, repeated, reordered or forked.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class HistoryFile:
     One process's part of the history.
 
     Args:
-        folder: of the whole history.
-        process: its name, its own.
+        folder: the folder of the whole history.
+        process: the process's name, unique in the history.
         clock: the monotonic clock that all processes share.
     """
 
@@ -60,7 +60,7 @@ class HistoryFile:
 
     def tell(self, event: str, **fields: Any) -> None:
         """
-        Append a line, by one write.
+        Append a line with one write.
         """
         line = {"event": event, "at_us": self._clock.monotonic_us(), "process": self._process, **fields}
         os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
@@ -74,7 +74,7 @@ class HistoryFile:
 
 def read_history(folder: Path, process: str = "*") -> list[Event]:
     """
-    All lines of all processes, or of one, by time.
+    The lines of all processes, or of one, ordered by time.
     """
     lines = [line for file in folder.glob(f"{process}.jsonl") for line in file.read_bytes().splitlines()]
     return sorted((orjson.loads(line) for line in lines), key=lambda event: int(event["at_us"]))
@@ -82,7 +82,7 @@ def read_history(folder: Path, process: str = "*") -> list[Event]:
 
 def last_acknowledged(folder: Path) -> int:
     """
-    The greatest record number that was acknowledged to anybody; -1 when none was.
+    The greatest record number acknowledged to any process; -1 if there is none.
     """
     return max((event["last"] for event in read_history(folder) if event["event"] == "ack"), default=-1)
 
@@ -90,14 +90,14 @@ def last_acknowledged(folder: Path) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """
-    What a history and a store have come to.
+    The result of checking a store against a history.
 
     Attributes:
-        records: how many records are in the ledger.
-        acknowledged: how many of them were acknowledged.
-        takeovers: how often another writer fenced the one before.
+        records: number of records in the ledger.
+        acknowledged: number of acknowledged records.
+        takeovers: number of times a writer fenced the previous one.
         zombie_commits: commits of a writer after it was fenced.
-        violations: promises that were broken, in words.
+        violations: broken promises, in words.
     """
 
     records: int
@@ -109,22 +109,22 @@ class Checked:
 
 def check_history(events: Sequence[Event], store: Store, mark: Mark | None) -> Checked:
     """
-    Hold a store against the history of the processes that wrote it.
+    Check a store against the history of the processes that wrote it.
 
     Args:
-        events: the history, at rest.
+        events: the complete history.
         store: the store.
-        mark: its high-water mark; ``None`` when it is not known.
+        mark: its high-water mark; ``None`` if it is not known.
     """
     ledger = ledger_of(store)
-    numbers = sorted(number for each in ledger.values() for number in each)
+    numbers = sorted(number for value in ledger.values() for number in value)
     acknowledged = max((event["last"] for event in events if event["event"] == "ack"), default=-1)
     takeovers, zombie_commits = _writers(store)
     violations = [
         *_wrong_numbers(ledger, numbers, acknowledged, events),
         *_wrong_versions(store),
         *_stale_reads(events),
-        *(f"{each.path}: {each.fault}" for each in verify_store(store.objects, mark).findings),
+        *(f"{finding.path}: {finding.fault}" for finding in verify_store(store.objects, mark).findings),
     ]
     if zombie_commits:
         violations.append(f"{zombie_commits} commits of writers that had been fenced")
@@ -155,54 +155,56 @@ def _wrong_numbers(
     }
     if there - invoked:
         yield f"{len(there - invoked)} records came from nowhere, first {min(there - invoked)}"
-    for key, found in ledger.items():
-        if list(found) != sorted(found):
+    for key, appended in ledger.items():
+        if list(appended) != sorted(appended):
             yield f"the records of key {key} are out of order"
 
 
 def _wrong_versions(store: Store) -> Iterable[str]:
     """
-    A later version of a key's list begins with the earlier one, or its history has forked.
+    Each version of a key's list extends the earlier one; otherwise its history has forked.
     """
     newest = store.snapshot().version
     step = max(1, newest // _SAMPLES)
     before: Mapping[str, Sequence[int]] = {}
     for version in range(newest % step, newest + 1, step):
-        found = ledger_of(store, version)
+        ledger = ledger_of(store, version)
         for key, earlier in before.items():
-            if list(found.get(key, ()))[: len(earlier)] != list(earlier):
+            if list(ledger.get(key, ()))[: len(earlier)] != list(earlier):
                 yield f"key {key} forked before version {version}"
-        before = found
+        before = ledger
 
 
 def _stale_reads(events: Sequence[Event]) -> Iterable[str]:
     """
-    What was acknowledged before a read began is in it, and what is in it was handed in before it ended.
+    A read shows every record acknowledged before it began, and none injected after it ended.
     """
     acknowledged = -1
     acks = sorted((event["at_us"], event["last"]) for event in events if event["event"] == "ack")
     reads = sorted(
         (event for event in events if event["event"] == "read"), key=lambda event: event["from_us"]
     )
-    place = 0
+    index = 0
     for event in reads:
-        while place < len(acks) and acks[place][0] < event["from_us"]:
-            acknowledged = max(acknowledged, acks[place][1])
-            place += 1
+        while index < len(acks) and acks[index][0] < event["from_us"]:
+            acknowledged = max(acknowledged, acks[index][1])
+            index += 1
         if event["last"] < acknowledged:
             yield f"a read after record {acknowledged} was acknowledged ended with {event['last']}"
 
 
 def _writers(store: Store) -> tuple[int, int]:
     """
-    How often the table changed hands, and how many commits came from hands that it had left.
+    Number of changes of owner, and of commits by an owner that had been replaced.
     """
     fenced_by: dict[str, int] = defaultdict(int)
     owner, takeovers, zombie_commits = "", 0, 0
     for version in range(store.snapshot().version + 1):
         data = store.log.read(TableVersion(version))
         actions = decode(data, commit_path(version)) if data is not None else ()
-        for info in (each.millpond for each in actions if isinstance(each, CommitInfo) and each.millpond):
+        for info in (
+            action.millpond for action in actions if isinstance(action, CommitInfo) and action.millpond
+        ):
             writer, kind = str(info["writer"]), info.get("kind")
             if kind == "fence":
                 takeovers += bool(owner) and writer != owner

@@ -1,9 +1,9 @@
 """
-A process that takes a lease and tells its states, to be stopped and killed by tests.
+A process that takes a lease and prints its states; tests stop and kill it.
 
 ``python -m millpond.testing.processes.lease_holder HOSTS STORE_ID SESSION_TIMEOUT_MS`` writes one
-line per state (``held 1``, ``suspended 1``, ``lost 1``: state and sequencer) and ends
-with its standard input or with the lease.
+line per state (``held 1``, ``suspended 1``, ``lost 1``: state and sequencer) and ends with its
+standard input or with the lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERVAL = Interval("held")
 
 def main(arguments: list[str]) -> None:
     """
-    Hold the lease and tell.
+    Hold the lease and print its states.
     """
     hosts, store_id, session_timeout_ms = arguments
     clock = SystemClock()

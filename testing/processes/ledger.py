@@ -1,9 +1,9 @@
 """
-A pipeline whose rows show loss, duplication and order at one glance.
+A pipeline whose rows show loss, duplication and order at a glance.
 
-Every record has a number of its own, and its only effect is that the number is appended to
-its key's list (Elle's trick). So one look at the rows tells whether each record had its effect
-exactly once, and in which order.
+Every record has a unique number, and its only effect is that the number is appended to its key's
+list (Elle's method). So one read of the rows tells whether each record had its effect exactly once,
+and in which order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ledger(Computation):
 
 def ledger_pipeline(sink: Sink | None = None, *, computation: Computation | None = None) -> EnginePipeline:
     """
-    ``rows`` (fields ``k``, ``t``, ``id``, ``n``) into one `Ledger`, and what it produces into ``sink``.
+    The stream ``rows`` (fields ``k``, ``t``, ``id``, ``n``) into one `Ledger`, and its productions into ``sink``.
     """
     pipeline = EnginePipeline(LEDGER)
     rows = pipeline.inject(ROWS, key="k", at="t", id="id")
@@ -68,7 +68,7 @@ def numbered(numbers: Iterable[int], *, keys: int = 5) -> list[dict[str, Any]]:
 
 def written(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     """
-    What the ledger must hold when each of ``rows`` had its effect once, in the order of their times.
+    The ledger's expected contents if each of ``rows`` had its effect once, in the order of their times.
     """
     lists: dict[str, list[int]] = {}
     for row in sorted(rows, key=lambda row: (row["k"], row["t"])):
@@ -78,7 +78,7 @@ def written(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
 
 def ledger_of(store: Store, version: int | None = None) -> dict[str, list[int]]:
     """
-    What the ledger holds.
+    The ledger's contents: numbers by key.
     """
     codec = Ledger.codec
     table = store.rows_view(LEDGER, version).to_arrow().select(["key", "state"])

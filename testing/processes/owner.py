@@ -1,16 +1,16 @@
 """
-A process that runs a ledger on a store until it is stopped, killed or fenced by tests.
+A process that runs a ledger on a store until a test stops, kills or fences it.
 
-``python -m millpond.testing.processes.owner STORE HOSTS SESSION_TIMEOUT_MS ENGINE`` obeys the commands
-on its standard input, a line each, and answers each with a line:
+``python -m millpond.testing.processes.owner STORE HOSTS SESSION_TIMEOUT_MS ENGINE`` reads commands from
+its standard input, one per line, and answers each with a line:
 
-- ``write 7`` runs a superstep with the record number 7: ``version 12``;
+- ``write 7`` runs a superstep with record number 7: ``version 12``;
 - ``refresh`` reads the table again: ``version 12``;
-- ``stop_at_put`` stops the process (SIGSTOP) when it is about to put its next commit: ``armed``.
+- ``stop_at_put`` stops the process (SIGSTOP) right before it puts its next commit: ``armed``.
 
 A command that fails is answered with the error's class and text. ``ENGINE`` is ``local`` (a
 stepping `LocalRunner`), ``threaded`` (one with a worker thread) or ``coordinator`` (supersteps
-straight on the `Coordinator`, as the Spark runner drives it).
+directly on the `Coordinator`, as the Spark runner drives it).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _coordinated(store: Store) -> Write:
     coordinator.open()
 
     def write(number: int) -> None:
-        # Without rows of its own: what is fenced is the superstep, not what is in it.
+        # Without rows: the fence protects the superstep whatever it contains.
         seen = InputObservation(stream=ROWS, records=1, newest_at=numbered([number])[0]["t"])
         coordinator.commit(coordinator.begin(), [], inputs=[seen])
 
@@ -82,7 +82,7 @@ ENGINES: Final[dict[str, Callable[[Store], Write]]] = {
 
 def main(arguments: list[str]) -> None:
     """
-    Open the store and obey.
+    Open the store and execute commands.
     """
     path, hosts, session_timeout_ms, engine = arguments
     objects = FaultyObjects(open_objects(f"{path}/rows"))

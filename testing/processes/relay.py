@@ -1,8 +1,8 @@
 """
-A relay of owners: each is killed or stopped at work, and the standby behind it goes on by itself.
+A relay of owners: each is killed or stopped at work, and its standby takes over by itself.
 
 One store, one ZooKeeper, real processes (`millpond.testing.processes.standby`). `Relay.hand_over` takes the
-owner down, starts the next standby and tells how long the store was without an owner at work.
+owner down, starts the next standby, and measures how long the store was without a working owner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PACE_RECORDS: Final = 20
 _RATE: Final = 0.8
 _POLL_MS: Final = 20.0
 _NUMBERS: Final = 1_000_000
-"""Each process numbers its records from a million of its own."""
+"""Record numbers of each process start at its own multiple of this."""
 
 
 class Runner:
@@ -42,9 +42,9 @@ class Runner:
     Args:
         path: the store.
         hosts: ZooKeeper.
-        session_timeout_ms: of its session.
+        session_timeout_ms: timeout of its ZooKeeper session.
         first: number of its first record.
-        clock: notes when it said what.
+        clock: timestamps its output.
     """
 
     def __init__(self, path: Path, hosts: str, session_timeout_ms: int, first: int, clock: Clock) -> None:
@@ -75,22 +75,22 @@ class Runner:
 
     def wait_for(self, beginning: str) -> int:
         """
-        When the next line that begins so was said, in microseconds.
+        When the next output line with this prefix was read, in microseconds.
 
         Raises:
-            InternalError: it did not come.
+            InternalError: no such line came in time.
         """
         while True:
             try:
                 line, heard_us = self._lines.get(timeout=_PATIENCE_S)
             except queue.Empty:
-                raise InternalError("the process does not say it", wanted=beginning) from None
+                raise InternalError("the process did not print the expected line", wanted=beginning) from None
             if line.startswith(beginning):
                 return heard_us
 
     def paces_us(self) -> list[float]:
         """
-        Mean time between acknowledgements, over each stretch of so many: of the last ones last.
+        Mean microseconds between acknowledgements, over each sliding stretch of records, oldest first.
         """
         times = list(self.acknowledged_us)
         stretches = zip(times, times[_PACE_RECORDS:], strict=False)
@@ -98,16 +98,16 @@ class Runner:
 
     def wait_for_pace(self, pace_us: float) -> int:
         """
-        When a stretch of acknowledgements as quick as this had ended, in microseconds.
+        When a stretch of acknowledgements at this pace had ended, in microseconds.
 
         Raises:
-            InternalError: it did not get so quick.
+            InternalError: the process did not reach the pace in time.
         """
         until_us = self._clock.monotonic_us() + int(_PATIENCE_S * 1e6)
         while self._clock.monotonic_us() < until_us:
-            for place, found_us in enumerate(self.paces_us()):
+            for index, found_us in enumerate(self.paces_us()):
                 if found_us <= pace_us:
-                    return self.acknowledged_us[place + _PACE_RECORDS]
+                    return self.acknowledged_us[index + _PACE_RECORDS]
             self._clock.sleep_ms(_POLL_MS)
         raise InternalError("the process is slower than the one before", wanted_us=pace_us)
 
@@ -119,7 +119,7 @@ class Runner:
 
     def end(self) -> None:
         """
-        Kill it if it still lives, and hear what it has said.
+        Kill the process if it is alive, and read the rest of its output.
         """
         if self._process.poll() is None:
             self._process.kill()
@@ -133,14 +133,14 @@ class Runner:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
     """
-    One owner gone, the next at work.
+    One owner down, the next at work.
 
     Attributes:
-        signal: what took the owner down.
-        open_ms: from the signal until the next one owned the rows.
-        work_ms: from the signal until a record of the next one was durable.
-        rate_ms: from the signal until the next one was at four fifths of the former one's rate.
-        fenced: whether the former owner was fenced when it woke up; ``None`` if it could not.
+        signal: the signal that took the owner down.
+        open_ms: from the signal until the next owner held the rows.
+        work_ms: from the signal until a record of the next owner was durable.
+        rate_ms: from the signal until the next owner reached four fifths of the previous rate.
+        fenced: whether the former owner was fenced when it resumed; ``None`` if it was killed.
     """
 
     signal: str
@@ -153,12 +153,12 @@ class Handover:
 @dataclass
 class Relay:
     """
-    An owner at work and a standby behind it.
+    An owner at work, with a standby.
 
     Args:
         path: the store; must exist.
         hosts: ZooKeeper.
-        session_timeout_ms: of every process.
+        session_timeout_ms: session timeout of every process.
         clock: measures.
     """
 
@@ -189,7 +189,7 @@ class Relay:
         """
         Take the owner down with a signal, and wait until the standby is at work.
 
-        A stopped owner is woken up after that, and must find that it is one no more.
+        A stopped owner is resumed afterwards, and must find that it has been fenced.
         """
         owner, standby = self._runners[-2:]
         owner.wait_for_pace(math.inf)
@@ -205,7 +205,7 @@ class Relay:
             owner.wait_for("fenced")
             fenced = True
         owner.end()
-        # One at a time: of two standbys either may take over.
+        # Only one standby at a time: with two, either could take over.
         self._start().wait_for("standing by")
         return Handover(
             signal=number.name,
@@ -217,18 +217,18 @@ class Relay:
 
     def finish(self) -> tuple[int, int, int]:
         """
-        End everybody and look at the ledger.
+        End all processes and read the ledger.
 
         Returns:
-            How many records were acknowledged, how many of them are not there, and how many are there twice.
+            How many records were acknowledged, how many of them are missing, and how many are repeated.
         """
         for runner in self._runners:
             runner.end()
         acknowledged = {number for runner in self._runners for number in runner.acknowledged}
         with Store.open(self.path, read_only=True) as store:
-            found = Counter(number for numbers in ledger_of(store).values() for number in numbers)
+            counts = Counter(number for numbers in ledger_of(store).values() for number in numbers)
         return (
             len(acknowledged),
-            len(acknowledged - found.keys()),
-            sum(times > 1 for times in found.values()),
+            len(acknowledged - counts.keys()),
+            sum(times > 1 for times in counts.values()),
         )

@@ -1,10 +1,10 @@
 """
 Faults on real processes: workers that are killed, stopped and cut off, and ensembles that lose members.
 
-A scenario takes a `Ground` (a folder, a ZooKeeper ensemble, a nest of workers) and does one kind of
-thing so and so often; then a last worker finishes, and the store is held against the history of
-all of them (`settle`). What happened is counted in the ground's report; what should not have
-happened is a violation there. Tests run each scenario a little, `millpond.testing.soak` for long.
+A scenario takes a `Ground` (a folder, a ZooKeeper ensemble, a nest of workers) and injects one kind
+of fault a number of times; then a last worker finishes, and the store is checked against the
+history of all workers (`settle`). Faults are counted in the ground's report; broken promises are
+violations there. Tests run each scenario briefly, `millpond.testing.soak` for long.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ IN_A_LEDGER: Final = tuple(
         "garbage.deleted",
     }
 )
-"""The failpoints that a worker comes by; the others need a consumer, a sink, a store that fails, old garbage."""
+"""The failpoints that a worker reaches; others need a consumer, a sink, a failing store or old garbage."""
 
 
 @dataclass(kw_only=True)
 class Ground:
     """
-    Where a scenario takes place.
+    The environment of a scenario.
 
     Args:
-        folder: for the store (unless ``url`` says where it is) and the history.
+        folder: for the store (unless ``url`` names it) and the history.
         ensemble: the ZooKeeper ensemble, running.
         nest: forks the workers.
         clock: the source of time.
-        rng: when, and whom.
-        report: what happened.
-        url: of the store, if it is not in the folder.
+        rng: chooses times and victims.
+        report: counts faults and violations.
+        url: the store's URL, if it is not in the folder.
         storage_options: for a store in an object store.
         options: further `WorkerOptions` of every worker.
-        patience_ms: how long anything is waited for, before that is a violation.
+        patience_ms: how long to wait for an event before its absence is a violation.
     """
 
     folder: Path
@@ -106,7 +106,7 @@ class Ground:
     @property
     def history(self) -> Path:
         """
-        The history's folder.
+        The folder of the history.
         """
         return self.folder / "history"
 
@@ -136,27 +136,27 @@ class Ground:
 
     def events(self, worker: Worker | None = None) -> list[Event]:
         """
-        The history so far, of all or of one worker.
+        The history so far, of all workers or of one.
         """
         return read_history(self.history, "*" if worker is None else worker.options.name)
 
     def wait_for(self, worker: Worker, event: str, *, after_us: int = 0) -> Event | None:
         """
-        The first such event of a worker after a time; ``None`` if it ends, or takes too long, without one.
+        The first such event of a worker after a time; ``None`` if the worker ends, or times out, without one.
         """
-        found: list[Event] = []
+        matches: list[Event] = []
 
         def has_come() -> bool:
             events = self.events(worker)
-            found[:] = [each for each in events if each["event"] == event and each["at_us"] > after_us]
-            return bool(found) or (not worker.is_alive and any(each["event"] == "end" for each in events))
+            matches[:] = [entry for entry in events if entry["event"] == event and entry["at_us"] > after_us]
+            return bool(matches) or (not worker.is_alive and any(entry["event"] == "end" for entry in events))
 
         wait_until(has_come, self.clock, self.patience_ms)
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def progresses(self, worker: Worker, fault_us: int | None = None, *, row: str = "R1") -> bool:
         """
-        Wait until a worker is acknowledged something, after a fault of a class if one is named; note how long that took.
+        Wait until a worker gets an acknowledgement; records the recovery time of a fault, if one is named.
         """
         event = self.wait_for(worker, "ack", after_us=fault_us or 0)
         if event is None:
@@ -167,14 +167,14 @@ class Ground:
 
     def pause_ms(self, at_most: float) -> None:
         """
-        Let a random time pass.
+        Wait for a random time.
         """
         self.clock.sleep_ms(self.rng.random() * at_most)
 
 
 def settle(ground: Ground) -> Checked:
     """
-    Let a last worker finish, hold the store against the history, and count what is found.
+    Let a last worker finish, check the store against the history, and report the result.
     """
     ground.ensemble.start()
     last = ground.hatch(records=_LAST_RECORDS, session_timeout_ms=_CALM_SESSION_MS, fenced=True)
@@ -182,7 +182,7 @@ def settle(ground: Ground) -> Checked:
         ground.report.violation("the last worker does not finish")
         last.kill()
     events = ground.events()
-    if not any(each["event"] == "ack" for each in ground.events(last)):
+    if not any(event["event"] == "ack" for event in ground.events(last)):
         ground.report.violation(f"the last worker got nothing in: {ground.events(last)[-2:]}")
     with ground.open() as store:
         checked = check_history(events, store, store.leases.high_water.read())
@@ -205,7 +205,7 @@ def random_kills(ground: Ground, kills: int, *, within_ms: float = 120.0) -> Non
         worker = ground.hatch(pace_ms=1.0)
         if number % 2:
             ground.wait_for(worker, "open")
-        if number % 5 == 4:  # however slow the machine is, some come to work
+        if number % 5 == 4:  # so that some workers get to work even on a slow machine
             ground.progresses(worker, killed_us)
         ground.pause_ms(within_ms)
         worker.kill()
@@ -217,12 +217,12 @@ def random_kills(ground: Ground, kills: int, *, within_ms: float = 120.0) -> Non
 
 def _look(ground: Ground) -> None:
     """
-    Somebody reads the store meanwhile.
+    Read the store while workers write.
     """
     told = HistoryFile(ground.history, "reader", ground.clock)
     from_us = ground.clock.monotonic_us()
     with ground.open(read_only=True) as store:
-        numbers = [number for each in ledger_of(store).values() for number in each]
+        numbers = [number for value in ledger_of(store).values() for number in value]
     told.tell("read", from_us=from_us, last=max(numbers, default=-1))
     told.close()
 
@@ -237,14 +237,14 @@ def exits_at_failpoints(ground: Ground, names: Sequence[str]) -> None:
         if worker.exit_at_failpoint:
             ground.report.fault("R2", kills=1)
         else:
-            ground.report.violation(f"no worker came by {name}")
+            ground.report.violation(f"no worker reached {name}")
 
 
 def stopped_owners(ground: Ground, takeovers: int) -> None:
     """
-    R6: the owner is stopped past its session, a standby follows, the former owner goes on.
+    R6: the owner is stopped past its session, a standby takes over, and the former owner resumes.
 
-    Every other one is stopped between the building of a commit and its put.
+    Every second owner is stopped between building a commit and its put.
     """
     owner = ground.hatch(pace_ms=2.0)
     ground.progresses(owner)
@@ -274,7 +274,7 @@ def stopped_owners(ground: Ground, takeovers: int) -> None:
 
 def lost_members(ground: Ground, kills: int) -> None:
     """
-    R9: the leader and followers are killed in turn, and come back, under a worker that goes on.
+    R9: the leader and followers are killed in turn and come back, under a running worker.
     """
     worker = ground.hatch(pace_ms=5.0, session_timeout_ms=_CALM_SESSION_MS)
     ground.progresses(worker)
@@ -293,7 +293,7 @@ def lost_members(ground: Ground, kills: int) -> None:
 
 def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
     """
-    R9: two of three members are away for a while; nothing new starts, and what runs goes on afterwards.
+    R9: two of three members are away for a while; nothing new starts, and running workers recover.
     """
     worker = ground.hatch(pace_ms=5.0, session_timeout_ms=4 * int(away_ms))
     ground.progresses(worker)
@@ -301,7 +301,7 @@ def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
         ground.ensemble.kill(0)
         ground.ensemble.kill(1)
         ground.clock.sleep_ms(away_ms / 2)
-        # Whoever has noticed acknowledges nothing until the quorum is back.
+        # A worker that has noticed the loss acknowledges nothing until the quorum is back.
         before = last_acknowledged(ground.history)
         ground.clock.sleep_ms(away_ms / 2)
         if last_acknowledged(ground.history) != before:
@@ -315,7 +315,7 @@ def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
 
 def stormy_store(ground: Ground, kills: int, proxy: S3Proxy) -> None:
     """
-    R4: workers run, and are killed, on a store whose server loses, refuses and delays requests.
+    R4: workers run and are killed on a store whose server loses, refuses and delays requests.
     """
     for number in range(kills):
         chance = 0.05 + 0.3 * ground.rng.random()
@@ -340,7 +340,7 @@ def stormy_store(ground: Ground, kills: int, proxy: S3Proxy) -> None:
 
 def flipped_bits(ground: Ground, flips: int) -> None:
     """
-    R15: bits of all files of a store at rest are flipped, one at a time, and everybody reads.
+    R15: bits of all files of a store at rest are flipped, one at a time, and readers must notice.
     """
     root = Path(ground.place) / "rows"
     with ground.open() as store:

@@ -1,9 +1,9 @@
 """
 A ledger on Spark whose tasks fail and whose workers die at their first attempt.
 
-``python -m millpond.testing.processes.spark_task_failures STORE MARKS`` runs it to the end on ``local[2,3]`` (every task
-may be tried three times), over leases in memory, and prints what the ledger holds as JSON. Each
-failure leaves a file in the folder ``MARKS``, and does not happen again.
+``python -m millpond.testing.processes.spark_task_failures STORE MARKS`` runs it to the end on ``local[2,3]``
+(three attempts per task), over leases in memory, and prints the ledger as JSON. Each failure leaves
+a file in the folder ``MARKS`` and does not happen again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BATCHES", "Doomed", "main"]
 
 BATCHES: Final = (range(20), range(20, 40), range(40, 60))
-"""Numbers of the records, a superstep each."""
+"""Record numbers, one list per superstep."""
 
 _FAILS: Final = 27
 _DIES: Final = 48
@@ -39,13 +39,13 @@ _DIES: Final = 48
 
 class TaskFailedError(BaseException):
     """
-    No `Exception`, so that it is the task that fails and not the record.
+    Fails the task, not the record: not an `Exception`, so the engine does not handle it.
     """
 
 
 class Doomed(Ledger):
     """
-    Fails at one record and kills its process at another, once each, after it has taken the record in.
+    Fails at one record and kills its process at another, once each, after processing the record.
 
     Args:
         marks: folder in which a file is left for each failure.
@@ -56,7 +56,7 @@ class Doomed(Ledger):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Do what the ledger does; then fail perhaps.
+        Do what the ledger does; then fail once, at the chosen records.
         """
         super().process_record(context, record)
         number = record.value["n"]
@@ -75,7 +75,7 @@ class Doomed(Ledger):
 
 def main(arguments: list[str]) -> None:
     """
-    Run and tell.
+    Run the ledger and print it.
     """
     path, marks = arguments
     clock, registry = SystemClock(), MemoryRegistry()

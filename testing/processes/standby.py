@@ -1,15 +1,15 @@
 """
-A process that stands by for a ledger's owner, takes over by itself, and then writes without end.
+A process that waits for a ledger's lease, takes over by itself, and then writes endlessly.
 
-``python -m millpond.testing.processes.standby STORE HOSTS SESSION_TIMEOUT_MS FIRST`` says one line at each step:
+``python -m millpond.testing.processes.standby STORE HOSTS SESSION_TIMEOUT_MS FIRST`` prints one line per step:
 
-- ``standing by``: the store is open, and from here on it waits for the owner to go;
-- ``at work``: the intervals are its own, their rows are scanned;
+- ``standing by``: the store is open, and the process waits for the owner to leave;
+- ``at work``: it owns the intervals, and has scanned their rows;
 - ``acknowledged 7``: the record of this number is durable; the first is number ``FIRST``;
 - ``fenced``: another process has taken over; the process ends.
 
-It ends with its standard input as well. Whoever reads the lines knows when it took over, and which
-records must be in the ledger for ever.
+It also ends with its standard input. From the lines a reader knows when it took over, and which
+records must be in the ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EVERY_MS = 20.0
 
 def main(arguments: list[str]) -> None:
     """
-    Stand by, take over, write, tell.
+    Stand by, take over and write, printing each step.
     """
     path, hosts, session_timeout_ms, first = arguments
     clock, ended = SystemClock(), threading.Event()

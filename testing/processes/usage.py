@@ -1,5 +1,5 @@
 """
-What a process holds, over time: memory, threads, descriptors; and whether that grows.
+Resources of a process over time (memory, threads, descriptors), and whether they grow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """
-    What a process holds at one moment.
+    Resources of a process at one moment.
 
     Attributes:
         memory_mib: resident memory.
-        threads: its threads.
-        descriptors: its open files and sockets.
+        threads: number of threads.
+        descriptors: number of open files and sockets.
     """
 
     memory_mib: float
@@ -36,10 +36,10 @@ class Usage:
 
 def usage_of(process: int) -> Usage:
     """
-    What a process of this machine holds, as Linux counts it.
+    The resources of a process of this machine, from ``/proc``.
 
     Args:
-        process: its id.
+        process: the process id.
 
     Raises:
         OSError: there is no such process.
@@ -55,7 +55,7 @@ def usage_of(process: int) -> Usage:
 
 def slope_per_hour(samples: Sequence[tuple[float, float]], *, warm_up_s: float) -> float | None:
     """
-    How fast a quantity grows, by least squares over (seconds, quantity), after warming up.
+    The growth of a quantity per hour, by least squares over (seconds, quantity), after a warm-up.
 
     Returns:
         The slope; ``None`` for too few samples.
@@ -64,7 +64,7 @@ def slope_per_hour(samples: Sequence[tuple[float, float]], *, warm_up_s: float) 
         >>> slope_per_hour([(60.0 * minute, 100.0 + minute) for minute in range(1, 31)], warm_up_s=60.0)
         60.0
     """
-    warm = [each for each in samples if each[0] >= warm_up_s]
+    warm = [sample for sample in samples if sample[0] >= warm_up_s]
     if len(warm) < _SAMPLES_MIN:
         return None
     seconds, quantities = zip(*warm, strict=True)

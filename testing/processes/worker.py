@@ -1,11 +1,11 @@
 """
-Worker processes that run a ledger, forked ready-made, to be killed, stopped and cut off.
+Worker processes that run a ledger; tests kill, stop and cut them off.
 
 `Nest` keeps one clean process that has imported everything and started nothing, and forks workers
 from it in milliseconds. A worker opens the store, takes or awaits its leases, publishes
-numbered records from the first one that nobody was acknowledged, and writes a history
-(`millpond.testing.processes.history`) of what it hands in and what is acknowledged. It ends when it is killed,
-fenced, or has published its last record.
+numbered records from the first unacknowledged one, and writes a history
+(`millpond.testing.processes.history`) of the records it injects and those acknowledged. It ends when it is
+killed, fenced, or has published its last record.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ _armed = threading.Event()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """
-    What one worker does.
+    The options of a worker.
 
     Args:
-        name: its own; names its part of the history.
+        name: unique; names its part of the history.
         path: the store's folder or URL.
         history: folder of the history.
         hosts: the ZooKeeper ensemble.
         storage_options: for a store in an object store.
-        session_timeout_ms: of its ZooKeeper session.
+        session_timeout_ms: timeout of its ZooKeeper session.
         on_held: what it does about a store that another worker holds.
-        records: how many records it publishes before it ends by itself.
-        together: how many records are handed in at once.
-        pace_ms: how long it waits between two of these.
+        records: number of records it publishes before it ends.
+        together: number of records injected at once.
+        pace_ms: pause between two injections.
         exit_at: failpoint at which the process ends at once, as if killed.
-        exit_after: how often that failpoint is passed before.
-        retention: how long its store's replaced versions stay readable.
+        exit_after: number of passes of that failpoint before.
+        retention: how long the store's replaced versions stay readable.
         kept: how many numbers a key's list keeps, for long runs without a checker, whose history does not
             grow either; 0 keeps all.
-        fenced: ``False`` takes the fence away, for canaries.
+        fenced: ``False`` disables the fence, for canaries.
     """
 
     name: str
@@ -112,7 +112,7 @@ class WorkerOptions:
 
 class ShortLedger(Ledger):
     """
-    A ledger that forgets, for long runs.
+    A ledger that keeps only the newest numbers, for long runs.
 
     Args:
         kept: how many numbers of a key it keeps.
@@ -123,7 +123,7 @@ class ShortLedger(Ledger):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Append, and forget the oldest.
+        Append, and drop the oldest.
         """
         super().process_record(context, record)
         context.state.set(context.state.get([])[-self._kept :])
@@ -131,13 +131,13 @@ class ShortLedger(Ledger):
 
 def work(options: WorkerOptions) -> None:
     """
-    Be a worker; runs in the forked process.
+    Run a worker; called in the forked process.
     """
     told = HistoryFile(options.history, options.name, _CLOCK)
     logging.basicConfig(filename=options.history / f"{options.name}.log", level=logging.WARNING)
     told.tell("start", pid=os.getpid())
     if not options.fenced:
-        _take_the_fence_away()
+        _disable_the_fence()
     signal.signal(signal.SIGUSR1, lambda *_: _armed.set())
     try:
         with listening(_at_failpoint(options)), ExitStack() as closing:
@@ -153,7 +153,7 @@ def work(options: WorkerOptions) -> None:
 
 def _open_patiently(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> LocalRun:
     """
-    Start the run; where a service is away meanwhile, start again, as whoever supervises a process would.
+    Start the run; if a service is unavailable, retry, as a process supervisor would.
     """
     for _ in range(_OPENINGS_MAX - 1):
         try:
@@ -222,9 +222,9 @@ def _at_failpoint(options: WorkerOptions) -> Callable[[str], None]:
     return listener
 
 
-def _take_the_fence_away() -> None:
+def _disable_the_fence() -> None:
     """
-    For canaries: every look at the lease and every rule of the commit says yes to everything.
+    For canaries: every check of the lease and every rule of the commit passes.
     """
 
     def allow(*_: Any) -> None:
@@ -247,52 +247,52 @@ class Worker:
     @property
     def pid(self) -> int:
         """
-        Its process id.
+        The process id.
         """
         return self._process.pid or 0
 
     @property
     def is_alive(self) -> bool:
         """
-        Whether it has not ended.
+        Whether the process has not ended.
         """
         return self._process.is_alive()
 
     def usage(self) -> Usage:
         """
-        What it holds at the moment.
+        The resources it uses now.
         """
         return usage_of(self.pid)
 
     @property
     def exit_at_failpoint(self) -> bool:
         """
-        Whether it ended at the failpoint that it was told.
+        Whether it ended at its `WorkerOptions.exit_at`.
         """
         return self._process.exitcode == _FAILPOINT_EXIT
 
     def kill(self) -> None:
         """
-        SIGKILL, and wait for its end.
+        Send SIGKILL, and wait for the end.
         """
         self._process.kill()
         self._process.join()
 
     def stop(self) -> None:
         """
-        SIGSTOP: it stands still until `go_on`.
+        Send SIGSTOP: the process is paused until `go_on`.
         """
         os.kill(self.pid, signal.SIGSTOP)
 
     def stop_before_put(self) -> None:
         """
-        Let it stand still when its next commit is built and not yet put.
+        Make it pause itself when its next commit is built and not yet put.
         """
         os.kill(self.pid, signal.SIGUSR1)
 
     def wait_until_stopped(self, clock: Clock, timeout_ms: float) -> bool:
         """
-        Wait until it stands still; whether it does.
+        Wait until it is paused; returns whether it is.
         """
         return wait_until(self._is_stopped, clock, timeout_ms)
 
@@ -302,13 +302,13 @@ class Worker:
 
     def go_on(self) -> None:
         """
-        SIGCONT.
+        Send SIGCONT.
         """
         os.kill(self.pid, signal.SIGCONT)
 
     def join(self, timeout_ms: float) -> bool:
         """
-        Wait for its end; whether it came in time.
+        Wait for its end; returns whether it came in time.
         """
         self._process.join(timeout_ms / 1_000)
         return not self._process.is_alive()
@@ -316,7 +316,7 @@ class Worker:
 
 class Nest:
     """
-    Forks workers; close it when done, and none is left.
+    Forks workers; closing it kills those that are left.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class Nest:
         """
         process = self._context.Process(target=work, args=(options,), name=options.name)
         process.start()
-        self._workers = [each for each in self._workers if each.is_alive]
+        self._workers = [worker for worker in self._workers if worker.is_alive]
         worker = Worker(process, options)
         self._workers.append(worker)
         return worker
@@ -345,7 +345,7 @@ class Nest:
 
     def __enter__(self) -> Self:
         """
-        Nothing is started before the first worker.
+        The nest; its first process starts with the first worker.
         """
         return self
 

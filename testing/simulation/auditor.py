@@ -1,10 +1,10 @@
 """
-The auditor: looks at each table version the moment it lands, with eyes of its own.
+The auditor: checks each table version the moment it lands, independently of the engine.
 
 It reads commit files and row files as plain JSON and plain Parquet, not through the engine, and
-keeps what it has seen. What it checks of every store, whatever runs on it: the chain of commits,
-the fences (I4), one chain of versions per key (I5), watermarks, positions and supersteps that never
-fall (I7, I2), compactions that change nothing that a reader sees (I10). Workloads check the rest.
+keeps what it has read. It checks what holds for every workload: the chain of commits, the fences
+(I4), one chain of versions per key (I5), watermarks, positions and supersteps that never fall
+(I7, I2), and compactions that change nothing a reader sees (I10). Workloads check the rest.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Auditor:
     Follows the store's table commit by commit.
 
     Args:
-        world: where the disk is.
-        workload: has checks of its own.
+        world: holds the disk.
+        workload: adds checks of its own.
         topology: knows how states are encoded.
 
     Attributes:
         version: the newest table version.
         rows: the newest version of each row, by computation and key.
         fences: the packed fence of each interval.
-        landed_us: when each table version landed.
-        in_flight: productions that nobody has consumed yet.
+        landed_us: when each table version landed, in the world's time.
+        in_flight: productions that no consumer has consumed yet.
     """
 
     def __init__(self, world: World, workload: Workload, topology: Topology) -> None:
@@ -68,14 +68,14 @@ class Auditor:
 
     def landed(self, disk: str, path: str) -> None:
         """
-        An object has come to be; a commit file is audited.
+        An object has been created; audit it if it is a commit file.
         """
         match = _COMMIT.match(path)
         if disk != ROWS or match is None:
             return
         version = int(match[1])
         if version <= self.version:
-            # The log was cleaned up there; what lands in that part is no commit, and its writer finds out.
+            # The log is already truncated beyond this version: the file is no commit, and its writer notices.
             self._world.tell("auditor", f"version {version} lands behind version {self.version}")
             return
         must(version == self.version + 1, "I4", "versions rise by one", version=version, before=self.version)
@@ -86,7 +86,7 @@ class Auditor:
 
     def oldest_readable(self, retention_ms: float) -> int:
         """
-        The oldest version that was the newest one within the retention, or is.
+        The oldest version that a reader may still use: the newest one at the start of the retention.
         """
         before_us = self._world.now_us - int(retention_ms * 1_000)
         settled = [version for version, at_us in self.landed_us.items() if at_us <= before_us]
@@ -94,23 +94,25 @@ class Auditor:
 
     def _audit(self, version: int, data: bytes) -> None:
         actions = [orjson.loads(line) for line in data.splitlines()]
-        info: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+        info: dict[str, Any] = next(
+            (action["commitInfo"] for action in actions if "commitInfo" in action), {}
+        )
         told = info.get("millpond") or {}
         kind = told.get("kind", "other")
         self._check_chain(told, data)
         self.version = version
         self.landed_us[version] = self._world.now_us
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        txns = {each["txn"]["appId"]: each["txn"]["version"] for each in actions if "txn" in each}
+        txns = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
         fences = self._check_fences(txns)
         self._check_positions(txns, kind)
         self._check_watermarks(told.get("watermarks", {}))
         produced = []
-        for each in actions:
-            if "remove" in each:
-                self.live.discard(each["remove"]["path"])
-            if "add" in each:
-                produced += self._check_file(each["add"], kind, fences, version)
+        for action in actions:
+            if "remove" in action:
+                self.live.discard(action["remove"]["path"])
+            if "add" in action:
+                produced += self._check_file(action["add"], kind, fences, version)
         if kind == "superstep":
             self.in_flight = produced
             self._workload.check_version(version, produced)
@@ -122,7 +124,7 @@ class Auditor:
         self._digest = hashlib.sha256(data).hexdigest()
 
     def _check_fences(self, txns: Mapping[str, int]) -> dict[Interval, int]:
-        found = {}
+        owners = {}
         for app_id, version in txns.items():
             interval = Interval.from_app_id(app_id)
             if interval is None:
@@ -137,8 +139,8 @@ class Auditor:
                 before=_fence(before),
                 after=_fence(version),
             )
-            self.fences[interval] = found[interval] = version
-        return found
+            self.fences[interval] = owners[interval] = version
+        return owners
 
     def _check_positions(self, txns: Mapping[str, int], kind: str) -> None:
         for app_id, version in txns.items():
@@ -245,7 +247,7 @@ class Auditor:
                         superstep=row["superstep"],
                         state=state,
                         timers=tuple(sorted((t["tag"], t["domain"], _micros(t["at"])) for t in timers or ())),
-                        record_ids=tuple(each["id"] for each in row["record_ids"] or ()),
+                        record_ids=tuple(entry["id"] for entry in row["record_ids"] or ()),
                         productions=tuple(
                             (p["stream"], p["key"], _value(p), _micros(p["at"]))
                             for p in row["productions"] or ()
@@ -260,7 +262,7 @@ class Auditor:
 
 class _Update:
     """
-    A row update as it stands in a file; what it leaves open stays as it was.
+    A row update as a file holds it; fields that it leaves open keep their value.
     """
 
     __slots__ = ("has_state", "has_timers", "row")

@@ -1,12 +1,12 @@
 """
-The bank: the workload that proves the engine.
+The bank: the workload that exercises the whole engine.
 
 Transfers are debited in one computation and credited in another, so in every table version debits,
-credits and what is under way between them add up to nothing (I9). Each account's state is a
-journal of everything that happened to it, in order, each record by its own number: so one look
-shows loss, duplicates, order and forks (Elle's trick), and one replay shows every timer that fired
-twice, too early or after it was cancelled. Windows count beside it, and two sinks say it all
-again to the outside.
+credits and the transfers in flight between them add up to zero (I9). Each account's state is a
+journal of everything that happened to it, in order, each record by its own number: one read shows
+loss, duplicates, order and forks (Elle's method), and one replay shows every timer that fired twice,
+too early or after it was cancelled. Windows count alongside, and two sinks receive everything
+again outside the store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ORDERS: Final = "standing_orders"
 
 class _Ledger(Computation):
     """
-    Debits, and keeps the journal: of records, and of timers that they set and cancel.
+    Debits accounts, and journals records and the timers that they set and cancel.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -81,7 +81,7 @@ class _Ledger(Computation):
 
 class _Accounts(Computation):
     """
-    Credits, and keeps whom from.
+    Credits accounts, and remembers the senders.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -111,7 +111,7 @@ class Bank(Workload):
 
     def begin(self, draw: Draw) -> None:
         """
-        Not every bank has windows and sinks, and in some credits are delivered before they are durable.
+        Draw whether there are windows and sinks, and whether credits are weak productions.
         """
         self._has_windows = draw.chance(1 / 3)
         self._has_journal_sink = draw.chance(1 / 2)
@@ -119,7 +119,7 @@ class Bank(Workload):
 
     def pipeline(self) -> Pipeline:
         """
-        Debits and credits; perhaps windows and their sink, and a sink of the journal.
+        Debits and credits; optionally windows with their sink, and a sink of the journal.
         """
         pipeline = Pipeline("bank")
         transfers = pipeline.inject(_STREAM, key="from", at="at", id="id", watermark=ManualWatermark())
@@ -143,7 +143,7 @@ class Bank(Workload):
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
         """
-        A transfer, with a timer now and then, or the end of an earlier one.
+        A transfer, sometimes with a timer, or the cancellation of an earlier timer.
         """
         timers = []
         if draw.chance(0.5):
@@ -165,7 +165,7 @@ class Bank(Workload):
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
         """
-        The journal only grows; ids, timers and productions of the row are those that it tells of.
+        The journal only grows; the row's ids, timers and productions are those that the journal records.
         """
         if computation == "ledger":
             self._check_ledger(key, before, after)
@@ -189,9 +189,9 @@ class Bank(Workload):
             self._consumed.add(number)
         must(not any(e[2] for e in added if e[0] == "record"), "I7", "no promised record is late", key=key)
         if self._has_journal_sink or not self._is_weak:
-            # What nobody wants is not written where productions are weak.
+            # A weak production that reached its consumer is not written.
             entries = [value for stream, _, value, _ in after.productions if stream in _ENTRIES]
-            said = [{"place": len(old) + place, "entry": entry} for place, entry in enumerate(added)]
+            said = [{"place": len(old) + index, "entry": entry} for index, entry in enumerate(added)]
             must(entries == said, "I3", "a row produces what its journal says", key=key)
         pending = _replay(key, new)
         must(
@@ -206,7 +206,7 @@ class Bank(Workload):
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
         """
-        The bank's total is nothing in every table version.
+        The bank's total is zero in every table version.
         """
         under_way = sum(value["amount"] for stream, _, value, _ in productions if stream in _CREDITS)
         total = self._debits - self._credits - under_way
@@ -217,7 +217,7 @@ class Bank(Workload):
         """
         A reader sees exactly one version.
         """
-        known = [each for each in self._totals if each <= version]
+        known = [audited for audited in self._totals if audited <= version]
         expected = self._totals[known[-1]] if known else (0, 0)
         debits = sum(state["debits"] for state in states.get("ledger", {}).values())
         credited = sum(state["credits"] for state in states.get("accounts", {}).values())
@@ -227,7 +227,7 @@ class Bank(Workload):
 
     def check_end(self, end: End) -> None:
         """
-        Everything counts once, in order, and the sinks say the same.
+        Everything counts once, in order, and the sinks agree.
         """
         ledger = {key: state["journal"] for key, state in end.states.get("ledger", {}).items()}
         sound = [sent for sent in end.sent if not sent.row["poison"]]
@@ -255,7 +255,7 @@ class Bank(Workload):
 
     def _check_order(self, sound: Sequence[Sent], ledger: Mapping[str, list[Any]]) -> None:
         """
-        What was acknowledged before something else was created comes before it.
+        A record acknowledged before another was created precedes it in the journal.
         """
         sent_by = {sent.number: sent for sent in sound}
         for key, journal in ledger.items():
@@ -281,7 +281,7 @@ def _is_id(record_id: bytes, number: int) -> bool:
 
 def _replay(key: str, journal: Sequence[Sequence[Any]]) -> dict[str, int]:
     """
-    The timers that a journal leaves pending; each must have fired as it was set.
+    The timers that a journal leaves pending; each that fired must have fired as it was set.
     """
     pending: dict[str, int] = {}
     for entry in journal:
@@ -298,8 +298,8 @@ def _replay(key: str, journal: Sequence[Sequence[Any]]) -> dict[str, int]:
     return pending
 
 
-def _must_be_equal(found: Counter[Any], expected: Counter[Any], verb: str) -> None:
-    missing, surplus = expected - found, found - expected
+def _must_be_equal(actual: Counter[Any], expected: Counter[Any], verb: str) -> None:
+    missing, surplus = expected - actual, actual - expected
     must(not missing, "I1", f"every record is {verb}", missing=sorted(missing)[:5])
     must(not surplus, "I2", f"no record is {verb} twice", surplus=sorted(surplus)[:5])
 

@@ -1,5 +1,5 @@
 """
-Chance and time of a simulated world: everything that is drawn comes from its seed.
+Randomness and time of a simulated world; every draw follows from its seed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _Choice = TypeVar("_Choice")
 
 class Draw:
     """
-    What happens by chance, the same for the same seed.
+    A seeded stream of random draws.
 
     Args:
-        seed: of this stream of draws; streams of other names are independent.
+        seed: of this stream; streams with other seeds are independent.
     """
 
     def __init__(self, seed: int | str) -> None:
@@ -28,25 +28,25 @@ class Draw:
 
     def chance(self, probability: float) -> bool:
         """
-        Whether something of this probability happens.
+        Whether an event of this probability happens.
         """
         return self._rng.random() < probability
 
     def number(self, low: int, high: int) -> int:
         """
-        A whole number from ``low`` to ``high``, both included.
+        An integer from ``low`` to ``high``, both included.
         """
         return low + int(self._rng.random() * (high - low + 1))
 
     def choice(self, choices: Sequence[_Choice]) -> _Choice:
         """
-        One of them.
+        One of the choices, each equally likely.
         """
         return choices[self.number(0, len(choices) - 1)]
 
     def weighted(self, weights: Mapping[_Choice, float]) -> _Choice:
         """
-        One of them, each as often as its weight says.
+        One of the choices, with a probability proportional to its weight.
         """
         left = self._rng.random() * sum(weights.values())
         for choice, weight in weights.items():
@@ -58,7 +58,7 @@ class Draw:
 
 class ProcessClock:
     """
-    A `Clock` as one process sees it: it may be set wrongly, jump and run fast, and no other agrees.
+    A `Clock` of one process: it may be wrong, jump and drift, independently of all others.
 
     Args:
         now_us: the true time of the world.
@@ -75,25 +75,25 @@ class ProcessClock:
 
     def now_us(self) -> WallTimeMicros:
         """
-        Wall time in microseconds since 1970 UTC, as this process believes it to be.
+        The process's wall time, in microseconds since 1970 UTC; may be wrong.
         """
         return WallTimeMicros(self._born_us + self.monotonic_us() + self.offset_us)
 
     def monotonic_us(self) -> int:
         """
-        Microseconds since the process was born, at its own rate; they never fall.
+        Microseconds since the process started, at its own rate; never falls.
         """
         return self._counted_us + int((self._now_us() - self._since_us) * self.rate)
 
     def set_rate(self, rate: float) -> None:
         """
-        Run at another rate from now on: 1.1 is a tenth too fast.
+        Change the clock's rate from now on: 1.1 is a tenth too fast.
         """
         self._counted_us, self._since_us = self.monotonic_us(), self._now_us()
         self.rate = rate
 
     def sleep_ms(self, duration_ms: float) -> None:
         """
-        Let the world go on for a while.
+        Let the world's time pass.
         """
         self._sleep(duration_ms / self.rate)

@@ -1,5 +1,5 @@
 """
-A disk as one process reaches it: calls fail, land late, land twice, or take their time.
+A disk as one process sees it: calls fail, land late, land twice, or are slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DISK_FAULTS: Final = {
     "pause": _PUTS | _READS,
     "crash": _PUTS | _READS,
 }
-"""Faults that befall a call, with the operations that they befall."""
+"""Faults of a call, with the operations that they affect."""
 
 _FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_fails"})
 
@@ -37,11 +37,11 @@ _FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_
 @dataclass(slots=True)
 class PlannedFault:
     """
-    A fault that befalls one of the coming calls of a process.
+    A fault of one of a process's next calls.
 
     Attributes:
         kind: one of `DISK_FAULTS`.
-        calls_before: how many calls of its operations go well before.
+        calls_before: number of calls of its operations that succeed first.
     """
 
     kind: str
@@ -60,13 +60,13 @@ class DiskUser(Mortal, Protocol):
 
     def tell_what_is_durable(self) -> None:
         """
-        Let publishers know of receipts.
+        Send publishers the receipts that are durable.
         """
         ...
 
     def next_fault(self, operation: str) -> str | None:
         """
-        What befalls the call at hand.
+        The fault of the current call; ``None`` for none.
         """
         ...
 
@@ -91,14 +91,14 @@ class SimulatedDisk:
 
     def put_if_absent(self, path: str, data: bytes) -> None:
         """
-        Create the object, if the world lets it.
+        Create the object, unless a fault strikes.
         """
         self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
         self._world.trace.note(data)
 
     def put(self, path: str, data: bytes) -> None:
         """
-        Create or replace the object, if the world lets it.
+        Create or replace the object, unless a fault strikes.
         """
         if path.endswith(".json"):
             self._world.break_promise(Violation("I4", f"a commit is put where another may be: {path}"))
@@ -106,19 +106,19 @@ class SimulatedDisk:
 
     def get(self, path: str) -> bytes:
         """
-        The object's bytes, if the world lets it.
+        The object's bytes, unless a fault strikes.
         """
         return self._call("get", path, lambda: self._inner.get(path))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         """
-        The paths below a prefix, if the world lets it.
+        The paths below a prefix, unless a fault strikes.
         """
         return self._call("list", prefix, lambda: self._inner.list(prefix, start_after))
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Remove the objects, if the world lets it.
+        Remove the objects, unless a fault strikes.
         """
         wanted = tuple(paths)
         self._call("delete", ",".join(wanted), lambda: self._inner.delete(wanted))

@@ -1,9 +1,9 @@
 """
-Kinds of faults, and which of them a seed knows.
+Kinds of faults, and the choice of kinds per seed.
 
-As FoundationDB's BUGGIFY: every seed switches each kind on with probability 1/4 and off for good
-otherwise, and one that is on strikes with probability 1/4 at each opportunity. So every mixture
-of few kinds comes up, which a constant drizzle of all of them would never give.
+As FoundationDB's BUGGIFY: each seed enables each kind with probability 1/4, and an enabled kind
+strikes with probability 1/4 at each opportunity. So every mixture of few kinds comes up, which a
+constant rate of all kinds would not produce.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "eager_upkeep": "compactions, checkpoints and collections come as often as can be",
     }
 )
-"""Every kind of fault, with what it does."""
+"""Every kind of fault, with its effect."""
 
 _ON: Final = 0.25
 _STRIKES: Final = 0.25
@@ -55,11 +55,11 @@ _STRIKES: Final = 0.25
 
 class Swarm:
     """
-    Which kinds of faults a world knows, and how often each has struck.
+    The kinds of faults that a world enables, and how often each has struck.
 
     Args:
-        draw: where chance comes from.
-        kinds: on, whatever chance says; ``None`` lets chance decide.
+        draw: the source of randomness.
+        kinds: the kinds to enable; ``None`` draws them.
 
     Raises:
         InvalidError: there is no such kind.
@@ -78,13 +78,13 @@ class Swarm:
 
     def knows(self, kind: str) -> bool:
         """
-        Whether the kind is on in this world.
+        Whether the kind is enabled in this world.
         """
         return kind in self.kinds
 
     def strikes(self, kind: str) -> bool:
         """
-        Whether a fault of this kind strikes at this opportunity; it is counted if so.
+        Whether a fault of this kind strikes now; counts it if so.
         """
         if not self.active or kind not in self.kinds or not self._draw.chance(_STRIKES):
             return False

@@ -46,13 +46,14 @@ _TURN_US_MAX: Final = 3_600_000_000
 @dataclass(frozen=True, slots=True)
 class Message:
     """
-    What a publisher says to a process.
+    A message from a publisher to a process.
 
     Attributes:
         stream: the injected stream.
-        rows: records to be taken in.
+        rows: records to inject.
         numbers: the records' numbers, to be acknowledged.
-        promise: nothing older than this will come, or nothing at all (`TIME_MAX_US`); ``None``: no promise.
+        promise: a watermark: no older record will follow, or no record at all (`TIME_MAX_US`);
+            ``None`` for no promise.
     """
 
     stream: str
@@ -67,11 +68,11 @@ class Settings:
     How the processes of a world run their pipeline.
 
     Attributes:
-        intervals: key intervals of a computation.
+        intervals: key intervals per computation.
         upkeep: compactions and garbage collection.
-        cache_mib: row cache.
-        pause_timeout_ms: how long a process waits for a service.
-        row_format: how row files are encoded.
+        cache_mib: row cache, in MiB.
+        pause_timeout_ms: how long a process waits for an unavailable service.
+        row_format: the encoding of row files.
     """
 
     intervals: int
@@ -83,13 +84,13 @@ class Settings:
 
 class SimulatedProcess:
     """
-    One process: born, taking turns, and dead at the end one way or the other.
+    One process: started, taking turns, and stopped or killed in the end.
 
     Args:
-        world: where it lives.
+        world: the world it lives in.
         name: unique in the world.
-        make_pipeline: declares what it runs; sinks into Delta tables go to disks of the world.
-        settings: how it runs.
+        make_pipeline: declares its pipeline; sinks into Delta tables use disks of the world.
+        settings: how it runs the pipeline.
         on_held: what it does about leases that another process holds.
     """
 
@@ -122,19 +123,19 @@ class SimulatedProcess:
         self._dies_after: int | None = None
         self._turn_began_us = world.now_us
         self._receipts: deque[tuple[Receipt, Message]] = deque()
-        self.acknowledge: Callable[[Message], None] = _nobody_listens
+        self.acknowledge: Callable[[Message], None] = _discard
 
     @property
     def is_busy(self) -> bool:
         """
-        Whether one of its turns is under way, however deep.
+        Whether one of its turns is in progress, at any depth.
         """
         return self in self.world.turns
 
     @property
     def is_alive(self) -> bool:
         """
-        Whether it may take turns.
+        Whether it can take turns.
         """
         return not self.is_dead
 
@@ -142,7 +143,7 @@ class SimulatedProcess:
 
     def turn(self) -> None:
         """
-        Start, or take in what has come and run a superstep; whatever happens, it happens inside.
+        Start the run, or inject what has arrived and run a superstep; errors end the process, not the world.
         """
         world = self.world
         self._plan_faults()
@@ -170,14 +171,14 @@ class SimulatedProcess:
 
     def tell_what_is_durable(self) -> None:
         """
-        Let publishers know of receipts at once, also in the middle of a turn, as a thread of theirs would.
+        Send publishers durable receipts at once, even during a turn, as a thread of the process would.
         """
         while self.is_alive and self._receipts and self._receipts[0][0].is_durable:
             self.acknowledge(self._receipts.popleft()[1])
 
     def stop(self) -> None:
         """
-        Stop in order: leases go back.
+        Stop in order, returning the leases.
         """
         self._turn_began_us = self.world.now_us
         self.world.turns.append(self)
@@ -194,14 +195,14 @@ class SimulatedProcess:
 
     def die(self, where: str) -> None:
         """
-        Die here and now; only within a turn of its own.
+        Die immediately; only within a turn of its own.
         """
         self.kill(where)
         raise Crash
 
     def kill(self, where: str) -> None:
         """
-        Be killed from outside; its lease session ends by and by.
+        Be killed from outside; the lease session ends later.
         """
         if self.is_alive:
             self._bury(f"dies {where}")
@@ -209,7 +210,7 @@ class SimulatedProcess:
 
     def must_live(self) -> None:
         """
-        End the turn of a process that has died meanwhile.
+        End the turn of a process that has died in the meantime.
         """
         if self.is_dead:
             raise Crash
@@ -226,7 +227,7 @@ class SimulatedProcess:
 
     def next_fault(self, operation: str) -> str | None:
         """
-        What befalls the call at hand.
+        The fault of the current call; ``None`` for none.
         """
         for planned in self._planned:
             if operation in DISK_FAULTS[planned.kind]:
@@ -246,13 +247,13 @@ class SimulatedProcess:
 
     def plan_crash(self) -> None:
         """
-        Let it die at one of the calls of its next turn, if it makes as many.
+        Plan a death at one of the calls of its next turn, if it makes that many.
         """
         self._planned.append(PlannedFault("crash", self.world.draw.number(0, _CALLS_BEFORE_MAX)))
 
     def plan_crash_at_failpoint(self) -> None:
         """
-        Let it die at one of the failpoints that it reaches next.
+        Plan a death at one of the failpoints that it reaches next.
         """
         self._dies_after = self.world.draw.number(0, _FAILPOINTS_BEFORE_MAX)
 
@@ -338,26 +339,26 @@ class SimulatedProcess:
     @property
     def sequencer(self) -> int | None:
         """
-        The highest sequencer that its leases ever had; ``None`` before it took any.
+        The highest sequencer that its leases ever had; ``None`` before it held any.
         """
         return self.leases.highest
 
     @property
     def is_at_rest(self) -> bool:
         """
-        Whether its last turn found nothing to do and nothing has come since.
+        Whether its last turn found no work and nothing has arrived since.
         """
         return self._rests and not self.inbox
 
     def next_wall_timer(self) -> int | None:
         """
-        When its next wall timer is due, by its own clock.
+        When its next wall timer is due, by its own clock, in microseconds.
         """
         return None if self._run is None else self._run._worker.coordinator.next_wall_timer()  # noqa: SLF001
 
     def forgive(self) -> None:
         """
-        Faults are over: services are back, and news comes through.
+        End all faults: services answer, and lease notices arrive.
         """
         self.store_away_until_us = 0
         self._dies_after = None
@@ -366,7 +367,7 @@ class SimulatedProcess:
         self.leases.deliver_notices()
 
 
-def _nobody_listens(_message: Message) -> None:
+def _discard(_message: Message) -> None:
     return
 
 
@@ -393,7 +394,7 @@ class _Leases(MemoryLeases):
         return taken
 
     def _wait(self, intervals: Mapping[Interval, Sequencer]) -> tuple[Lease, ...]:
-        # A standby waits for years; here it is one turn of one thread, in which its holder has to act.
+        # A standby waits indefinitely; here the wait is one turn of the only thread, so the holder must act in it.
         rounds = 0
         while True:
             try:

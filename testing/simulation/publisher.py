@@ -1,9 +1,9 @@
 """
-The publisher: makes records, sends them until they are acknowledged, and promises times.
+The publisher: creates records, sends them until they are acknowledged, and promises watermarks.
 
-It is outside of Millpond and behaves as publishers do: it repeats what it has no answer to, and it
-may have the answer to something that is still repeated by the network. Messages of records so old
-that their ids may be forgotten are dropped, as a network drops packets whose time to live is over.
+It stands for the systems outside Millpond: it repeats records without an answer, and the network
+may still repeat a record after its acknowledgement. Messages with records so old that their ids
+may be forgotten are dropped, as a network drops packets whose time to live is over.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Publisher:
     All publishers of a world, and the network between them and the processes.
 
     Args:
-        world: where they live.
-        workload: makes the records.
+        world: the world they live in.
+        workload: creates the records.
         streams: the injected streams.
-        targets: the processes that may be reached.
+        targets: returns the processes that can be reached.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Publisher:
     @property
     def waits(self) -> bool:
         """
-        Whether anything is not acknowledged yet.
+        Whether any record is not acknowledged yet.
         """
         return bool(self._unacknowledged)
 
     def publish(self) -> None:
         """
-        Make new records, and send them with some of those that had no answer for too long.
+        Create new records, and send them along with some that were not acknowledged in time.
         """
         draw, world = self._world.draw, self._world
         fresh = min(draw.number(1, 3), self._workload.records_max - len(self.sent))
@@ -78,13 +78,13 @@ class Publisher:
 
     def repeat(self) -> None:
         """
-        Send everything that has no answer.
+        Send every record that is not acknowledged.
         """
         self._send(list(self._unacknowledged))
 
     def promise(self) -> None:
         """
-        Promise that nothing older than the oldest open record will come.
+        Promise that no record older than the oldest unacknowledged one will follow.
         """
         for stream in self._streams:
             open_at = [s.row["at"] for s in self._unacknowledged.values() if s.stream == stream]
@@ -95,13 +95,13 @@ class Publisher:
 
     def promised(self, stream: str) -> int:
         """
-        What was promised last.
+        The last promised watermark, in microseconds.
         """
         return self._promised.get(stream, 0)
 
     def acknowledge(self, message: Message) -> None:
         """
-        A process says that the effects of a message's records are durable.
+        A process reports that the effects of a message's records are durable.
         """
         if self._world.swarm.strikes("ack_lost"):
             return

@@ -1,5 +1,5 @@
 """
-Readers of a simulated store: what anybody sees who opens it, without faults.
+Readers of a simulated store, without faults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_states(world: World, topology: Topology, version: int) -> dict[str, dic
 
 def read_end(world: World, topology: Topology, sent: Sequence[Sent]) -> End:
     """
-    Everything that is there at the end.
+    The final state of the store and its sinks.
     """
     disk = world.disk(ROWS)
     newest = load(Log(disk))
@@ -63,7 +63,7 @@ def read_end(world: World, topology: Topology, sent: Sequence[Sent]) -> End:
 
 def _read_sink(world: World, name: str) -> list[Mapping[str, Any]]:
     """
-    A sink's rows in the order of its commits; columns as they are, JSON text decoded.
+    A sink's rows in the order of its commits, with JSON text decoded.
     """
     disk = world.disk(name)
     log = Log(disk)

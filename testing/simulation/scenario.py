@@ -1,5 +1,5 @@
 """
-Scenarios: seeds that are played on purpose, as files, as lists, or one failpoint after the other.
+Scenarios: chosen seeds, from files, from lists, or one per failpoint.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Scenario:
     What to simulate.
 
     Attributes:
-        seed: where chance comes from.
-        steps: with faults.
-        kinds: of faults; ``None`` lets the seed decide.
-        deaths: failpoints at which processes die, one after the other.
+        seed: the source of randomness.
+        steps: number of steps with faults.
+        kinds: kinds of faults; ``None`` lets the seed decide.
+        deaths: failpoints at which processes die, one after another.
     """
 
     seed: int | str
@@ -44,7 +44,7 @@ class Scenario:
 
     def command(self, workload: str, usual_workload: str) -> str:
         """
-        The command that plays it again.
+        The command that replays it.
         """
         words = ["python", "-m", "millpond.testing.simulate", "--seed", str(self.seed)]
         if self.steps != STEPS:
@@ -59,7 +59,7 @@ class Scenario:
 
     def save(self, folder: Path, outcome: SimulationOutcome) -> Path:
         """
-        Write it to a file that `saved_scenarios` reads, with what was found.
+        Write it, with the violation, to a file that `saved_scenarios` reads.
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"seed-{str(self.seed).replace('/', '-')}.json"
@@ -70,14 +70,14 @@ class Scenario:
 
 def saved_scenarios(folder: Path) -> list[Scenario]:
     """
-    The scenarios in a folder, by name of file.
+    The scenarios in a folder, ordered by file name.
     """
-    found = []
+    scenarios = []
     for path in sorted(folder.glob("*.json")):
         fields = orjson.loads(path.read_bytes())
         fields.pop("found", None)
         kinds = fields.get("kinds")
-        found.append(
+        scenarios.append(
             Scenario(
                 seed=fields["seed"],
                 steps=fields.get("steps", STEPS),
@@ -85,22 +85,22 @@ def saved_scenarios(folder: Path) -> list[Scenario]:
                 deaths=tuple(fields.get("deaths", ())),
             )
         )
-    return found
+    return scenarios
 
 
 def deaths_at(failpoints: Iterable[str], *, variants: int = 1) -> list[Scenario]:
     """
-    A process dies at each failpoint, so many times.
+    Scenarios in which a process dies at each failpoint, ``variants`` per failpoint.
     """
     return [_death((name,), f"death-{name}-{variant}") for name in failpoints for variant in range(variants)]
 
 
 def pairs_of_deaths(failpoints: Iterable[str]) -> list[Scenario]:
     """
-    A process dies at one failpoint, and whoever comes after it at another, or at the same.
+    Scenarios in which a process dies at one failpoint and its successor at another, or at the same.
     """
     names = list(failpoints)
-    return [_death((one, other), f"deaths-{one}-{other}") for one in names for other in names]
+    return [_death((name, other), f"deaths-{name}-{other}") for name in names for other in names]
 
 
 def _death(deaths: tuple[str, ...], seed: str) -> Scenario:
@@ -109,7 +109,7 @@ def _death(deaths: tuple[str, ...], seed: str) -> Scenario:
 
 def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> SimulationOutcome:
     """
-    Simulate a scenario; where nobody comes to die, again with other chances, a bounded number of times.
+    Simulate a scenario; if a planned death is not reached, retry with other seeds, a bounded number of times.
     """
     outcome = _once(scenario, make_workload)
     for number in range(1, _DEATH_TRIES):

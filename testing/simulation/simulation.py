@@ -1,8 +1,8 @@
 """
-A simulation: one seed, from an empty disk to a quiet end.
+A simulation: one seed, from an empty disk to a quiescent end.
 
-First the safety phase: actors and faults take turns by chance. Then the liveness phase: no more
-faults, and everything must drain (I12). Then everything is compared with what was sent.
+The safety phase: actors and faults take turns at random. The liveness phase: no more faults, and
+everything must drain (I12). Finally everything is compared with the records that were sent.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _TURN_OF_THE_DOOMED: Final = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOutcome:
     """
-    How a seed ended.
+    The outcome of a seed.
 
     Attributes:
-        seed: which.
-        violation: what did not hold; "" if all did.
-        promise: the broken promise.
-        trace_hash: over everything that happened.
-        events: of the trace.
-        supersteps: that were committed.
-        kinds: faults that were on.
-        struck: how often each struck.
-        failpoints: how often each was reached.
-        processes: that lived.
-        simulated_s: of the world's time.
-        deaths_left: planned deaths that nobody died.
-        tail: the last events, if something did not hold.
+        seed: the seed.
+        violation: the broken promise in words; empty if all held.
+        promise: the number of the broken promise.
+        trace_hash: hash over the trace.
+        events: number of events in the trace.
+        supersteps: number of committed supersteps.
+        kinds: kinds of faults that were enabled.
+        struck: number of faults by kind.
+        failpoints: number of passes by failpoint.
+        processes: number of processes started.
+        simulated_s: seconds of the world's time.
+        deaths_left: planned deaths whose failpoint no process reached.
+        tail: the last events, if a promise was broken.
     """
 
     seed: int | str
@@ -89,11 +89,11 @@ class Simulation:
     A world with its processes, publishers and auditor.
 
     Args:
-        seed: where all chance comes from.
-        workload: what runs in it.
-        steps: of the safety phase.
-        kinds: kinds of faults that are on; ``None`` lets the seed decide.
-        deaths: failpoints at which processes die, one after the other.
+        seed: the source of randomness.
+        workload: the workload to run.
+        steps: steps of the safety phase.
+        kinds: kinds of faults to enable; ``None`` lets the seed decide.
+        deaths: failpoints at which processes die, one after another.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Simulation:
 
     def run(self) -> SimulationOutcome:
         """
-        Live through all phases.
+        Run all phases.
         """
         world = self.world
         with listening(world.reached):
@@ -127,9 +127,9 @@ class Simulation:
                 self._safety()
                 self._liveness()
                 self._end()
-            except Violation as found:
-                world.violations.append(found)
-        # The first one: what came after may be its consequence.
+            except Violation as violation:
+                world.violations.append(violation)
+        # Report the first violation: later ones may be its consequences.
         first = world.violations[0] if world.violations else None
         violation, promise = (str(first), first.promise) if first else ("", "")
         return SimulationOutcome(
@@ -164,7 +164,7 @@ class Simulation:
             upkeep=upkeep,
             cache_mib=0 if knows("no_cache") else 1,
             pause_timeout_ms=draw.choice((300, 60_000)),
-            # Parquet costs as much as all else together, and what it adds is tested on files, not on schedules.
+            # Parquet would double the cost, and its encoding is tested on files, not on schedules.
             row_format=PARQUET if Draw(f"{world.seed}/format").chance(_PARQUET) else IpcRowFormat(),
         )
 
@@ -179,7 +179,7 @@ class Simulation:
             "nemesis": self._nemesis,
             "read": self._read,
         }
-        # Whoever is to die at some point must come there.
+        # A process with a planned death must get to its failpoint.
         weights = _WEIGHTS | ({"turn": _TURN_OF_THE_DOOMED} if self.world.deaths_planned else {})
         for _ in range(self._steps):
             if self.world.deaths_planned and not self.world.deaths:
@@ -233,7 +233,7 @@ class Simulation:
 
     def _read(self) -> None:
         """
-        A reader looks at a version that nobody may have taken away yet.
+        A reader reads a random version within the retention.
         """
         if self.auditor.version < 0:
             return
@@ -293,18 +293,18 @@ class Simulation:
 
     def _judge(self, process: SimulatedProcess, error: BaseException) -> None:
         """
-        Whether a process may have ended like this.
+        Check that a process was allowed to end with this error.
         """
         peaceful = not self.world.swarm.kinds and not self.world.deaths_planned
         is_rivalry = len(self.processes) > 1 or self.world.swarm.knows("session_expired")
         match error:
             case FencedError():
                 fair = is_rivalry or self.world.swarm.knows("registry_wiped")
-                must(fair, "I4", "nobody is fenced without a rival", error=error)
+                must(fair, "I4", "no process is fenced without another owner", error=error)
             case UnavailableError() | OutcomeUnknownError() | ConflictError():
                 must(not peaceful, "I12", "without faults nothing fails", error=error)
             case _ if self._is_fenced(process):
-                # A sleeper stands on a version whose files are gone: whatever it meets, it can do no harm.
+                # A paused process holds a version whose files are deleted; any error is harmless there.
                 self.world.tell("judge", f"{process.name} was fenced already")
             case _:
                 raise Violation("I11", f"a process ended by {type(error).__name__}: {error}") from error
@@ -326,7 +326,7 @@ class Simulation:
         world.make_peace()
         for process in self._alive():
             process.forgive()
-            # Whoever has lost his leases unheard finds out now, and ends.
+            # A process that lost its leases without notice learns of it now, and ends.
             self._let(process)
         rounds = self._drain(lambda: not self.publisher.waits)
         must(rounds < _DRAIN_ROUNDS_MAX, "I12", "once faults stop, every record is acknowledged")
@@ -352,12 +352,12 @@ class Simulation:
 
     def _owner(self) -> SimulatedProcess:
         """
-        The one process that goes on: whoever holds the pipeline, or somebody new; the others stop.
+        The one process that continues: the pipeline's owner, or a new process; the others stop.
         """
         control = control_interval(self._topology.name)
         holder, _ = self.world.registry.owners.get(control, (None, None))
-        found = next((process for process in self._alive() if process.leases is holder), None)
-        owner = found or self._bear("take")
+        holding = next((process for process in self._alive() if process.leases is holder), None)
+        owner = holding or self._bear("take")
         for process in self._alive():
             if process is not owner:
                 process.stop()
@@ -390,11 +390,11 @@ def simulate(
     Run one seed.
 
     Args:
-        seed: where all chance comes from; the same seed is the same run, event by event.
-        make_workload: makes a fresh workload.
-        steps: of the safety phase.
-        kinds: kinds of faults that are on; ``None`` lets the seed decide, see `FAULTS`.
-        deaths: failpoints at which processes die, one after the other.
+        seed: the source of randomness; the same seed gives the same run, event by event.
+        make_workload: creates a workload.
+        steps: steps of the safety phase.
+        kinds: kinds of faults to enable; ``None`` lets the seed decide, see `FAULTS`.
+        deaths: failpoints at which processes die, one after another.
 
     Example:
         >>> from millpond.testing.simulation.bank import Bank

@@ -1,5 +1,5 @@
 """
-The trace of a simulated run: what happened, in order, and one hash over all of it.
+The trace of a simulated run: its events in order, and one hash over all of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _KEPT: Final = 400
 
 class Trace:
     """
-    Hashes every event and remembers the last ones.
+    Hashes every event and keeps the last ones.
 
     Args:
-        kept: how many events are remembered, for the report of a failure.
+        kept: number of events to keep, for the report of a failure.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -28,12 +28,12 @@ class Trace:
 
     def add(self, at_us: int, who: str, what: str) -> None:
         """
-        Something happened.
+        Add an event.
 
         Args:
-            at_us: the world's time.
+            at_us: the world's time, in microseconds.
             who: the process or actor.
-            what: what it did, and how that ended.
+            what: what it did, and the result.
         """
         line = f"{at_us} {who} {what}"
         self.events += 1
@@ -43,7 +43,7 @@ class Trace:
 
     def note(self, data: bytes) -> None:
         """
-        Let bytes that were written count too.
+        Hash bytes that were written.
         """
         self._hash.update(data)
 

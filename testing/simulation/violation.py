@@ -1,5 +1,5 @@
 """
-Violations: a promise that did not hold.
+Violations: promises that did not hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Violation(AssertionError):  # noqa: N818 - the paper trail says "violation
 
     Args:
         promise: its number, such as ``I4``.
-        message: what was seen instead.
+        message: what was observed instead.
     """
 
     def __init__(self, promise: str, message: str) -> None:

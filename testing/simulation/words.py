@@ -1,11 +1,11 @@
 """
-The word count: the workload that proves delivery alone, without timers, windows and sinks.
+The word count: a workload for delivery alone, without timers, windows and sinks.
 
-Lines are split into words, words are counted by word, and counts are added up by initial, so many
-keys come together in few, and one line is spread over many keys. One of the two ways between them
-is strong and the other weak; the seed decides which. In every table version each way's producer has
-sent as much as its consumer has counted, and what is under way (I9). Each word remembers where it
-came from, line by line, so loss, duplicates and forks show by name.
+Lines are split into words, words are counted by word, and counts are summed by initial, so many
+keys converge on few, and one line fans out to many keys. One of the two streams between them is
+strong and the other weak, as the seed decides. In every table version each stream's producer has
+sent as much as its consumer has counted plus what is in flight (I9). Each word's row lists where
+its occurrences came from, so loss, duplicates and forks are visible by name.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _WAYS: Final = {"words": ("splitter", "counter"), "counts": ("counter", "initial
 
 class _Splitter(Computation):
     """
-    Spreads a line's words over their keys, and remembers the line.
+    Produces a line's words under their own keys, and records the line.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         state = context.state.get({"sent": 0, "lines": []})
         number, words = record.value["number"], record.value["words"]
-        for place, word in enumerate(words):
-            context.produce("words", {"word": word, "origin": [number, place]})
+        for index, word in enumerate(words):
+            context.produce("words", {"word": word, "origin": [number, index]})
         context.state.set({"sent": state["sent"] + len(words), "lines": [*state["lines"], number]})
 
 
 class _WordCounter(Computation):
     """
-    Counts a word, and remembers where it stood.
+    Counts a word, and records where it occurred.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -58,7 +58,7 @@ class _WordCounter(Computation):
 
 class _Initials(Computation):
     """
-    Adds up the words of an initial.
+    Sums the words of an initial.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -82,7 +82,7 @@ class Words(Workload):
 
     def begin(self, draw: Draw) -> None:
         """
-        One of the two ways is weak: what it carries is delivered before it is durable.
+        Draw which of the two streams is weak, that is, delivered before it is durable.
         """
         self._weak = draw.choice(("splitter", "counter"))
 
@@ -114,7 +114,7 @@ class Words(Workload):
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
         """
-        A line of one to four words; no line is poisonous.
+        A line of one to four words; there are no poisonous lines.
         """
         words = [draw.choice(_VOCABULARY) for _ in range(draw.number(1, _WORDS_MAX))]
         return "lines", {"book": draw.choice(_BOOKS), "number": number, "words": words}
@@ -123,12 +123,12 @@ class Words(Workload):
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
         """
-        What a row remembers only grows, names nothing twice, and is what it consumed and produced.
+        A row's list only grows, has no duplicates, and matches the row's records and productions.
         """
         old, new = _memory(computation, before), _memory(computation, after)
         must(new[: len(old)] == old, "I5", "a memory only grows", key=key, before=old, after=new)
         must(len(set(new)) == len(new), "I2", "each record counts once", key=key, memory=new)
-        must(not after.timers, "I6", "nobody has set a timer", key=key, timers=after.timers)
+        must(not after.timers, "I6", "this workload sets no timers", key=key, timers=after.timers)
         if computation == "splitter":
             ids = sorted(after.record_ids)
             must(len(ids) == len(new) - len(old), "I3", "a row has the ids of its lines", key=key, ids=ids)
@@ -140,10 +140,10 @@ class Words(Workload):
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
         """
-        On each way, what was sent has been received or is under way, in every table version.
+        On each stream, what was sent has been received or is in flight, in every table version.
         """
         for stream, (_, consumer) in _WAYS.items():
-            # The second is what was weak and came too late for its consumer.
+            # The second stream holds weak productions that were too late for their consumer.
             under_way = sum(name in {stream, f"{stream}@{consumer}"} for name, *_ in productions)
             left = self._sent[stream] - self._received[stream] - under_way
             must(left == 0, "I9", "what was sent is received or under way", stream=stream, left=left)
@@ -156,33 +156,33 @@ class Words(Workload):
         """
         A reader sees exactly one version.
         """
-        known = [each for each in self._totals if each <= version]
+        known = [audited for audited in self._totals if audited <= version]
         expected = self._totals[known[-1]] if known else (0, 0, 0, 0)
         lines, words, initials = (
             states.get(name, {}).values() for name in ("splitter", "counter", "initials")
         )
         counted = sum(len(state["origins"]) for state in words)
-        found = (
+        totals = (
             sum(state["sent"] for state in lines),
             counted,
             counted,
             sum(sum(state.values()) for state in initials),
         )
-        must(found == expected, "I9", "a reader sees one version", version=version, found=found)
+        must(totals == expected, "I9", "a reader sees one version", version=version, found=totals)
 
     # -- at the end ------------------------------------------------------------------------
 
     def check_end(self, end: End) -> None:
         """
-        Every word of every line counts once, by word and by initial, and nothing is a dead letter.
+        Every word of every line counts once, by word and by initial, and there are no dead letters.
         """
         places = [
-            (word, sent.number, place) for sent in end.sent for place, word in enumerate(sent.row["words"])
+            (word, sent.number, index) for sent in end.sent for index, word in enumerate(sent.row["words"])
         ]
         counted = (
-            (word, number, place)
+            (word, number, index)
             for word, state in end.states.get("counter", {}).items()
-            for number, place in state["origins"]
+            for number, index in state["origins"]
         )
         _must_be_equal(counted, places, "counted by word")
         by_initial = (
@@ -197,7 +197,7 @@ class Words(Workload):
 
 def _memory(computation: str, row: RowVersion | None) -> list[Any]:
     """
-    What a row remembers, as things that can be compared; initials remember sums only.
+    What a row remembers, in comparable form; initials remember only sums.
     """
     if row is None or row.state is None or computation == "initials":
         return []
@@ -216,8 +216,8 @@ def _received(consumer: str, row: RowVersion | None) -> int:
     return sum(row.state.values()) if consumer == "initials" else len(row.state["origins"])
 
 
-def _must_be_equal(found: Iterable[Any], expected: Iterable[Any], verb: str) -> None:
-    there, wanted = Counter(found), Counter(expected)
+def _must_be_equal(actual: Iterable[Any], expected: Iterable[Any], verb: str) -> None:
+    there, wanted = Counter(actual), Counter(expected)
     missing, surplus = wanted - there, there - wanted
     must(not missing, "I1", f"every word is {verb}", missing=sorted(missing)[:5])
     must(not surplus, "I2", f"no word is {verb} twice", surplus=sorted(surplus)[:5])

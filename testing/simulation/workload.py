@@ -1,8 +1,8 @@
 """
-Workloads: what is simulated. A pipeline, the records that go into it, and what must come of them.
+Workloads: a pipeline to simulate, the records that go into it, and the promises about its results.
 
-Write one of your own to find out what your computations do when processes die, messages come
-twice and clocks jump::
+Write your own to find out how your computations behave when processes die, messages are
+repeated and clocks jump::
 
     class Clicks(Workload):
         name = "clicks"
@@ -41,9 +41,9 @@ class Sent:
     A record that a publisher has sent.
 
     Attributes:
-        number: 0, 1, 2 … in the order of creation.
+        number: 0, 1, 2 … in order of creation.
         stream: the injected stream.
-        row: the record, its ``id`` and ``at`` included.
+        row: the record, including its ``id`` and ``at``.
         created_us: when it was created, in the world's time.
         acknowledged_us: when its publisher learned that its effects are durable.
     """
@@ -58,17 +58,17 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class RowVersion:
     """
-    What a table version says about a key.
+    A key's row in a table version.
 
     Attributes:
         sequencer: of the lease under which it was written.
         commit_number: within that lease.
-        superstep: that wrote it.
-        state: the decoded state; ``None`` when there is none.
+        superstep: the superstep that wrote it.
+        state: the decoded state; ``None`` if there is none.
         timers: pending timers: (tag, domain, time).
-        record_ids: ids of outside records that were consumed by this very update.
-        productions: what this very update produced: (stream, key, decoded value, time).
-        table_version: the version that brought it.
+        record_ids: ids of the outside records that this update consumed.
+        productions: what this update produced: (stream, key, decoded value, time).
+        table_version: the version that committed it.
     """
 
     sequencer: int
@@ -84,12 +84,12 @@ class RowVersion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """
-    What is there when all faults are over and everything has been processed.
+    The final state, after all faults, with everything processed.
 
     Attributes:
-        sent: every record that a publisher has sent; all are acknowledged.
-        states: decoded states by computation and key, read as any reader reads them.
-        sinks: rows of the tables that sinks have filled, in the order of their commits.
+        sent: every record that a publisher sent; all are acknowledged.
+        states: decoded states by computation and key, as a reader sees them.
+        sinks: rows of the sinks' tables, in the order of their commits.
         letters: dead letters, decoded.
     """
 
@@ -101,11 +101,11 @@ class End:
 
 class Workload:
     """
-    Base class: say what runs and what goes in; check as much as you know.
+    Base class: declare what runs and what goes in, and check its results.
 
     Attributes:
         name: for the report.
-        records_max: how many records a seed creates at most.
+        records_max: the most records that a seed creates.
     """
 
     name = "workload"
@@ -113,27 +113,27 @@ class Workload:
 
     def begin(self, draw: Draw) -> None:
         """
-        Decide by chance what this seed's pipeline looks like, before it is declared the first time.
+        Draw this seed's variant of the pipeline, before it is first declared.
         """
 
     def pipeline(self) -> EnginePipeline:
         """
-        Declare the pipeline, anew for each process.
+        Declare the pipeline; called for each process.
 
         Its injectors need ``id="id"``, ``at="at"`` and ``watermark=ManualWatermark()``: publishers
-        repeat records until they are acknowledged, and promise times themselves. Sinks into
-        Delta tables write to disks of the simulated world; others are left alone.
+        repeat records until they are acknowledged, and promise watermarks themselves. Sinks into
+        Delta tables write to disks of the simulated world; other sinks are used as they are.
         """
         raise NotImplementedError
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
         """
-        Make a record: its stream and its fields; ``id`` and ``at`` are added.
+        Create a record: its stream and its fields; ``id`` and ``at`` are added.
 
         Args:
-            draw: chance.
-            number: how many were made before.
-            poison: make one whose processing raises; a workload without such records ignores it.
+            draw: the source of randomness.
+            number: number of records created before.
+            poison: create a record whose processing raises; a workload without such records ignores it.
         """
         raise NotImplementedError
 
@@ -144,15 +144,15 @@ class Workload:
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
         """
-        Check a table version, after its rows; ``productions`` are those that nobody has consumed yet.
+        Check a table version, after its rows; ``productions`` are those that no consumer has consumed yet.
         """
 
     def check_cut(self, version: int, states: Mapping[str, Mapping[str, Any]]) -> None:
         """
-        Check what a reader sees at a table version: decoded states by computation and key.
+        Check a reader's view of a table version: decoded states by computation and key.
         """
 
     def check_end(self, end: End) -> None:
         """
-        Check what is there at the end.
+        Check the final state.
         """

@@ -1,9 +1,9 @@
 """
-The world of a simulation: one time, the disks, the lease service, and what will happen when.
+The world of a simulation: one time, the disks, the lease service, and the scheduled events.
 
 Everything happens in one thread. Processes take turns: a turn runs until it is over, but at each
-call to a disk the world may let it die, make the call fail, or let others act first (so that a
-process can be paused in the middle of a commit while another takes over and goes on).
+call to a disk the world may kill the process, fail the call, or let others act first, so that a
+process can be paused in the middle of a commit while another takes over.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Crash(BaseException):
 
 class Mortal(Protocol):
     """
-    A process as the world sees it: it has a name, and it may die.
+    A process as the world sees it: it has a name, and it can die.
     """
 
     name: str
 
     def die(self, where: str) -> None:
         """
-        End here and now, by raising `Crash`.
+        End immediately by raising `Crash`.
         """
         ...
 
@@ -66,16 +66,16 @@ class Mortal(Protocol):
 
 class World:
     """
-    What processes and actors share.
+    The state that processes and actors share.
 
     Args:
-        seed: where all chance comes from.
-        kinds: kinds of faults that are on; ``None`` lets chance decide.
-        deaths: failpoints; whichever process reaches the first of them dies there, then the second …
+        seed: the source of randomness.
+        kinds: kinds of faults to enable; ``None`` draws them.
+        deaths: failpoints; the first process to reach the first of them dies there, then the second …
 
     Attributes:
         others_act: lets others act while a process is paused; set by the simulation.
-        landed: told of each object that has come to be on a disk; set by the simulation.
+        landed: called with each object that is created on a disk; set by the simulation.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class World:
 
     def disk(self, name: str) -> MemoryObjects:
         """
-        The disk of that name, empty when first asked for.
+        The disk of that name; created empty on first use.
         """
         if name not in self.disks:
             self.disks[name] = MemoryObjects(f"simulated-{name}")
@@ -108,7 +108,7 @@ class World:
 
     def break_promise(self, violation: Violation) -> None:
         """
-        Remember a broken promise, whatever becomes of the code that was running.
+        Record a broken promise, even if the running code swallows the error.
         """
         self.violations.append(violation)
         raise violation
@@ -117,14 +117,14 @@ class World:
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
         """
-        Let something happen after a while.
+        Schedule an action after a delay.
         """
         due_us = self.now_us + int(delay_ms * 1_000)
         heapq.heappush(self._agenda, (due_us, next(self._numbers), action))
 
     def pass_time(self, duration_ms: float) -> None:
         """
-        Let time go on, and what is due happen.
+        Advance the time, and run what is due.
         """
         until_us = self.now_us + max(int(duration_ms * 1_000), 1)
         while self._agenda and self._agenda[0][0] <= until_us:
@@ -135,16 +135,16 @@ class World:
 
     def make_peace(self) -> None:
         """
-        No more faults: what is under way still happens, but lease sessions of the living do not end.
+        End all faults: scheduled events still happen, but lease sessions of live processes do not end.
         """
         self.swarm.active = False
         self.tell("world", "is at peace")
 
-    # -- what befalls processes ------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------
 
     def reached(self, name: str) -> None:
         """
-        Code has reached a failpoint: the process whose turn it is may die there.
+        Code has reached a failpoint: the running process may die there.
         """
         self.failpoints[name] += 1
         if not self.turns:
@@ -158,7 +158,7 @@ class World:
 
     def pause(self, process: Mortal) -> None:
         """
-        A process stands still: others act, and it may be somebody else's world afterwards.
+        Pause a process while others act; another may own the pipeline afterwards.
         """
         if len(self.turns) > _PAUSES_DEEP:
             return
@@ -168,7 +168,7 @@ class World:
 
     def tell(self, who: str, what: str) -> None:
         """
-        Add to the trace.
+        Add an event to the trace.
         """
         self.trace.add(self.now_us, who, what)
 

@@ -1,9 +1,9 @@
 """
 Runs transcripts: windows, triggers and time described in YAML, on the real runners.
 
-``python -m millpond.testing.transcripts FILE…`` runs every document of each file and prints a
-line for each. The format is that of Apache Beam's trigger transcripts with a few steps and
-fields of our own, so cases written there run here unchanged.
+``python -m millpond.testing.transcripts FILE…`` runs every document of each file and prints a line
+for each. The format is that of Apache Beam's trigger transcripts with a few additional steps and
+fields, so Beam's cases run unchanged.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TOGETHER: Final = {"local": 1, "spark": 50}
 
 class TranscriptError(Exception):
     """
-    What happened is not what the transcript says.
+    The run differs from the transcript.
     """
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
     """
-    All documents of YAML files, as they are; empty ones are left out.
+    All non-empty documents of YAML files, unparsed.
     """
     for path in paths:
         with path.open(encoding="utf-8") as file:
@@ -53,7 +53,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
 
 class _Part:
     """
-    One transcript of a play: how far it is, its panes that nobody has expected yet, its watermarks.
+    One transcript of a play: its position, its panes not yet expected, and its watermarks.
     """
 
     def __init__(self, document: Any) -> None:
@@ -73,7 +73,7 @@ class _Part:
 
     def act(self, run: TranscriptRun) -> None:
         """
-        Do all that is expected here, and then the next step; a failure ends the part.
+        Check everything expected now, then do the next step; a failure ends the part.
         """
         try:
             self._act(run)
@@ -82,14 +82,14 @@ class _Part:
 
     def collect(self, run: TranscriptRun) -> None:
         """
-        Take the panes that have come.
+        Fetch the panes emitted since the last call.
         """
         if not self.is_over:
             self._panes += run.panes(self.number)
 
     def fail(self, failure: Exception) -> None:
         """
-        End the part.
+        End the part with a failure.
         """
         self.is_over, self.failure = True, failure
 
@@ -129,15 +129,18 @@ class _Part:
         self._watermarks |= marks
         moved = {percentile: mark for percentile, mark in marks.items() if mark > -math.inf}
         if moved:
-            ends = {each: None if mark == math.inf else seconds_us(mark) for each, mark in moved.items()}
+            ends = {
+                percentile: None if mark == math.inf else seconds_us(mark)
+                for percentile, mark in moved.items()
+            }
             run.advance_watermarks(ends, self.number)
 
     def _expect(self, expected: Sequence[dict[str, Any]]) -> None:
-        for one in expected:
-            found = next((pane for pane in self._panes if matches(one, pane)), None)
-            if found is None:
-                raise TranscriptError(f"Unmatched output {one} in {self._panes}")
-            self._panes.remove(found)
+        for fields in expected:
+            match = next((pane for pane in self._panes if matches(fields, pane)), None)
+            if match is None:
+                raise TranscriptError(f"Unmatched output {fields} in {self._panes}")
+            self._panes.remove(match)
 
     def _nothing_left(self, when: str) -> None:
         if self._panes:
@@ -159,7 +162,7 @@ def _play(parts: Sequence[_Part], opener: Opener, *, restart: bool) -> None:
 
 def _play_on(parts: Sequence[_Part], run: TranscriptRun, *, restart: bool) -> None:
     """
-    Each part does a step a round, while the clock shows its time.
+    Advance each part by one step per round, while the clock shows its time.
     """
     now_us = 0
     while active := [part for part in parts if not part.is_over]:
@@ -183,13 +186,13 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
     Play documents side by side in one run.
 
     Args:
-        documents: as they were read from YAML.
+        documents: as read from YAML.
         opener: starts the runner.
         restart: also stop and start the runner between all steps.
 
     Returns:
-        Why each document fails; ``None`` if it passes, be it by failing as it says. One that fails
-        in company is played again alone, and that counts.
+        Why each document fails; ``None`` if it passes, or fails as it says it must. A document that
+        fails in company is played again alone, and that result counts.
     """
     parts = [_Part(document) for document in documents]
     playing = [part for part in parts if not part.is_over]
@@ -197,7 +200,7 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
         part.number = number
     try:
         _play(playing, opener, restart=restart)
-    except Exception as failure:  # noqa: BLE001 - it ends all parts, whosever failure it was
+    except Exception as failure:  # noqa: BLE001 - a failure of the run ends all parts
         for part in playing:
             part.fail(part.failure or failure)
     whys = [_why(part.document, part.failure) for part in parts]
@@ -209,7 +212,7 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
 
 def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str | None:
     """
-    Why a document fails, played alone; ``None`` if it passes, be it by failing as it says.
+    Why a document fails when played alone; ``None`` if it passes, or fails as it says it must.
     """
     return failures_of([document], opener, restart=restart)[0]
 
@@ -232,7 +235,7 @@ _CHECKPOINT_MANAGER: Final = (
 def _spark() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    # Workers would otherwise start whatever `python3` is first on the path, without our packages.
+    # Workers would otherwise run the first `python3` on the path, without our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = {
         "spark.driver.bindAddress": "127.0.0.1",

@@ -1,9 +1,9 @@
 """
-Constructor text such as ``AfterWatermark(early=AfterCount(2))``, read without running it.
+Constructor text such as ``AfterWatermark(early=AfterCount(2))``, parsed without executing it.
 
-Only calls, names and constants are understood, and only the names of the windowing library,
-so a file of transcripts cannot run code. Plain numbers where a duration or an instant belongs
-are seconds, as in the format that transcripts come from.
+Only calls, names and constants are accepted, and only names of the windowing library, so a
+transcript cannot run code. Plain numbers in place of a duration or an instant are seconds, as in
+Beam's format.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def seconds_us(seconds: float) -> int:
 
 class CustomTimestampingFixedWindowsWindowFn(FixedWindows):
     """
-    Fixed windows in which an element stands for the time 100 seconds later.
+    Fixed windows in which an element counts as 100 seconds later (Beam's test window function).
     """
 
     def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - wherever it is
         """
-        The time and 100 seconds.
+        The time plus 100 seconds.
         """
         return at + 100 * SECOND_US
 
 
 class UpTo(ShouldEmit):
     """
-    A trigger of user code: emits when the elements so far add up to a bound.
+    A trigger with user code: emits when the elements add up to a bound.
     """
 
     def __init__(self, total: int) -> None:
@@ -87,14 +87,14 @@ class _Adder:
 
 def sum_of(states: Any) -> Any:
     """
-    What merged windows had added up to.
+    The sum over merged windows.
     """
     return sum(state or 0 for state in states)
 
 
 class HashJoinTrigger(ShouldEmit):
     """
-    The patent's example of logic in a trigger: emits when both sides of a join have come.
+    The patent's example of a data-driven trigger: emits when both sides of a join have arrived.
 
     A value's side is its first word.
     """
@@ -117,7 +117,7 @@ def _all_sides(states: Any) -> Any:
 
 class AskingTo(Repeatedly):
     """
-    Repeats a trigger, and asks each time to ``keep`` or to ``clear`` what was shown.
+    Repeats a trigger, and asks at each firing to ``keep`` or ``clear`` the contents.
     """
 
     asked: ClassVar[dict[str, Contents]] = {"keep": Contents.KEEP, "clear": Contents.CLEAR}
@@ -192,7 +192,7 @@ _WORDS: Final = frozenset(
         "years",
     )
 )
-"""Words that may stand without quotes."""
+"""Words that need no quotes."""
 
 
 def construct(text: str, kind: type[WindowFn | Trigger]) -> Any:
@@ -204,7 +204,7 @@ def construct(text: str, kind: type[WindowFn | Trigger]) -> Any:
         AfterEach(AfterCount(count=2), Default())
 
     Raises:
-        InvalidError: the text is no constructor, or names something that is not in the library.
+        InvalidError: the text is not a constructor, or names something outside the library.
     """
     try:
         tree = ast.parse(str(text).strip(), mode="eval").body

@@ -1,8 +1,8 @@
 """
-What a transcript touches, and few transcripts that together touch all that many do.
+The features that a transcript exercises, and a small set of transcripts that covers all of them.
 
-A run on Spark costs seconds where one in memory costs milliseconds; so every commit is held to a
-sample there, chosen by what it touches, and all documents to both runners now and then.
+A run on Spark costs seconds where one in memory costs milliseconds; so each commit runs a sample
+there, chosen by features, and all documents run on both runners periodically.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def constructor_names(text: str) -> frozenset[str]:
 
 def _nested(text: str) -> Iterator[tuple[str, str]]:
     """
-    Each name with the one that it stands in.
+    Each name with the name of the constructor that contains it.
     """
     waiting = [(ast.parse(text.strip(), mode="eval").body, "")]
     while waiting:
@@ -50,74 +50,74 @@ def _nested(text: str) -> Iterator[tuple[str, str]]:
             name = ast.unparse(node)
         else:
             continue
-        # Words such as `event` and `days` stand in lower case, or in capitals, for themselves.
+        # Words such as `event` and `days`, in lower case or capitals, are arguments, not constructors.
         if name != name.lower() and name != name.upper():
             yield name, parent
 
 
 def features_of(document: Mapping[str, Any]) -> frozenset[Hashable]:
     """
-    What a document touches: constructors, choices and their combinations, steps, fields of panes.
+    The features of a document: constructors, choices and their combinations, steps, fields of panes.
 
     Args:
-        document: as it was read from YAML, with constructors that can be parsed.
+        document: as read from YAML, with constructors that can be parsed.
     """
     said = _DEFAULTS | {name: document[name] for name in _DEFAULTS if name in document}
     triggers, windows = list(_nested(str(said["trigger_fn"]))), constructor_names(str(said["window_fn"]))
     mode = said["accumulation_mode"]
-    found: set[Hashable] = {("constructor", name) for name in windows | {name for name, _ in triggers}}
-    found |= {(choice, said[choice]) for choice in _DEFAULTS if choice not in ("window_fn", "trigger_fn")}
-    found |= {("mode of windows", mode, name) for name in windows & {_MERGING, "SlidingWindows"}}
-    found |= {("in AfterWatermark", name) for name, parent in triggers if parent == "AfterWatermark"}
+    features: set[Hashable] = {("constructor", name) for name in windows | {name for name, _ in triggers}}
+    features |= {(choice, said[choice]) for choice in _DEFAULTS if choice not in ("window_fn", "trigger_fn")}
+    features |= {("mode of windows", mode, name) for name in windows & {_MERGING, "SlidingWindows"}}
+    features |= {("in AfterWatermark", name) for name, parent in triggers if parent == "AfterWatermark"}
     if _MERGING in windows:
-        found |= {("merges", name) for name, parent in triggers if not parent}
-    found.add(("lateness", bool(document.get("allowed_lateness"))))
-    found |= {("fails", "error" in document)}
-    found |= {("around", name) for name in ("by_arrival", "shift", "then") if document.get(name)}
-    found.add(("horizon", str(document.get("late_data_horizon", 0)).isalpha()))
-    found |= _of_steps(document["transcript"])
-    return frozenset(found)
+        features |= {("merges", name) for name, parent in triggers if not parent}
+    features.add(("lateness", bool(document.get("allowed_lateness"))))
+    features |= {("fails", "error" in document)}
+    features |= {("around", name) for name in ("by_arrival", "shift", "then") if document.get(name)}
+    features.add(("horizon", str(document.get("late_data_horizon", 0)).isalpha()))
+    features |= _of_steps(document["transcript"])
+    return frozenset(features)
 
 
 def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
-    found: set[Hashable] = set()
+    features: set[Hashable] = set()
     for step in steps:
         ((action, argument),) = step.items()
-        found.add(("step", action))
+        features.add(("step", action))
         if action == "expect":
             flags = ("early", "late", "retraction", "first", "final")
-            found |= {("pane", flag, pane[flag]) for pane in argument for flag in flags if flag in pane}
+            features |= {("pane", flag, pane[flag]) for pane in argument for flag in flags if flag in pane}
         if action == "watermark":
-            found.add(("watermark", "by percentile" if isinstance(argument, dict) else "low"))
+            features.add(("watermark", "by percentile" if isinstance(argument, dict) else "low"))
         if action == "input":
-            fields = (name for one in argument if isinstance(one, dict) for name in one)
-            found |= {("element", name) for name in fields}
-    return found
+            fields = (name for element in argument if isinstance(element, dict) for name in element)
+            features |= {("element", name) for name in fields}
+    return features
 
 
 def cover(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """
-    Few and short documents that touch all that the given ones do.
+    A small set of short documents that has every feature of the given ones.
 
     Returns:
-        Some of the documents, in their order; always the same of the same.
+        Some of the documents, in their order; the same for the same documents.
     """
     features = [features_of(document) for document in documents]
-    missing = {one for each in features for one in each}
+    missing = {feature for document_features in features for feature in document_features}
     chosen: set[int] = set()
     while missing:
         best = max(
             range(len(documents)),
-            key=lambda place: len(features[place] & missing) / (5 + _cost(documents[place])),
+            key=lambda index: len(features[index] & missing) / (5 + _cost(documents[index])),
         )
         chosen.add(best)
         missing -= features[best]
-    return [documents[place] for place in sorted(chosen)]
+    return [documents[index] for index in sorted(chosen)]
 
 
 def _cost(document: Mapping[str, Any]) -> int:
     """
-    Steps make rounds, and so does every time of the clock that nobody shares.
+    The number of rounds: one per step, and one per distinct time of the clock.
     """
     steps = [next(iter(step)) for step in document["transcript"]]
     return len(steps) + steps.count("clock")

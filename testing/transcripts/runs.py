@@ -1,8 +1,8 @@
 """
-What plays transcripts: windowed steps side by side on a real runner, moved by hand.
+Runs that play transcripts: windowed steps side by side on a real runner, advanced explicitly.
 
-Steps of one run share its clock, its store and its restarts; each has an input and a watermark
-of its own, so what comes of one does not depend on its neighbours.
+Steps of one run share its clock, its store and its restarts; each has an input and a watermark of
+its own, so its results do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SCHEMAS: Final = (
     pa.schema({"key": _TEXT, "at": pa.int64(), "id": _TEXT, "value": _TEXT}),
     pa.schema({"key": _TEXT, "at": pa.int64(), "rows": _TEXT}),
 )
-"""What Spark is given: the rows of one step, or the bundles of several."""
+"""The input of Spark: the rows of one step, or the bundles of several."""
 
 
 def _bundle(step: int) -> str:
@@ -80,7 +80,7 @@ def _windows(step: int) -> str:
 
 class Shelf:
     """
-    A sink that keeps what it gets where the next run finds it.
+    A sink that keeps its rows in this process, where the next run finds them.
     """
 
     def __init__(self, identity: str) -> None:
@@ -92,7 +92,7 @@ class Shelf:
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> Shelf:
         """
-        The sink is its own writer.
+        The sink itself, which is its own writer.
         """
         del store_id, pipeline, name, clock, rng
         return self
@@ -116,14 +116,14 @@ class Shelf:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """
-        Its place is in this process; a copy elsewhere would keep nothing.
+        By identity: rows live in this process, and a copy in another would keep nothing.
         """
         return (Shelf, (self.identity,))
 
 
 def dropped_in(store: Store, step: str) -> int:
     """
-    How many elements were too late for a step.
+    Number of elements that were too late for a step.
     """
     counts = counts_by_computation(store.committer.snapshot.txns, _PIPELINE)
     return counts.get(step, {}).get("dropped", 0)
@@ -131,12 +131,12 @@ def dropped_in(store: Store, step: str) -> int:
 
 class _Hands(Computation):
     """
-    Hands the bundles of one record out: its key is the step, its value the rows.
+    Distributes the bundles of one record, whose key is the step and whose value is the rows.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Produce the rows where their step looks for them.
+        Produce the rows on their step's stream.
         """
         for row in orjson.loads(record.value["rows"]):
             context.produce(_bundle(int(record.key)), row, key=row["key"], at=row["at"])
@@ -153,29 +153,30 @@ def _row(element: Arrived) -> dict[str, Any]:
 
 class TranscriptRun:
     """
-    Windowed steps side by side on a runner, over a store that outlives restarts.
+    Windowed steps side by side on a runner, over a store that persists through restarts.
 
-    Whatever is done takes effect before panes are asked for, before more is done to the same
-    step, before the clock moves and before a restart; what is done to several steps in between
-    takes effect together.
+    Every action takes effect before panes are read, before the next action on the same step, before
+    the clock moves and before a restart; actions on several steps in between take effect together.
 
     Args:
-        strategies: what is run, a step each; a `Stage` is a step with something around it.
+        strategies: one per step; a `Stage` is a step with surrounding steps.
     """
 
     def __init__(self, strategies: Sequence[WindowingStrategy | Stage]) -> None:
-        self._stages = tuple(one if isinstance(one, Stage) else Stage(one) for one in strategies)
+        self._stages = tuple(
+            strategy if isinstance(strategy, Stage) else Stage(strategy) for strategy in strategies
+        )
         self._shelves = tuple(Shelf(f"memory://{_windows(step)}") for step in range(len(self._stages)))
         self._clock = ManualClock(0)
         self._registry = MemoryRegistry()
-        # One for all restarts: a process that draws the names of the one before would meet its files.
+        # Shared by all restarts: repeated draws would give file names that already exist.
         self._rng = SeededRng(1)
         self._touched: set[int] = set()
         self._bundles: dict[int, list[dict[str, Any]]] = {}
         self._store = self._open_store()
         self._run = self._start(self.pipeline())
 
-    # -- what a runner says ----------------------------------------------------------------
+    # -- runner specific -------------------------------------------------------------------
 
     def _open_store(self) -> Store:
         raise NotImplementedError
@@ -185,21 +186,21 @@ class TranscriptRun:
 
     def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
         """
-        Give each of these steps its bundle.
+        Inject the bundle of each of these steps.
         """
         raise NotImplementedError
 
     def _rest(self) -> None:
         """
-        Go on until there is nothing to do, and all is delivered and durable.
+        Run until no work is left, and everything is delivered and durable.
         """
         raise NotImplementedError
 
-    # -- what is done ----------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------
 
     def inject(self, elements: Sequence[Arrived], step: int = 0) -> None:
         """
-        Hand a bundle to a step.
+        Inject a bundle into a step.
         """
         self._touch(step)
         if elements:
@@ -207,13 +208,13 @@ class TranscriptRun:
 
     def advance_watermark(self, at_us: int | None, step: int = 0) -> None:
         """
-        Move the low watermark of a step (``None``: to the end of all input).
+        Advance the low watermark of a step (``None``: to the end of all input).
         """
         self.advance_watermarks({EXACT: at_us}, step)
 
     def advance_watermarks(self, marks: Mapping[float, int | None], step: int = 0) -> None:
         """
-        Move watermarks of a step by percentile (``None``: to the end of all input).
+        Advance watermarks of a step by percentile (``None``: to the end of all input).
         """
         self._touch(step)
         for percentile, at_us in marks.items():
@@ -225,7 +226,7 @@ class TranscriptRun:
 
     def advance_clock(self, micros: int) -> None:
         """
-        Move the clock on the wall, for all steps.
+        Advance the wall clock, for all steps.
         """
         self.settle()
         self._clock.advance_ms(micros / 1_000)
@@ -233,7 +234,7 @@ class TranscriptRun:
 
     def restart(self) -> None:
         """
-        Stop, and start again from the store.
+        Stop, and continue from the store.
         """
         self.settle()
         self._run.stop()
@@ -250,14 +251,14 @@ class TranscriptRun:
 
     def dropped(self, step: int = 0) -> int:
         """
-        How many elements of a step were too late.
+        Number of elements of a step that were too late.
         """
         self.settle()
         return sum(dropped_in(self._store, name) for name in self._stages[step].names(_windows(step)))
 
     def close(self) -> None:
         """
-        Stop, and forget the store.
+        Stop, and delete the store.
         """
         self._run.abandon()
         self._store.close()
@@ -269,7 +270,7 @@ class TranscriptRun:
 
     def settle(self) -> None:
         """
-        Let all that has been done take effect.
+        Let all actions so far take effect.
         """
         if self._touched:
             bundles, self._bundles = self._bundles, {}
@@ -290,7 +291,7 @@ class TranscriptRun:
 
     def _streams(self, step: int) -> tuple[str, ...]:
         """
-        Where the elements of a step come from.
+        The streams of a step's elements.
         """
         return (_input(step),)
 
@@ -300,7 +301,7 @@ class LocalTranscriptRun(TranscriptRun):
     Steps on the local runner, over a store in memory.
 
     Args:
-        strategies: what is run, a step each.
+        strategies: one per step.
     """
 
     _run: LocalRun
@@ -328,12 +329,11 @@ class SparkTranscriptRun(TranscriptRun):
     """
     Steps on the Spark runner, over a store in a folder of its own.
 
-    A superstep takes one batch of one input. So where there are several steps, their bundles come
-    in one batch, and a computation hands them out; what has an id, or gets its time on arrival,
-    comes as itself.
+    A superstep consumes one batch of one input. So bundles of several steps travel in one batch, and a
+    computation distributes them; elements with an id, or with ingress time, are injected directly.
 
     Args:
-        strategies: what is run, a step each.
+        strategies: one per step.
         spark: the session.
     """
 
@@ -362,7 +362,7 @@ class SparkTranscriptRun(TranscriptRun):
         )
         run = runner.open(pipeline)
         if self._has_hands:
-            # It holds nobody back: each step has a watermark of its own.
+            # It holds no step back: each has a watermark of its own.
             run.finish(_BUNDLES)
         return run
 
@@ -405,8 +405,8 @@ class SparkTranscriptRun(TranscriptRun):
         self._run.consume(frame.coalesce(1), position)
 
     def _rest(self) -> None:
-        # One superstep more than there is work for: it waits for the sinks of the one before,
-        # and it journals a watermark that nobody has waited for.
+        # One extra superstep: it waits for the sinks of the previous one, and commits a watermark
+        # that no other superstep has committed.
         for _ in range(_SUPERSTEPS_MAX):
             has_work = self._run.has_work()
             self._run.advance()

@@ -1,5 +1,5 @@
 """
-What may be around a transcript's windowed step: how elements get their times, and steps that follow.
+The surroundings of a transcript's windowed step: how elements get their times, and the steps that follow.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TranscriptSetting:
     The pipeline around a windowed step.
 
     Attributes:
-        by_arrival: elements get the time of their arrival, and the watermark follows the clock.
-        shift_us: by how much each element is moved before it is windowed; ``None``: no such step.
-        late_data_horizon: how far back that may be.
-        then: further windowed steps, each of the panes of the one before.
+        by_arrival: elements get their time of arrival, and the watermark follows the clock.
+        shift_us: shift of each element's time before windowing, in microseconds; ``None`` for no such step.
+        late_data_horizon: how far back the shift may go.
+        then: further windowed steps, each over the panes of the previous one.
     """
 
     by_arrival: bool = False
@@ -48,7 +48,7 @@ class TranscriptSetting:
         The setting that a document describes.
 
         Raises:
-            InvalidError: ``shift`` is no number, or the horizon none.
+            InvalidError: ``shift`` is not a number, or the horizon is invalid.
         """
         shift, horizon = document.get("shift"), document.get("late_data_horizon", 0)
         if shift is not None and (isinstance(shift, bool) or not isinstance(shift, int | float)):
@@ -64,7 +64,7 @@ class TranscriptSetting:
 
     def times(self) -> dict[str, Any]:
         """
-        How an injected stream of rows gets its times: arguments of ``Pipeline.inject``.
+        Arguments of ``Pipeline.inject`` that give an injected stream its times.
         """
         if self.by_arrival:
             return {"at": IngressTime()}
@@ -74,7 +74,7 @@ class TranscriptSetting:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """
-    A windowed step, and what is around it: outside elements go in, and the last step's panes come out.
+    A windowed step with its surroundings, from outside elements to the last step's panes.
     """
 
     strategy: WindowingStrategy
@@ -85,9 +85,9 @@ class Stage:
         Add the steps to a pipeline.
 
         Args:
-            pipeline: it has the streams of elements already.
-            name: the first step's name; what follows it is named after it.
-            streams: where the elements come from, as rows with a JSON ``value``.
+            pipeline: the pipeline, with the streams of elements.
+            name: the first step's name; later steps are named after it.
+            streams: the streams of elements, as rows with a JSON ``value``.
 
         Returns:
             The stream of the last step's panes.
@@ -126,5 +126,5 @@ def value_of(row: Mapping[str, Any]) -> Any:
 class _Shift:
     micros: int
 
-    def __call__(self, value: Any, at: int) -> int:  # noqa: ARG002 - whatever it is
+    def __call__(self, value: Any, at: int) -> int:  # noqa: ARG002 - any value
         return at + self.micros

@@ -1,7 +1,7 @@
 """
-A transcript: a windowed step described as data, with what goes in and what must come out.
+A transcript: a windowed step described as data, with its input and the expected output.
 
-This module reads documents and compares panes; `millpond.testing.transcripts.command` runs them.
+This module parses documents and compares panes; `millpond.testing.transcripts.command` runs them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
-"""What a step may be."""
+"""The actions of steps."""
 
 _GLOBAL: Final = [-math.inf, math.inf]
 _GLOBALS: Final = ("global", [-9_223_372_036_854, 9_223_371_950_454])
-"""Other ways to write the global window; the second is Beam's."""
+"""Other spellings of the global window; the second is Beam's."""
 
 _TIMED: Final = ("value", "at", "key", "id")
 
@@ -45,7 +45,7 @@ _TIMED: Final = ("value", "at", "key", "id")
 @dataclass(frozen=True, slots=True)
 class Step:
     """
-    One step: what is done, and with what.
+    One step: an action and its argument.
     """
 
     action: str
@@ -58,10 +58,10 @@ class Transcript:
     One document.
 
     Attributes:
-        name: what it is called; others may be called the same.
-        error: part of the message with which it must fail; ``None`` when it must not fail.
-        document: the rest, as it was read.
-        steps: what happens.
+        name: its name; need not be unique.
+        error: part of the message with which it must fail; ``None`` if it must pass.
+        document: the other fields, as read.
+        steps: the steps.
     """
 
     name: str
@@ -71,22 +71,22 @@ class Transcript:
 
     def strategy(self) -> WindowingStrategy:
         """
-        The windowing that it is about.
+        The windowing strategy under test.
 
         Raises:
-            InvalidError: the document describes none.
+            InvalidError: the document does not describe one.
         """
         return _strategy(self.document)
 
     def stage(self) -> Stage:
         """
-        It with what is around it: how elements get their times, and the steps that follow.
+        The step with its surroundings: how elements get their times, and the steps that follow.
 
         Raises:
-            InvalidError: the document describes something that cannot be.
+            InvalidError: the document describes an invalid setting.
         """
         following = self.document.get("then", [])
-        if not isinstance(following, list) or not all(isinstance(one, dict) for one in following):
+        if not isinstance(following, list) or not all(isinstance(step, dict) for step in following):
             raise InvalidError("`then` is a list of windowed steps", then=following)
         setting = TranscriptSetting.of(self.document, tuple(map(_strategy, following)))
         return Stage(self.strategy(), setting)
@@ -110,7 +110,7 @@ def read_transcript(document: Any) -> Transcript:
     A transcript from a YAML document.
 
     Raises:
-        InvalidError: it has no steps, or steps of no known kind.
+        InvalidError: it has no steps, or steps of an unknown kind.
     """
     if not isinstance(document, dict) or not isinstance(document.get("transcript"), list):
         raise InvalidError("a transcript is a mapping with a list of steps under `transcript`")
@@ -124,10 +124,10 @@ def read_transcript(document: Any) -> Transcript:
 
 
 def _steps(listed: Sequence[Any]) -> Iterator[Step]:
-    for one in listed:
-        if not isinstance(one, dict) or len(one) != 1:
-            raise InvalidError("a step is one word and its argument", step=one)
-        ((action, argument),) = one.items()
+    for entry in listed:
+        if not isinstance(entry, dict) or len(entry) != 1:
+            raise InvalidError("a step is one word and its argument", step=entry)
+        ((action, argument),) = entry.items()
         if action not in STEPS:
             raise InvalidError("no such step", step=action, steps=list(STEPS))
         yield Step(action, argument)
@@ -175,11 +175,11 @@ def marks_of(argument: Any) -> dict[float, float]:
         raise InvalidError("a watermark is a number, or numbers by percentile", watermark=argument) from cause
 
 
-def _element(one: Any) -> Arrived:
-    fields = one if isinstance(one, dict) else {"value": one}
+def _element(value: Any) -> Arrived:
+    fields = value if isinstance(value, dict) else {"value": value}
     at = fields.get("at", fields.get("value"))
     if isinstance(at, bool) or not isinstance(at, int | float) or not set(fields) <= set(_TIMED):
-        raise InvalidError("an element is a time in seconds, or {value, at, key, id}", element=one)
+        raise InvalidError("an element is a time in seconds, or {value, at, key, id}", element=value)
     record_id = fields.get("id")
     return Arrived(
         value=fields.get("value", at),
@@ -227,7 +227,7 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
     """
-    Whether a pane has every field that is expected of it.
+    Whether a pane has every expected field.
 
     Example:
         >>> matches({"index": 0}, {"index": 0, "values": [1]})

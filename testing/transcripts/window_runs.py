@@ -1,8 +1,8 @@
 """
-Many windowed steps in one run: generated strategies share a script, and so a run's cost.
+Many windowed steps in one run: generated strategies share a script, and so the cost of a run.
 
-Each step consumes the same injected stream, so all of them see the same elements, watermarks and
-clocks, and each has a sink of its own.
+Each step consumes the same injected stream, so all see the same elements, watermarks and clocks;
+each has a sink of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PIPELINE = "transcript"
 
 def strategy_of(spec: WindowSpec) -> WindowingStrategy:
     """
-    The engine's strategy that the oracle's words describe.
+    The engine's strategy for the oracle's description.
     """
     return WindowingStrategy(
         window_fn=construct(trigger_text(spec.window_fn), WindowFn),
@@ -57,7 +57,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
 
 def pane_of(key: str, shown: WindowedValue) -> OraclePane:
     """
-    A pane of the engine in the oracle's words.
+    The engine's pane as the oracle's.
     """
     pane = shown.pane
     return OraclePane(
@@ -76,14 +76,14 @@ def pane_of(key: str, shown: WindowedValue) -> OraclePane:
 
 def arrived(arrivals: Iterable[Arrival]) -> list[Arrived]:
     """
-    The elements as runs take them.
+    The elements in the form that runs take.
     """
-    return [Arrived(value=one.value, at_us=one.at, key=one.key, id=None) for one in arrivals]
+    return [Arrived(value=arrival.value, at_us=arrival.at, key=arrival.key, id=None) for arrival in arrivals]
 
 
 class _Steps:
     """
-    The pipeline of many steps, and what comes out of each.
+    A pipeline of many steps, and the output of each.
     """
 
     def __init__(self, specs: Sequence[WindowSpec]) -> None:
@@ -92,7 +92,7 @@ class _Steps:
 
     def pipeline(self) -> Pipeline:
         """
-        One injected stream, and every step on it.
+        One injected stream, consumed by every step.
         """
         pipeline = Pipeline(_PIPELINE)
         stream = pipeline.inject(INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
@@ -110,14 +110,14 @@ class _Steps:
 
 class _WindowRun(TranscriptRun):
     """
-    What a run of many steps shows, on either runner.
+    The output of a run of many steps, on either runner.
     """
 
     _steps: _Steps
 
     def pipeline(self) -> Pipeline:
         """
-        One injected stream, and every step on it.
+        One injected stream, consumed by every step.
         """
         return self._steps.pipeline()
 
@@ -130,7 +130,7 @@ class _WindowRun(TranscriptRun):
 
     def drops(self) -> list[int]:
         """
-        How many elements were too late, by step.
+        Number of elements that were too late, by step.
         """
         self.settle()
         return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]

@@ -1,9 +1,9 @@
 """
-Hypothesis strategies for windowed steps and for what happens to them.
+Hypothesis strategies for windowed steps and their scripts.
 
-A script is a list of moves: a bundle of elements of several keys, a watermark, a hand of the
-wall clock, a restart. Times lie on whole seconds and one microsecond beside them, for that is
-where windows, lateness and alarms have their edges.
+A script is a list of moves: a bundle of elements of several keys, a watermark, an advance of the
+wall clock, a restart. Times lie on whole seconds and one microsecond before and after them, where
+windows, lateness and timers have their edges.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND_US: Final = 1_000_000
 _SPAN_S: Final = 25
 
 PERCENTILES: Final = (50, 90)
-"""Percentiles whose watermarks triggers wait for, besides that of the low watermark."""
+"""Percentiles whose watermarks triggers wait for, in addition to the low watermark."""
 
 MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", "accumulate_by_default")
 """How panes may relate."""
@@ -41,7 +41,7 @@ MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", 
 @dataclass(frozen=True, slots=True)
 class Move:
     """
-    What happens next: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (how far) or ``restart``.
+    One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration) or ``restart``.
     """
 
     kind: str
@@ -53,7 +53,7 @@ _Specs: TypeAlias = st.SearchStrategy[TriggerSpec]
 
 def window_fns(*, with_sessions: bool = True) -> st.SearchStrategy[tuple[Any, ...]]:
     """
-    Window functions in the oracle's words.
+    Window functions as the oracle describes them.
     """
     few = st.integers(1, 12)
     kinds: list[st.SearchStrategy[tuple[Any, ...]]] = [
@@ -63,7 +63,7 @@ def window_fns(*, with_sessions: bool = True) -> st.SearchStrategy[tuple[Any, ..
         st.tuples(st.just("CustomTimestampingFixedWindowsWindowFn"), few),
     ]
     if with_sessions:
-        # As often as all the others, for merging is where the most can go wrong.
+        # As often as all others together: merging has the most edge cases.
         kinds += [st.tuples(st.just("Sessions"), st.integers(1, 8))] * 3
     return st.one_of(kinds)
 
@@ -103,15 +103,15 @@ def _compositions(inner: _Specs) -> _Specs:
 
 def triggers() -> _Specs:
     """
-    Every kind of trigger, nested at will.
+    Every kind of trigger, arbitrarily nested.
     """
-    # Half of them start over for ever, or most scripts would end with the first pane.
+    # Half of them repeat for ever; otherwise most scripts would end with the first pane.
     return st.one_of(_nested(), endless_triggers())
 
 
 def endless_triggers() -> _Specs:
     """
-    Triggers that never finish, so no element can come after the last pane.
+    Triggers that never finish, so no element arrives after the last pane.
     """
     return _nested().map(lambda spec: ("Repeatedly", spec))
 
@@ -125,7 +125,7 @@ def instants() -> st.SearchStrategy[int]:
     Event times around whole seconds.
     """
     return st.builds(
-        lambda seconds, beside: seconds * SECOND_US + beside,
+        lambda seconds, offset: seconds * SECOND_US + offset,
         st.integers(0, _SPAN_S),
         st.sampled_from([0, 0, 0, -1, 1]),
     )
@@ -133,7 +133,7 @@ def instants() -> st.SearchStrategy[int]:
 
 def window_specs() -> st.SearchStrategy[WindowSpec]:
     """
-    Windows, trigger, mode, lateness, time of panes, and what comes at the close.
+    Window function, trigger, mode, lateness, timestamp combiner and closing.
     """
     return st.builds(
         WindowSpec,
@@ -151,10 +151,10 @@ def window_specs() -> st.SearchStrategy[WindowSpec]:
 
 def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
     """
-    Elements of a few keys with values of their own, in order of arrival.
+    Elements of a few keys with unique values, in order of arrival.
     """
     times = st.lists(st.tuples(st.sampled_from("ab"), instants()), min_size=1, max_size=size_max)
-    return times.map(lambda found: [Arrival(key, at, value) for value, (key, at) in enumerate(found)])
+    return times.map(lambda pairs: [Arrival(key, at, value) for value, (key, at) in enumerate(pairs)])
 
 
 @st.composite
@@ -167,9 +167,11 @@ def scripts(draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True)
     watermark, value = -1, 0
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=moves_max)):
         if kind == "feed" or not moves:
-            found = draw(arrivals(6))
-            moves.append(Move("feed", tuple(one._replace(value=one.value + value) for one in found)))
-            value += len(found)
+            elements = draw(arrivals(6))
+            moves.append(
+                Move("feed", tuple(element._replace(value=element.value + value) for element in elements))
+            )
+            value += len(elements)
         elif kind == "watermark":
             watermark = max(watermark, draw(instants()))
             moves.append(Move("watermark", watermark))

@@ -1,5 +1,5 @@
 """
-Code that raises, hangs or never does the same twice harms its own record only, on both runners.
+Code that raises, hangs or is nondeterministic harms its own record only, on both runners.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RETRIES = 2
 
 class Bad(Computation):
     """
-    Keeps and passes on what it gets; on the way it may do what the record says.
+    Keeps and forwards its records, and fails as they say.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Half of the effects come before the mischief, half after it.
+        Half of the effects come before the failure, half after it.
         """
         n, does, call = record.value["n"], record.value["does"], next(CALLS)
         context.produce("out", {"n": n, "call": call})
@@ -55,7 +55,7 @@ class Bad(Computation):
 
 class Pairs(Computation):
     """
-    Keeps what it gets: both halves of a record must come from one call.
+    Keeps its records: both halves of a record must come from one call.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -83,19 +83,19 @@ def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
 
 def rows(*does: str) -> list[dict[str, Any]]:
     """
-    Two keys, a good one and a bad one, whose records take turns.
+    Records of a good and a bad key, alternating.
     """
-    found = []
-    for number, one in enumerate(does):
-        found.append({"k": "bad", "n": 2 * number, "does": one})
-        found.append({"k": "good", "n": 2 * number + 1, "does": "nothing"})
-    return found
+    records = []
+    for number, action in enumerate(does):
+        records.append({"k": "bad", "n": 2 * number, "does": action})
+        records.append({"k": "good", "n": 2 * number + 1, "does": "nothing"})
+    return records
 
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """
-    Opens a pipeline on the runner at hand.
+    Opens a pipeline on the current runner.
     """
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
@@ -106,13 +106,13 @@ def letters(pond: Play) -> list[dict[str, Any]]:
     """
     The dead letters, by time.
     """
-    found = [orjson.loads(state) for state in pond.states("dead_letters").values()]
-    return sorted(found, key=lambda letter: str(letter["at"]))
+    dead = [orjson.loads(state) for state in pond.states("dead_letters").values()]
+    return sorted(dead, key=lambda letter: str(letter["at"]))
 
 
 def kept(pond: Play) -> tuple[list[int], list[int]]:
     """
-    What the bad key and the good one have kept; and each record's two halves come from one call.
+    What the bad and the good key have kept, after checking that each record's two halves come from one call.
     """
     states = {key: orjson.loads(state) for key, state in pond.states("bad").items()}
     pairs = [pair for state in pond.states("pairs").values() for pair in orjson.loads(state)]
@@ -123,7 +123,7 @@ def kept(pond: Play) -> tuple[list[int], list[int]]:
 
 def test_code_that_raises_or_hangs(play: Open) -> None:
     """
-    Its records become dead letters that say why; what came before and after them counts once.
+    Its records become dead letters with the reason; the records before and after them count once.
     """
     pond = play(bad())
     pond.inject("in", rows("nothing", "raises", "nothing", "spins", "nothing"))
@@ -138,7 +138,7 @@ def test_code_that_raises_or_hangs(play: Open) -> None:
 
 def test_code_that_never_does_the_same_twice(play: Open) -> None:
     """
-    However often it ran, the effects of one call count, and of no other.
+    After any number of attempts, exactly one call's effects count.
     """
     pond = play(bad())
     pond.inject("in", rows(*["raises now and then"] * 6))
@@ -154,7 +154,7 @@ def test_code_that_never_does_the_same_twice(play: Open) -> None:
 
 def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
     """
-    The error names computation and key, and nothing of the superstep is there.
+    The error names computation and key, and the superstep leaves no effect.
     """
     pond = play(bad(on_error="stop"))
     with pytest.raises(InvalidError, match=r"user code failed.*`bad`.*`bad`.*exceeds its time limit"):

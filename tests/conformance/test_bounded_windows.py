@@ -1,5 +1,5 @@
 """
-The same pipeline on bounded input: its final panes are those of the stream, on both runners.
+A pipeline on bounded input: its final panes equal those of the stream, on both runners.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _ROWS = [
 
 class Even(WindowFn):
     """
-    A user's own: a window of ten, which merges with the one before it if it begins on an odd ten.
+    A user's window function: windows of ten, of which an odd one merges with its predecessor.
     """
 
     is_merging = True
 
     def assign(self, element: Element) -> Sequence[Window]:
         """
-        The ten that the element is in.
+        The window of ten that contains the element.
         """
         start = element.at // 10 * 10
         return (Window(start, start + 10),)
 
     def merge(self, windows: Sequence[Window]) -> Sequence[Merge]:
         """
-        Two tens become a twenty.
+        Merge two windows of ten into one of twenty.
         """
         pairs: dict[int, list[Window]] = {}
         for window in windows:
             pairs.setdefault(window.start // 20 * 20, []).append(window)
         return [
-            Merge(tuple(found), Window(start, start + 20)) for start, found in pairs.items() if len(found) > 1
+            Merge(tuple(pair), Window(start, start + 20)) for start, pair in pairs.items() if len(pair) > 1
         ]
 
 
@@ -72,7 +72,7 @@ class Final(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Replace what was shown of the window.
+        Replace the window's previous pane.
         """
         shown, kept = record.value, context.state.get({})
         assert not record.late
@@ -81,7 +81,7 @@ class Final(Computation):
 
 def make() -> Pipeline:
     """
-    Fixed windows, sessions, and windows of the user's own, the first ones windowed again.
+    Fixed windows, sessions and a user's windows, the first of them windowed again.
     """
     pipeline = Pipeline("bounded")
     stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(20))
@@ -102,16 +102,16 @@ def _value(row: Any) -> int:
 
 def finals(store: Store) -> dict[str, dict[str, Any]]:
     """
-    What each of the last computations kept, by key; the order of values is that of arrival, so none.
+    What each last computation kept, by key, with values in no particular order.
     """
-    found = {}
+    values = {}
     for name in ("fixed", "again", "counts", "own"):
         for row in store.rows_view(name).to_arrow().to_pylist():
             kept = orjson.loads(row["state"]).items()
-            found[f"{name} {row['key']}"] = {
+            values[f"{name} {row['key']}"] = {
                 window: sorted(value) if isinstance(value, list) else value for window, value in kept
             }
-    return found
+    return values
 
 
 def streamed() -> dict[str, dict[str, Any]]:

@@ -1,5 +1,5 @@
 """
-Event times that user code moves, or that arrival gives: the same on both runners.
+Event times that user code moves, or that arrival gives, are the same on both runners.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Open = Callable[[Callable[[], Pipeline]], Any]
 
 class Panes(Computation):
     """
-    Keeps what it is shown: the window's start, the values, and whether the record was late.
+    Keeps each pane's window start, values, and whether the record was late.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Append it.
+        Append the pane.
         """
         shown = record.value
         entry = [shown["window"][0] - START_US, sorted(shown["value"]), record.late]
@@ -46,21 +46,21 @@ class Panes(Computation):
 
 def rows(*at: int, move: int = 0) -> list[dict[str, Any]]:
     """
-    Rows at these times, which ask to be moved.
+    Rows at these times, with a requested shift.
     """
-    return [{"k": "k", "t": START_US + each, "move": move} for each in at]
+    return [{"k": "k", "t": START_US + seconds, "move": move} for seconds in at]
 
 
 def moved(value: Any, at: int) -> int:
     """
-    The time that a row asks for.
+    The time that a row requests.
     """
     return at + int(value["move"])
 
 
 def shifting(horizon: Any) -> Callable[[], Pipeline]:
     """
-    Rows move themselves, and are then collected in windows of ten microseconds.
+    Rows shift their times, and are collected in windows of ten microseconds.
     """
 
     def make() -> Pipeline:
@@ -76,7 +76,7 @@ def shifting(horizon: Any) -> Callable[[], Pipeline]:
 
 def arriving() -> Pipeline:
     """
-    Rows by the time of their arrival, in windows of ten seconds.
+    Rows with ingress time, in windows of ten seconds.
     """
     pipeline = Pipeline("times")
     stream = pipeline.inject("s", key="k", at=IngressTime())
@@ -86,20 +86,20 @@ def arriving() -> Pipeline:
 
 def panes(run: Play) -> list[list[Any]]:
     """
-    What the last computation was shown.
+    The panes that the last computation has seen.
     """
-    found = run.states("panes").get("k", "[]")
-    return list(orjson.loads(found))
+    state = run.states("panes").get("k", "[]")
+    return list(orjson.loads(state))
 
 
 class Facts:
     """
-    Each fact is a test; who inherits brings a runner.
+    One test per fact; subclasses provide the runner.
     """
 
     def test_a_horizon_holds_the_watermark_back(self, play: Open) -> None:
         """
-        By as much as it says, at once and after a restart, so that what is moved back is not late.
+        The watermark is held back by the horizon, also after a restart, so moved values are not late.
         """
         run = play(shifting("10us"))
         run.inject("s", rows(25))
@@ -119,7 +119,7 @@ class Facts:
 
     def test_a_window_by_arrival_is_complete_when_the_clock_has_passed_it(self, play: Open) -> None:
         """
-        Though nothing comes any more, also after a restart, and whatever times the rows bring.
+        A window of ingress time closes with the clock, without input, after a restart, and whatever times rows have.
         """
         run = play(arriving)
         run.inject("s", rows(500, move=1))
@@ -142,7 +142,7 @@ class Facts:
 
     def test_without_bound_it_is_openly_late(self, play: Open) -> None:
         """
-        The watermark goes on, and what was moved behind it is late: counted, and dropped by its window.
+        With an unbounded horizon the watermark advances, and values moved behind it are counted as late and dropped.
         """
         run = play(shifting("unbounded"))
         run.inject("s", rows(25))
@@ -159,7 +159,7 @@ class Facts:
 
 class TestLocalRunner(Facts):
     """
-    On the local runner, with what needs no second runner.
+    The facts on the local runner, and those that need only one runner.
     """
 
     @pytest.fixture
@@ -172,7 +172,7 @@ class TestLocalRunner(Facts):
 
     def test_time_of_arrival_stands_while_a_clock_that_was_set_back_catches_up(self, play: Open) -> None:
         """
-        What arrives meanwhile is not late: it gets the time that had been reached.
+        After the clock was set back, records get the time already reached, and are not late.
         """
         run = play(arriving)
         run.clock.advance_ms(12_000)
@@ -190,7 +190,7 @@ class TestLocalRunner(Facts):
 
     def test_beyond_the_horizon_is_refused(self, play: Open) -> None:
         """
-        A value that is moved too far back becomes a dead letter; the others go on.
+        A value that is moved beyond the horizon becomes a dead letter; other values continue.
         """
         run = play(shifting("10us"))
         run.inject("s", [*rows(25, move=-11), *rows(25, move=-1)])
@@ -202,7 +202,7 @@ class TestLocalRunner(Facts):
 
     def test_forwards_is_free(self, play: Open) -> None:
         """
-        Without a horizon nothing is held back, and nothing that is moved forwards is late.
+        Without a horizon nothing is held back, and values moved forwards are not late.
         """
         run = play(shifting(0))
         run.inject("s", rows(5, move=20))
@@ -217,7 +217,7 @@ class TestLocalRunner(Facts):
 
 class TestSpark(Facts):
     """
-    On Spark.
+    The facts on Spark.
     """
 
     @pytest.fixture

@@ -32,13 +32,13 @@ CLOCK = SystemClock()
 INTERVAL = Interval("counter", "a", "m")
 OTHER = Interval("counter", "m", None)
 NOTHING = Sequencer(0)
-# Short enough to wait for its end, long enough for a busy machine.
+# Short enough to await its expiry, long enough for a busy machine.
 SHORT_SESSION_MS = 1_000
 
 
 class World(Protocol):
     """
-    A lease service for one store, and what can be done to its writers.
+    A lease service for one store, and operations on its writers' connections.
     """
 
     def open(self, writer_id: str, session_timeout_ms: int = 10_000) -> Leases: ...
@@ -49,7 +49,7 @@ class World(Protocol):
 
     def expire_session(self, leases: Leases) -> None:
         """
-        End the session; the writer hears of it, if only later.
+        Expire the session; the writer is notified, perhaps later.
         """
         ...
 
@@ -101,7 +101,7 @@ class ZooKeeperWorld:
         self._proxy(leases).mend()
 
     def expire_session(self, leases: Leases) -> None:
-        # A standby gets a lease of the cut-off writer only when its session has ended.
+        # A standby gets a lease of the disconnected writer only when its session has expired.
         canary = Interval("canary")
         leases.take(canary, above=NOTHING)
         self.suspend(leases)
@@ -157,7 +157,7 @@ def in_background(wait: threading.Thread) -> threading.Thread:
 
 def test_sequencers_rise_and_exceed_the_table(world: World) -> None:
     """
-    Each taking's sequencer is higher than the one before and than what the table holds.
+    Each acquired lease has a higher sequencer than the previous one and than the table.
     """
     leases = world.open("w1")
 
@@ -171,7 +171,7 @@ def test_sequencers_rise_and_exceed_the_table(world: World) -> None:
 
 def test_newest_taker_wins(world: World) -> None:
     """
-    Taking replaces a live holder, who hears that its lease has ended and who has it.
+    Taking replaces a live holder, which is notified that its lease has ended and who holds it.
     """
     old = world.open("w1").take(INTERVAL, above=NOTHING)
     new = world.open("w2").take(INTERVAL, above=NOTHING)
@@ -196,7 +196,7 @@ def test_refused_taking_names_the_holder(world: World) -> None:
 
 def test_refuse_takes_a_free_lease(world: World) -> None:
     """
-    With ``refuse``, a lease that nobody holds is taken.
+    With ``refuse``, a free lease is taken.
     """
     first = world.open("w1")
     first.release(first.take(INTERVAL, above=NOTHING))
@@ -347,7 +347,7 @@ def test_lost_connection_suspends(world: World) -> None:
 
 def test_lease_taken_while_away_is_lost_on_return(world: World) -> None:
     """
-    A writer whose lease was taken while it was cut off hears so when it is back.
+    A writer whose lease was taken while it was disconnected learns so when it reconnects.
     """
     leases, other = world.open("w1"), world.open("w2")
     lease, kept = leases.take_all({INTERVAL: NOTHING, OTHER: NOTHING})
@@ -363,7 +363,7 @@ def test_lease_taken_while_away_is_lost_on_return(world: World) -> None:
 
 def test_release_while_away_frees_the_lease_on_return(world: World) -> None:
     """
-    A lease that is released while the service is away is free soon after it is back.
+    A lease released while the service is away is free soon after it is back.
     """
     leases, other = world.open("w1"), world.open("w2")
     lease = leases.take(INTERVAL, above=NOTHING)
@@ -394,7 +394,7 @@ def test_expired_session_loses_every_lease(world: World) -> None:
 
 def test_high_water_starts_empty_and_rises(world: World) -> None:
     """
-    The mark is unknown at first, is the highest that was advanced to, and never falls.
+    The mark is unknown at first, is the highest value advanced to, and never falls.
     """
     high_water = world.open("w1").high_water
 
@@ -407,7 +407,7 @@ def test_high_water_starts_empty_and_rises(world: World) -> None:
 
 def test_writers_share_the_high_water_mark(world: World) -> None:
     """
-    Writers of a store see each other's marks, and a late lower one does not pull the mark down.
+    Writers of a store see each other's marks, and a late lower mark does not lower it.
     """
     first, second = world.open("w1").high_water, world.open("w2").high_water
     second.advance(TableVersion(4), "four")

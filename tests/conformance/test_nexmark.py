@@ -43,10 +43,10 @@ KNOWN = [(place, name) for place in FOLDERS for name in QUERIES if name in EXPEC
 _PIECES = 12
 
 ON_SPARK = ("q0", "q3", "q4", "q5", "q8", "q10", "q11", "q12", "q13", "q15", "q19", "q102", "q104", "q105")
-"""A set with every operator; ``-m spark_all`` runs all queries, one by one."""
+"""Queries that together use every operator; ``-m spark_all`` runs all queries, one by one."""
 
 NOT_BY_THE_CLOCK = tuple(query for query in ALL if query.name != "q12")
-"""Queries whose answer does not depend on when it was asked."""
+"""Queries whose answer does not depend on the wall clock."""
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def _answers(queries: Sequence[Query], output: Path) -> dict[str, Bag]:
 
 
 def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[str]]:
-    found = {
+    wrong = {
         name: differences(answer, expected[name]) for name, answer in answers.items() if name in expected
     }
-    return {name: lines for name, lines in found.items() if lines}
+    return {name: lines for name, lines in wrong.items() if lines}
 
 
 # ------------------------------------------------------------------------------------- local runner
@@ -146,7 +146,7 @@ def test_on_the_local_runner(place: str, name: str, store: Store, tmp_path: Path
 
 def test_windows_of_the_wall(tmp_path: Path) -> None:
     """
-    q12 counts what has come between two strokes of a clock on the wall, and begins anew.
+    q12 counts the bids between two ticks of the wall clock, and starts from zero after each.
     """
     clock, query = ManualClock(), QUERIES["q12"]
     rows = EVENTS["own"]["bids"].to_pylist()
@@ -173,7 +173,7 @@ def _counted(bids: Sequence[dict[str, Any]]) -> Bag:
 @pytest.mark.parametrize("seed", [1])
 def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Path) -> None:
     """
-    Events that come shuffled, a few at a time, give the same answers once what was taken back is taken out.
+    Shuffled events, a few at a time, give the same answers after retractions.
     """
     random = np.random.default_rng(seed)
     pieces: list[tuple[str, pa.Table]] = []
@@ -184,8 +184,8 @@ def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Pat
     run = mp.LocalRunner(store, progress=False).start(
         pipeline(ALL, tmp_path, watermark=mp.Perfect()), stepping=True
     )
-    for place in random.permutation(len(pieces)).tolist():
-        run.inject(*pieces[place])
+    for index in random.permutation(len(pieces)).tolist():
+        run.inject(*pieces[index])
         run.step()
     for name in {name for name, _ in pieces}:
         run.finish(name)
@@ -228,7 +228,7 @@ def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Pat
 
 def test_the_set_uses_every_module() -> None:
     """
-    Of every module of queries some are in the set that runs on Spark.
+    The set that runs on Spark has queries of every module.
     """
     modules = {query.build.__module__ for query in ALL}
 

@@ -1,7 +1,7 @@
 """
-What every object store promises: one suite for memory, a disk, and S3.
+The promises of every object store: one suite for memory, disk and S3.
 
-S3 is moto on the loopback interface, spoken to by the very client that production uses.
+S3 is moto on the loopback interface, accessed through the production client.
 """
 
 from __future__ import annotations
@@ -49,13 +49,17 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 
 class TestRules:
     def test_what_was_put_is_got(self, objects: Objects) -> None:
-        """An object has the bytes that it was created with."""
+        """
+        An object has the bytes that it was created with.
+        """
         objects.put_if_absent("a/b", b"bytes")
 
         assert objects.get("a/b") == b"bytes"
 
     def test_put_if_absent_happens_once(self, objects: Objects) -> None:
-        """Of two creations of one object the second fails and changes nothing."""
+        """
+        Of two creations of one object the second fails and changes nothing.
+        """
         objects.put_if_absent("a", b"first")
 
         with pytest.raises(ObjectExistsError):
@@ -63,19 +67,25 @@ class TestRules:
         assert objects.get("a") == b"first"
 
     def test_put_replaces(self, objects: Objects) -> None:
-        """A plain put wins over what was there."""
+        """
+        A plain put replaces existing bytes.
+        """
         objects.put("a", b"first")
         objects.put("a", b"second")
 
         assert objects.get("a") == b"second"
 
     def test_a_missing_object_is_named(self, objects: Objects) -> None:
-        """Getting what is not there raises an error that names it."""
+        """
+        Getting a missing object raises an error that names it.
+        """
         with pytest.raises(ObjectMissingError, match="nowhere"):
             objects.get("nowhere")
 
     def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
-        """Listing a folder gives its objects in order and no neighbour's."""
+        """
+        Listing a folder returns its objects in order, and none of a folder whose name it prefixes.
+        """
         for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
             objects.put_if_absent(path, b"")
 
@@ -84,7 +94,9 @@ class TestRules:
         assert list(objects.list("nowhere")) == []
 
     def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
-        """A missing object among the ones to delete does not keep the others."""
+        """
+        A missing object among those to delete does not prevent the other deletions.
+        """
         objects.put("a", b"")
         objects.put("b", b"")
 
@@ -101,7 +113,9 @@ class TestRules:
         assert list(objects.list("")) == [path]
 
     def test_of_many_creators_at_once_one_succeeds(self, objects: Objects) -> None:
-        """Put-if-absent is atomic: of writers that meet, one wins, and its bytes are what is read."""
+        """
+        Put-if-absent is atomic: of concurrent writers one wins, and its bytes are read.
+        """
         for number in range(20):
             winners = _create_at_once(objects, f"log/{number}")
 
@@ -111,7 +125,9 @@ class TestRules:
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(calls=CALLS)
     def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, bytes]]) -> None:
-        """Whatever is called in whatever order, it answers as a dictionary of paths would."""
+        """
+        Any sequence of calls gives the answers of a dictionary of paths.
+        """
         root = SystemRng().token()
         model: dict[str, bytes] = {}
         for operation, name, data in calls:
@@ -132,7 +148,7 @@ def _create_at_once(objects: Objects, path: str) -> Sequence[bytes]:
             return
         winners.append(data)
 
-    # Of some size, so that a server has to read them for a while.
+    # Large enough that a server takes some time to read them.
     threads = [threading.Thread(target=create, args=(bytes([number]) * 50_000,)) for number in range(WRITERS)]
     for thread in threads:
         thread.start()

@@ -36,12 +36,12 @@ WAIT_MS = 60_000
 
 class Join(Computation):
     """
-    Keeps every fast record until event time has passed it: what a join waiting for slow ones does.
+    Keeps every fast record until event time has passed it, as a join with a slow stream does.
     """
 
     def process_record(self, context: Any, record: Any) -> None:
         """
-        Keep it, and ask to be told when it may go.
+        Keep the record, and set a timer at its time.
         """
         if record.stream == "fast":
             context.state.set([*context.state.get([]), record.at])
@@ -49,7 +49,7 @@ class Join(Computation):
 
     def process_timer(self, context: Any, timer: Any) -> None:
         """
-        Let it go.
+        Drop the record.
         """
         context.state.set([at for at in context.state.get([]) if at != timer.at])
 
@@ -74,7 +74,7 @@ def row(at: int) -> dict[str, Any]:
 
 def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
     """
-    A run that does nothing by itself.
+    A stepping run.
     """
     used = clock or ManualClock(START_US)
     store = Store.in_memory(clock=used, rng=SeededRng(1))
@@ -84,7 +84,7 @@ def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tupl
 
 def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
     """
-    A fast row for each minute, a superstep each, until the run wants no more; the next minute.
+    Inject a fast row per minute, one per superstep, until the run refuses; returns the next minute.
     """
     for minute in minutes:
         try:
@@ -100,7 +100,7 @@ def kept(store: Store) -> int:
     How many records the join keeps.
     """
     rows = store.rows_view("join").to_arrow().to_pylist()
-    return sum(len(json.loads(each["state"])) for each in rows)
+    return sum(len(json.loads(row["state"])) for row in rows)
 
 
 def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
@@ -118,7 +118,7 @@ def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
         run.run_until_quiet()
 
     assert minute == 61
-    # Ten minutes of skew, and the record that went beyond them.
+    # Ten minutes of skew, and the record that exceeded them.
     assert most == 11
     assert kept(store) == 0
     assert run.summary().totals.late == 0
@@ -137,7 +137,7 @@ def test_without_a_limit_everything_is_kept() -> None:
 
 def test_who_waits_is_told_why() -> None:
     """
-    The refusal names the stream; the slow one may go on, and what was handed in stays in order.
+    The refusal names the stream; the slow stream continues, and injected records stay in order.
     """
     _, run = stepping(joined("1m"))
     run.inject("slow", row(0))
@@ -158,7 +158,7 @@ def test_who_waits_is_told_why() -> None:
 
 def test_an_idle_source_is_not_waited_for() -> None:
     """
-    Once the slow stream counts as idle, the fast one is not ahead of anybody.
+    Once the slow stream is idle, the fast one is no longer limited.
     """
     clock = ManualClock(START_US)
     _, run = stepping(joined("1m", idle_after="5s"), clock)
@@ -184,7 +184,7 @@ def test_an_idle_source_is_not_waited_for() -> None:
 
 def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
     """
-    With a worker of its own, the fast source's calls block, and all its records arrive.
+    With a worker thread, the fast source's calls block, and all its records arrive.
     """
     store = Store.in_memory(clock=SystemClock(), rng=SystemRng())
     runner = LocalRunner(store, progress=False, intake_records_max=50)
@@ -207,7 +207,7 @@ def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
 @pytest.mark.parametrize("limit", [0, "-1s", "far"])
 def test_a_limit_that_cannot_work_is_refused(limit: Any) -> None:
     """
-    It is an error where it is written.
+    An invalid limit is an error when it is declared.
     """
     with pytest.raises(InvalidError):
         joined(limit)
@@ -241,7 +241,7 @@ def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
     )
 
     def write(stream: str, *at: int) -> None:
-        lines = "".join(json.dumps(row(each)) + "\n" for each in at)
+        lines = "".join(json.dumps(row(at_us)) + "\n" for at_us in at)
         hidden = tmp_path / stream / f".{at[0]}"
         hidden.write_text(lines)
         # Spark takes files by the time of their modification, and these are written within one tick of it.

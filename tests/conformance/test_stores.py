@@ -1,7 +1,7 @@
 """
-What every store promises, wherever it lies: one suite for memory, a disk, and S3.
+The promises of every store, wherever it is: one suite for memory, disk and S3.
 
-A pipeline runs, is restarted, taken over and read, with nothing changed but the place.
+A pipeline runs, is restarted, taken over and read; only the store's location differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOCK: Final = SystemClock()
 
 class Place:
     """
-    Where a store lies: opened any number of times, it is the same store.
+    The location of a store, which can be opened any number of times.
     """
 
     def open(self) -> Store:
@@ -69,7 +69,7 @@ def address(request: pytest.FixtureRequest, kind: str) -> Address:
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:
     """
-    An empty place of each kind.
+    An empty location of each kind.
     """
     return Memory() if request.param == "memory" else address(request, request.param)
 
@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.fixture(params=["local", "s3"])
 def addressed(request: pytest.FixtureRequest) -> Address:
     """
-    A place that others can open too.
+    A location that other engines can open too.
     """
     return address(request, request.param)
 
@@ -93,7 +93,7 @@ def write(run: LocalRun, *numbers: int) -> None:
 
 def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
     """
-    A run that goes on where another has ended finds rows, ids and positions.
+    A run that continues after another has stopped finds rows, ids and positions.
     """
     with place.open() as store:
         run = start(store)
@@ -108,10 +108,10 @@ def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
 
 def test_a_former_owner_is_fenced(place: Place) -> None:
     """
-    After a take-over the first owner's commit is refused and leaves no trace.
+    After a takeover the former owner's commit is refused and leaves no trace.
     """
-    with place.open() as one, place.open() as other:
-        former, owner = start(one), start(other)
+    with place.open() as former_store, place.open() as other:
+        former, owner = start(former_store), start(other)
         write(owner, 0)
         with pytest.raises(FencedError):
             write(former, 1)
@@ -122,7 +122,7 @@ def test_a_former_owner_is_fenced(place: Place) -> None:
 
 def test_every_version_can_be_read(place: Place) -> None:
     """
-    Each superstep is a version, and an older version is read as it was.
+    Each superstep is a version, and older versions stay readable.
     """
     with place.open() as store:
         run = start(store)
@@ -139,23 +139,23 @@ def test_every_version_can_be_read(place: Place) -> None:
 
 def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
     """
-    The next version of the log is created once, whoever comes second reads the winner's bytes.
+    The next version of the log is created once, and the loser reads the winner's bytes.
     """
-    with place.open() as one, place.open() as other:
-        former, owner = start(one), start(other)
+    with place.open() as first, place.open() as other:
+        former, owner = start(first), start(other)
         write(owner, 0)
         version = other.snapshot().version
         data = other.log.require(version)
         with pytest.raises(ObjectExistsError):
             other.log.objects.put_if_absent(commit_path(version), data + b"\n")
-        assert one.log.require(version) == data
+        assert first.log.require(version) == data
         former.abandon()
         owner.stop()
 
 
 def test_compactions_and_garbage(place: Place) -> None:
     """
-    Compactions and a collection by hand leave the answer as it is, and a store that verifies as sound.
+    Compactions and an offline collection keep the answer, and the store verifies as sound.
     """
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), background=False)
     with place.open() as store:
@@ -174,7 +174,7 @@ def test_compactions_and_garbage(place: Place) -> None:
 
 def test_a_missing_last_commit_is_refused(place: Place) -> None:
     """
-    A log without its newest commit is not opened as an older one.
+    A log without its newest commit is refused, not opened as an older table.
     """
     with place.open() as store:
         run = start(store)
@@ -187,7 +187,7 @@ def test_a_missing_last_commit_is_refused(place: Place) -> None:
 
 def test_other_readers_take_the_same_options(addressed: Address) -> None:
     """
-    Sinks and delta-rs open what the options lead to, and find what was produced and what was stored.
+    Sinks and delta-rs open the store with the same options, and read what was produced and stored.
     """
     sink = DeltaSink(f"{addressed.url}/numbers", storage_options=addressed.options)
     with addressed.open() as store:
@@ -204,7 +204,7 @@ def test_other_readers_take_the_same_options(addressed: Address) -> None:
 
 def test_a_store_that_is_not_there_is_not_made_by_reading(addressed: Address) -> None:
     """
-    Reading where nothing is raises, and leaves nothing behind.
+    Reading a missing store raises, and creates nothing.
     """
     with pytest.raises(InvalidError, match="no store at this path"):
         Store.open(f"{addressed.url}/pond", storage_options=addressed.options, read_only=True)
@@ -213,7 +213,7 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(addressed: Address) ->
 @pytest.mark.zookeeper
 def test_a_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: str) -> None:
     """
-    A runner that is given a URL, an ensemble and options needs nothing else.
+    A runner needs only a URL, an ensemble and storage options.
     """
     url, options = f"{s3_bucket}/pond", s3_server.options
     runner = LocalRunner(url, zookeeper=zookeeper_hosts, storage_options=options, progress=False)

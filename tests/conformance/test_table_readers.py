@@ -70,7 +70,7 @@ def _updates(keys: str, number: int) -> list[Row]:
 
 class BusyTable:
     """
-    A table, and what it must hold at each of its versions.
+    A table, and its expected contents at each version.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ class BusyTable:
 
     def note(self, computation: str = "", added: pa.Table | None = None) -> None:
         """
-        The table has a new version; ``added`` is what it holds more than the one before.
+        Record a new version; ``added`` are its new rows.
         """
         if added is not None:
             self.rows = [
@@ -97,7 +97,7 @@ class BusyTable:
 
     def fence(self) -> None:
         """
-        Take all intervals over.
+        Take over all intervals.
         """
         self.committer.commit(fence_request(1, *INTERVALS))
         self.note()
@@ -248,7 +248,10 @@ def _check_newest(busy: BusyTable) -> Snapshot:
 
 
 def _ageless(snapshot: Snapshot) -> list[LiveFile]:
-    # A checkpoint does not tell when another engine's file came.
+    # A checkpoint does not record the version of another engine's file.
+    """
+    The live files without the versions that added them.
+    """
     files = [replace(file, added_version=TableVersion(0)) for file in snapshot.files]
     return sorted(files, key=lambda file: file.path)
 
@@ -263,7 +266,9 @@ def _readers(busy: BusyTable) -> dict[str, Reader]:
 
 
 def test_without_spark(tmp_path: Path) -> None:
-    """Millpond's commits, delta-rs's append and its checkpoint read alike at every version."""
+    """
+    Millpond's commits and delta-rs's append and checkpoint read alike at every version.
+    """
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -285,7 +290,9 @@ def test_without_spark(tmp_path: Path) -> None:
 
 
 def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
-    """The history that another engine shows names operation, superstep and metrics."""
+    """
+    The history in another engine has operation, superstep and metrics.
+    """
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -316,7 +323,7 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     append_with_spark()
     busy.note(COUNTER, busy.foreign_rows("pq").drop_columns([PARTITION_COLUMN]))
     busy.superstep()
-    append_with_spark()  # Spark skips a version that the table has reached.
+    append_with_spark()  # Spark ignores a version that the table has reached.
     busy.append_with_delta_rs()
     spark.sql(f"OPTIMIZE delta.`{path}`")
     busy.note()

@@ -1,5 +1,5 @@
 """
-What time means is the same on both runners: policies, silence, members, late records, restarts.
+Time has the same semantics on both runners: policies, silence, members, late records, restarts.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
     """
     Rows at these times.
     """
-    return [{"k": key, "t": START_US + each, "host": host, "id": f"{host}{each}"} for each in at]
+    return [{"k": key, "t": START_US + seconds, "host": host, "id": f"{host}{seconds}"} for seconds in at]
 
 
 def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
     """
-    A stream s and a computation c that keeps the times.
+    A stream s and a computation c that keeps its records' times.
     """
     late = options.pop("on_late", "process")
 
@@ -77,12 +77,12 @@ def two_streams() -> EnginePipeline:
 
 class Keeper(Computation):
     """
-    Holds the time of its first record until a row says to let go; passes every record on.
+    Holds the watermark at its first record until a row releases it; forwards every record.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Hold, pass on, release.
+        Hold, forward, release.
         """
         if record.value["host"] == "release":
             context.produce("kept", {"held": context.state.held_at}, at=context.state.held_at)
@@ -94,14 +94,14 @@ class Keeper(Computation):
 
 class Tiers(Computation):
     """
-    Waits for the end of what it got, at two percentiles and at the low watermark.
+    Waits for its records' times at two percentiles and at the low watermark.
     """
 
     percentiles = (80, 99)
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Ask to be called when the time of a marked record is done.
+        Set a timer at the time of a marked record, on each watermark.
         """
         if record.value["host"] == "wait":
             for percentile in (80, 99, 100):
@@ -109,7 +109,7 @@ class Tiers(Computation):
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
-        Note which percentile has come how far.
+        Record the percentile and its watermark.
         """
         seen = [int(timer.percentile), context.watermark_at(timer.percentile) >= timer.at]
         context.state.set([*context.state.get([]), seen])
@@ -117,7 +117,7 @@ class Tiers(Computation):
 
 def tiers() -> EnginePipeline:
     """
-    A stream with an hour of possible disorder and a computation that does not want to wait so long.
+    A stream with an hour of disorder, and a computation that uses lower percentiles.
     """
     pipeline = EnginePipeline("time")
     pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("1h")).apply(Tiers(), name="c")
@@ -126,7 +126,7 @@ def tiers() -> EnginePipeline:
 
 def keepers() -> EnginePipeline:
     """
-    A keeper, and a computation that keeps the times of what it passes on.
+    A keeper, and a computation that keeps the times of the forwarded records.
     """
     pipeline = EnginePipeline("time")
     stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
@@ -136,12 +136,12 @@ def keepers() -> EnginePipeline:
 
 class Facts:
     """
-    Each fact is a test; who inherits brings a runner.
+    One test per fact; subclasses provide the runner.
     """
 
     def test_an_observed_percentile_is_learnt_and_kept(self, play: Open) -> None:
         """
-        The watermark trails by the disorder that was seen; a restart neither loses nor lowers it.
+        The watermark trails by the observed disorder; a restart neither loses nor lowers it.
         """
         run = play(one_stream(watermark=ObservedPercentile(100, records_min=3)))
         run.inject("s", rows(1_000))
@@ -157,7 +157,7 @@ class Facts:
 
     def test_the_users_function_moves_the_watermark(self, play: Open) -> None:
         """
-        It sees the oldest and newest times of what came.
+        A user's policy gets the oldest and newest observed times.
         """
         run = play(one_stream(watermark=UserWatermark(lambda seen: seen.oldest_at)))
 
@@ -167,7 +167,7 @@ class Facts:
 
     def test_the_sources_own_marks_move_the_watermark(self, play: Open) -> None:
         """
-        The greatest mark counts, whatever the records' times; rows without one say nothing.
+        The greatest mark counts, whatever the records' times; rows without a mark have no effect.
         """
         run = play(one_stream(watermark=MarkColumn("created")))
         batch = [{**row, "created": START_US + mark} for row, mark in zip(rows(30, 10), (5, 8), strict=True)]
@@ -180,7 +180,7 @@ class Facts:
 
     def test_late_records_are_dropped_where_that_is_wanted(self, play: Open) -> None:
         """
-        They are counted, user code never sees them, and one at the watermark is not late.
+        With ``drop`` late records are counted but not processed; a record at the watermark is not late.
         """
         run = play(one_stream(watermark=BoundedDisorder(0), on_late="drop"))
         run.inject("s", rows(100))
@@ -194,7 +194,7 @@ class Facts:
 
     def test_late_records_are_processed_by_default(self, play: Open) -> None:
         """
-        They are counted, and user code gets them.
+        By default late records are counted and processed.
         """
         run = play(one_stream(watermark=BoundedDisorder(0)))
         run.inject("s", rows(100))
@@ -209,7 +209,7 @@ class Facts:
         self, play: Open
     ) -> None:
         """
-        A computation chooses by the stream that it consumes; what it counts is counted by computation.
+        A computation chooses per stream, and late records are counted by computation.
         """
 
         def make() -> EnginePipeline:
@@ -235,7 +235,7 @@ class Facts:
 
     def test_a_window_counts_what_is_too_late_for_it_and_its_key_forgets(self, play: Open) -> None:
         """
-        Elements behind the allowed lateness are counted by computation, restarts included; no key keeps a count.
+        Elements beyond the allowed lateness are counted by computation, across restarts, and not in the key's state.
         """
 
         def make() -> WindowedPipeline:
@@ -255,9 +255,9 @@ class Facts:
         assert totals.dropped == 3
         assert "other" not in run.states("counts")
 
-    def test_a_missing_member_holds_everybody(self, play: Open) -> None:
+    def test_a_missing_member_holds_the_watermark(self, play: Open) -> None:
         """
-        The watermark waits for each expected member, until the missing one is declared gone.
+        The watermark waits for each expected member until the missing one is declared gone.
         """
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
@@ -274,7 +274,7 @@ class Facts:
 
     def test_what_was_declared_of_members_outlives_restarts(self, play: Open) -> None:
         """
-        Gone stays gone and idle ends with its next record, whoever runs; who is just silent holds again.
+        After a restart a gone member stays gone, an idle one ends with its next record, and a silent one holds again.
         """
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
@@ -298,7 +298,7 @@ class Facts:
 
     def test_an_idle_stream_stops_holding(self, play: Open) -> None:
         """
-        After its time of silence the other stream's watermark counts alone; its late record is late.
+        After its idle timeout only the other stream's watermark counts, and its own late record is late.
         """
         run = play(two_streams)
         run.inject("other", rows(10))
@@ -321,7 +321,7 @@ class Facts:
 
     def test_a_state_holds_the_watermark_of_who_comes_after(self, play: Open) -> None:
         """
-        Across restarts, until it is released; what it produces at that time is not late.
+        A hold keeps downstream watermarks across restarts until its release; what it produces there is not late.
         """
         run = play(keepers)
         run.inject("s", rows(100))
@@ -340,12 +340,12 @@ class Facts:
 
     def test_timers_may_wait_for_a_percentile(self, play: Open) -> None:
         """
-        Each fires once its own watermark has come, also after a restart, and the low watermark last.
+        Each timer fires at its own watermark, also after a restart, the low watermark last.
         """
         second = 1_000_000
         run = play(tiers)
         run.inject("s", rows(0))
-        batch = [*rows(*range(90)), *[rows(each - 60 * second)[0] for each in range(10)]]
+        batch = [*rows(*range(90)), *[rows(number - 60 * second)[0] for number in range(10)]]
         run.inject("s", [*batch, *rows(1 * second, host="wait")])
         run.settle()
         assert run.states("c") == {"k": "[[80,true]]"}
@@ -365,7 +365,7 @@ class Facts:
 
 class TestLocalRunner(Facts):
     """
-    On the local runner.
+    The facts on the local runner.
     """
 
     @pytest.fixture
@@ -379,7 +379,7 @@ class TestLocalRunner(Facts):
 
 class TestSpark(Facts):
     """
-    On Spark.
+    The facts on Spark.
     """
 
     @pytest.fixture

@@ -1,5 +1,5 @@
 """
-Weak productions mean the same on both runners, in any mix with strong ones and through restarts.
+Weak productions have the same effect on both runners, mixed with strong ones and across restarts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Open = Callable[[Callable[[], EnginePipeline]], Play]
 
 class Pass(Computation):
     """
-    Passes its records on; keeps nothing.
+    Forwards its records; has no state.
     """
 
     def __init__(self, output: str) -> None:
@@ -33,26 +33,26 @@ class Pass(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        One for one.
+        Produce the record.
         """
         context.produce(self.output, {"n": record.value["n"]}, key=f"k{record.value['n'] % 2}")
 
 
 class Sum(Computation):
     """
-    Sums its records, and tells the sum once the watermark has passed the first hundred microseconds.
+    Sums its records, and produces the sum when the watermark has passed the first hundred microseconds.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Add, and ask to be woken.
+        Add, and set the timer.
         """
         context.state.set(context.state.get(0) + record.value["n"])
         context.set_timer(100)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
-        Tell the sum.
+        Produce the sum.
         """
         context.produce("sums", {"n": context.state.get()})
 
@@ -65,7 +65,7 @@ class Sum(Computation):
 )
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """
-    Opens a pipeline on the runner at hand.
+    Opens a pipeline on the current runner.
     """
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
@@ -96,7 +96,7 @@ def mixed(
 
 def rows(*numbers: int) -> list[dict[str, object]]:
     """
-    A row for each number, which is its time as well.
+    One row per number, which is also its time.
     """
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
@@ -108,7 +108,7 @@ def test_any_mix_gives_the_same(
     play: Open, tmp_path: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
 ) -> None:
     """
-    Sums, timers and the sink are those of a strong pipeline, with a restart after every step.
+    Sums, timers and the sink equal those of a strong pipeline, with a restart after every step.
     """
     pond = play(mixed(tmp_path, modes))
     pond.inject("in", rows(1, 2, 3))
@@ -128,7 +128,7 @@ def test_any_mix_gives_the_same(
 
 def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None:
     """
-    Two stages on, the records have been summed by the commit that consumed them.
+    Two stages later, the records are summed in the commit that consumed them.
     """
     pond = play(mixed(tmp_path, ("weak", "weak", "strong")))
     pond.inject("in", rows(1, 2, 3))

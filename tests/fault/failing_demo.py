@@ -1,7 +1,7 @@
 """
-The demo with a detector whose tasks fail at their first attempt, when other row files are written already.
+The demo with a detector whose tasks fail at their first attempt, after other row files have been written.
 
-Run as ``python -m tests.fault.failing_demo``, with the options of the demo, by `test_demo_kills`.
+`test_demo_kills` runs it as ``python -m tests.fault.failing_demo``, with the options of the demo.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FAILING_HOURS: Final = ("-25T17:00Z", "-30T17:00Z", "-04T17:00Z", "-08T17:00Z")
 
 class TaskFailedError(BaseException):
     """
-    No `Exception`, so that it is the task that fails and not the record.
+    Fails the task, not the record: not an `Exception`, so the engine does not handle it.
     """
 
 
 class FailingDetector(Detector):
     """
-    Fails at some hours, but never at a later attempt of the same task.
+    Fails at some hours, at the first attempt of a task only.
 
     Args:
         marks: folder in which a file is left for each failure.
@@ -38,7 +38,7 @@ class FailingDetector(Detector):
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
         """
-        Do what the detector does, and fail in the midst of it.
+        Do what the detector does, and fail in the middle.
         """
         super().process_timer(context, timer)
         task = TaskContext.get()

@@ -60,7 +60,7 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     "unusable id": ({"k": "k0", "t": BAD_AT, "id": 1.5, "n": 99}, "the id is neither"),
     "no fields": (7, "no fields"),
 }
-"""Rows that never become records, and what their dead letters say."""
+"""Rows that cannot become records, with a pattern of their dead letters' errors."""
 
 
 def fragile_pipeline(sink: Path | None = None, **options: Any) -> EnginePipeline:
@@ -89,7 +89,7 @@ def numbers_in(sink: Path) -> list[int]:
 
 def letters_in(store: Store) -> list[tuple[Any, ...]]:
     """
-    The dead letters, as anybody sees them in SQL.
+    The dead letters, as SQL returns them.
     """
     query = """
         select state ->> 'stream', state ->> 'key', state ->> 'value', state ->> 'error'
@@ -107,7 +107,7 @@ def assert_only_this_died(store: Store, sink: Path, error: str, summary: RunSumm
     assert ledger_of(store) == written(GOOD)
     assert numbers_in(sink) == sorted(row["n"] for row in GOOD)
     timers = store.rows_view(LEDGER).to_arrow().column("timers").to_pylist()
-    assert [timer for each in timers for timer in each] == []
+    assert [timer for row_timers in timers for timer in row_timers] == []
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_unreadable_row_becomes_a_dead_letter(store: Store, tmp_path: Path, k
 @pytest.mark.parametrize("failure", FAILURES)
 def test_failing_code_spoils_its_own_record_only(store: Store, tmp_path: Path, failure: str) -> None:
     """
-    Whatever code does wrong, its record's effects are undone and kept as a dead letter; its key goes on.
+    Effects of failing code are undone, its record becomes a dead letter, and its key continues.
     """
     rows = [*GOOD[:3], bad_row(failure), *GOOD[3:]]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(tmp_path / "s"), {ROWS: rows})
@@ -144,7 +144,7 @@ def test_failing_code_spoils_its_own_record_only(store: Store, tmp_path: Path, f
 
 def test_a_failing_timer_spoils_nothing_else(store: Store, tmp_path: Path) -> None:
     """
-    A timer whose code raises is kept as a dead letter, fires no more, and leaves the state alone.
+    A timer whose code raises becomes a dead letter, does not fire again, and leaves the state unchanged.
     """
     rows = [{**row, "do": "later" if row["n"] == 5 else "ok"} for row in GOOD]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(tmp_path / "s"), {ROWS: rows})
@@ -155,7 +155,7 @@ def test_a_failing_timer_spoils_nothing_else(store: Store, tmp_path: Path) -> No
 
 def test_code_that_fails_once_is_tried_again(store: Store, tmp_path: Path) -> None:
     """
-    Within its retries a passing failure leaves no trace.
+    A failure that passes within the retries leaves no trace.
     """
 
     class Moody(Ledger):
@@ -178,7 +178,7 @@ def test_code_that_fails_once_is_tried_again(store: Store, tmp_path: Path) -> No
 @pytest.mark.parametrize("failure", ["raise", "state", "early"])
 def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failure: str) -> None:
     """
-    With on_error="stop" the run ends in an error that names the record; mended code goes on from there.
+    With on_error="stop" the run ends in an error that names the record, and fixed code continues from there.
     """
     good = LocalRunner(store, progress=False).start(fragile_pipeline(tmp_path / "s"), stepping=True)
     good.inject(ROWS, GOOD[:3])
@@ -195,7 +195,7 @@ def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failu
     assert raised.value.details["computation"] == LEDGER
     assert raised.value.__cause__ is not None
     run.abandon()
-    # The new owner's fence is all that was written.
+    # Only the new owner's fence was written.
     assert store.snapshot().version - version <= 2
     assert ledger_of(store) == written(GOOD[:3])
     assert letters_in(store) == []
@@ -206,7 +206,7 @@ def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failu
 
 def test_columns_with_bad_cells(store: Store, tmp_path: Path) -> None:
     """
-    In a table the rows with null keys and with null or impossible times die, and only they.
+    In a table only the rows with null keys and with null or impossible times become dead letters.
     """
     extra = [
         {"k": None, "t": BAD_AT, "id": "x", "n": 97},
@@ -223,7 +223,7 @@ def test_columns_with_bad_cells(store: Store, tmp_path: Path) -> None:
 
 def test_a_batch_of_nothing_but_bad_rows(store: Store) -> None:
     """
-    A first batch without a single readable row is consumed, into dead letters.
+    A first batch of unreadable rows only is consumed into dead letters.
     """
     rows = [row for row, _ in UNREADABLE.values()]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(), {ROWS: rows})
@@ -235,7 +235,7 @@ def test_a_batch_of_nothing_but_bad_rows(store: Store) -> None:
 
 def test_a_letter_about_a_time_beyond_calendars(store: Store) -> None:
     """
-    A timer that fails at the end of all time is kept as a dead letter too.
+    A timer that fails at the greatest possible time becomes a dead letter.
     """
 
     class Late(Computation):
@@ -252,7 +252,7 @@ def test_a_letter_about_a_time_beyond_calendars(store: Store) -> None:
 
 def test_code_that_cannot_travel_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     """
-    Unpicklable code is refused by name, and no store is made for it.
+    Unpicklable code is refused by name, before a store is created.
     """
     locked = Ledger()
     locked.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -264,7 +264,7 @@ def test_code_that_cannot_travel_is_refused_before_anything_is_made(tmp_path: Pa
 
 def test_a_missing_column_is_refused_by_name(store: Store) -> None:
     """
-    A table without the key's column is the caller's mistake, said at once, and ends no run.
+    A table without the key's column is refused at once, and does not end the run.
     """
     with LocalRunner(store, progress=False).start(fragile_pipeline()) as run:
         with pytest.raises(InvalidError, match=r"no such key column column=`k`"):
@@ -276,7 +276,7 @@ def test_a_missing_column_is_refused_by_name(store: Store) -> None:
 @pytest.mark.spark
 def test_bad_rows_on_spark(tmp_path: Path, spark: SparkSession) -> None:
     """
-    On Spark one batch with every kind of bad row gives a dead letter each, and all good rows their effect.
+    On Spark a batch with every kind of bad row gives one dead letter each, and all good rows take effect.
     """
     bad: list[tuple[str | None, str | None, str, int, str]] = [
         (None, _text(BAD_AT), "a", 100, "ok"),
@@ -321,7 +321,7 @@ def _text(at: int) -> str:
 @pytest.mark.spark
 def test_stopping_at_an_error_on_spark(tmp_path: Path, spark: SparkSession) -> None:
     """
-    On Spark too on_error="stop" raises the error itself, with nothing written, and mended code goes on.
+    On Spark on_error="stop" raises the error itself, writes nothing, and fixed code continues.
     """
     rows = [(row["k"], row["t"], row["id"], row["n"], "raise" if row["n"] == 6 else "ok") for row in GOOD]
     frame = spark.createDataFrame(rows, "k string, t long, id string, n long, do string")
@@ -332,7 +332,7 @@ def test_stopping_at_an_error_on_spark(tmp_path: Path, spark: SparkSession) -> N
         runner = SparkRunner(store, spark=spark, progress=False, intervals=1)
         with pytest.raises(InvalidError, match="user code failed, and on_error says to stop") as raised:
             runner.run(fragile_pipeline(on_error="stop"), {ROWS: frame})
-        assert "number 6 cannot be borne" in str(raised.value)
+        assert "number 6 is refused" in str(raised.value)
         assert ledger_of(store) == {}
         runner.run(ledger_pipeline(), {ROWS: frame})
         assert ledger_of(store) == written(GOOD)

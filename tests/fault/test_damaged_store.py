@@ -1,5 +1,5 @@
 """
-Bytes of a store are cut, emptied, changed or removed: an error that names the file, never older data.
+Bytes of a store are cut, emptied, changed or removed: readers raise an error that names the file, and see no older data.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def last_commit(path: Path) -> Path:
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[[], Store]:
     """
-    Opens one store with one mark, kept in memory.
+    Opens one store with one high-water mark, in memory.
     """
     registry = MemoryRegistry()
     return lambda: Store.open(
@@ -69,7 +69,7 @@ def opened(tmp_path: Path) -> Callable[[], Store]:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_last_commit_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
     """
-    However the last commit was damaged, opening names its file, and mended bytes are taken again.
+    A damaged last commit is refused by name, and accepted after it is repaired.
     """
     with opened() as store:
         run_on(store, 0, 5)
@@ -86,7 +86,7 @@ def test_a_damaged_last_commit_is_refused(opened: Callable[[], Store], tmp_path:
 
 def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_path: Path) -> None:
     """
-    A log whole in itself, but without its newest commits, is refused with the version that is missing.
+    A consistent log without its newest commits is refused, with the missing version.
     """
     with opened() as store:
         run_on(store, 0)
@@ -104,7 +104,7 @@ def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_
 @pytest.mark.parametrize("damage", ["cut", "removed"])
 def test_the_mark_is_in_zookeeper(tmp_path: Path, zookeeper_hosts: str, damage: str) -> None:
     """
-    With a real ZooKeeper the mark is there as soon as the store is closed, for every later process.
+    With a real ZooKeeper the mark is durable once the store is closed, for every later process.
     """
     path = tmp_path / "pond"
     with Store.open(path, zookeeper=zookeeper_hosts) as store:
@@ -119,7 +119,7 @@ def test_the_mark_is_in_zookeeper(tmp_path: Path, zookeeper_hosts: str, damage: 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "zeroed", "removed", "changed"])
 def test_a_damaged_row_file_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
     """
-    Whoever reads a damaged row file, a restarted run or a view, hears its name.
+    A restarted run and a view both raise an error that names a damaged row file.
     """
     with opened() as store:
         run_on(store, 0, 5)
@@ -135,7 +135,7 @@ def test_a_damaged_row_file_is_refused(opened: Callable[[], Store], tmp_path: Pa
 @pytest.mark.zookeeper
 def test_a_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
     """
-    When somebody else listens on the port of a store's dead server, the next one gets another.
+    If another process listens on the port of a store's dead server, the next server uses another port.
     """
     path = tmp_path / "pond"
     with Store.open(path) as store:

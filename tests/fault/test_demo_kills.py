@@ -1,7 +1,7 @@
 """
 The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
 
-The demo runs as a stranger would run it, in processes of its own, on the weeks of the blizzard.
+The demo runs as a user runs it, in processes of its own, on the weeks of the blizzard.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ import pytest
 import millpond as mp
 from examples.zeitgeist.results import Results, read_results
 from millpond.statestore.system import SystemClock
+from millpond.testing.processes.tree import command_of, descendants_of
 from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
@@ -33,26 +34,26 @@ _POLL_MS: Final = 2
 _PATIENCE_MS: Final = 120_000
 
 Moment = Callable[[Path, int], bool]
-"""Whether a run (its output folder) has come to a certain point of its superstep with this number."""
+"""Whether a run (its output folder) has reached a certain point of the superstep with this number."""
 
 
 def _planned(output: Path, number: int) -> bool:
     """
-    Spark has noted which files the batch will have; nothing has been read.
+    Spark has recorded the batch's files, and has read none.
     """
     return (output / "pond/checkpoints/flights/offsets" / str(number)).exists()
 
 
 def _written(output: Path, number: int) -> bool:
     """
-    A task has written row files of a superstep that is not committed.
+    A task has written row files of an uncommitted superstep.
     """
     return any((output / "pond/rows").glob(f"computation=*/{number:010d}-*.parquet"))
 
 
 def _committed(output: Path, number: int) -> bool:
     """
-    The superstep is committed; sinks and Spark's checkpoint do not know of it.
+    The superstep is committed, but not in sinks and in Spark's checkpoint.
     """
     return (output / "pond/rows/_delta_log" / f"{number:020d}.json").exists()
 
@@ -66,7 +67,7 @@ def _delivered(output: Path, number: int) -> bool:
 
 def _done(output: Path, number: int) -> bool:
     """
-    Spark's checkpoint has the batch as well.
+    Spark's checkpoint has the batch.
     """
     return (output / "pond/checkpoints/flights/commits" / str(number)).exists()
 
@@ -78,13 +79,13 @@ KILLS: Final[tuple[tuple[Moment, int], ...]] = (
     (_delivered, 7),
     (_done, 9),
 )
-"""Where the driver is killed, one after the other, in one run."""
+"""Points at which the driver is killed, one after another, in one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    Everything that a run leaves for its users.
+    The results of a run.
     """
 
     results: Results
@@ -94,7 +95,7 @@ class Outcome:
     @classmethod
     def of(cls, output: Path) -> Outcome:
         """
-        What the finished run in this folder has left.
+        The results of the finished run in this folder.
         """
         with mp.Store.open(output / "pond", read_only=True) as store:
             views = {name: store.rows_view(name).to_arrow() for name in COMPUTATIONS}
@@ -136,13 +137,13 @@ class Demo:
 
     def finish(self) -> None:
         """
-        Wait for the end, which must be a good one.
+        Wait for a successful end.
         """
         assert self.process.wait(_PATIENCE_MS / 1_000) == 0, self._log.read_text(encoding="utf-8")[-4_000:]
 
     def wait_for(self, moment: Moment, number: int) -> None:
         """
-        Watch the run's files until it has come to this point.
+        Poll the run's files until it has reached this point.
         """
         clock = SystemClock()
         for _ in range(_PATIENCE_MS // _POLL_MS):
@@ -150,7 +151,7 @@ class Demo:
                 return
             assert self.process.poll() is None, self._log.read_text(encoding="utf-8")[-4_000:]
             clock.sleep_ms(_POLL_MS)
-        pytest.fail(f"the run did not come to {moment.__name__} {number}")
+        pytest.fail(f"the run did not reach {moment.__name__} {number}")
 
     def kill(self) -> None:
         """
@@ -163,44 +164,17 @@ class Demo:
         """
         Spark's Python workers: children of the daemon that the JVM has started.
         """
-        parents = dict(_parents())
-        names = {process: _command(process) for process in parents}
         return [
-            process
-            for process, parent in parents.items()
-            if "pyspark.daemon" in names[process]
-            and "pyspark.daemon" in names.get(parent, "")
-            and self.process.pid in _ancestors(process, parents)
+            child
+            for child, parent in descendants_of(self.process.pid).items()
+            if "pyspark.daemon" in command_of(child) and "pyspark.daemon" in command_of(parent)
         ]
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            try:
-                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            yield int(path.name), int(status.rpartition(")")[2].split()[1])
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
-    while process in parents:
-        process = parents[process]
-        yield process
-
-
-def _command(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    What a run comes to that nobody disturbs.
+    The results of a run without faults.
     """
     output = tmp_path_factory.mktemp("undisturbed")
     Demo(output).finish()
@@ -211,7 +185,7 @@ def test_a_driver_killed_at_five_points_comes_to_the_same_answer(
     undisturbed: Outcome, tmp_path: Path
 ) -> None:
     """
-    After kill -9 of the driver between any two steps of a superstep, the next start goes on where it was.
+    After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer.
     """
     for moment, number in KILLS:
         demo = Demo(tmp_path)
@@ -223,7 +197,7 @@ def test_a_driver_killed_at_five_points_comes_to_the_same_answer(
 
 def test_killed_workers_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
     """
-    Spark runs the task of a killed Python worker again, and what it had half done does not count.
+    Spark retries the task of a killed Python worker, and its partial work does not count.
     """
     demo = Demo(tmp_path, "--master", "local[2,3]")
     killed = 0
@@ -239,7 +213,7 @@ def test_killed_workers_change_nothing(undisturbed: Outcome, tmp_path: Path) -> 
 
 def test_failed_tasks_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
     """
-    A task that fails after it has written its files runs again, and only the files of the second run count.
+    A task that fails after writing its files is retried, and only the second attempt's files count.
     """
     demo = Demo(tmp_path, "--master", "local[2,3]", module="tests.fault.failing_demo")
     demo.finish()

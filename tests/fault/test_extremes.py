@@ -25,15 +25,21 @@ MIB: Final = 1 << 20
 
 
 class Wide(Computation):
-    """Keeps 64 MiB of text for each key, and which record it came of."""
+    """
+    Keeps 64 MiB of text per key, and the record it came from.
+    """
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Put it there anew."""
+        """
+        Replace the text.
+        """
         context.state.set({"n": record.value["n"], "text": "x" * (64 * MIB)})
 
 
 def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
-    """All of 10,000 records go to one key: its list has each once, in order."""
+    """
+    With all of 10,000 records on one key, its list has each once, in order.
+    """
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(10_000), keys=1)}
     )
@@ -44,7 +50,9 @@ def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
 
 
 def test_a_million_keys(tmp_path: Path, fault_report: FaultReport) -> None:
-    """A million keys get a row each, with the one record that went there."""
+    """
+    A million keys have a row each, with the one record sent to it.
+    """
     keys = 1_000_000
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(keys), keys=keys)}
@@ -71,14 +79,16 @@ def test_a_row_of_64_mib(tmp_path: Path, fault_report: FaultReport) -> None:
 
 
 def test_a_pipeline_that_changes_hands_under_load(tmp_path: Path, fault_report: FaultReport) -> None:
-    """Five owners take the pipeline from each other while records come: each record has one effect."""
+    """
+    Five owners take over the pipeline from each other under load, and each record has one effect.
+    """
     records = numbered(range(1_000), keys=50)
     with ExitStack() as opened:
         for owner in range(5):
             store = opened.enter_context(Store.open(tmp_path / "pond"))
             run = LocalRunner(store, progress=False, intervals=4).start(ledger_pipeline())
             opened.callback(run.abandon)
-            # Whoever takes over begins again with what may not have been acknowledged to the one before.
+            # A new owner repeats the records that may not have been acknowledged to the previous one.
             receipts = [
                 run.inject(ROWS, [record])
                 for record in records[max(200 * owner - 200, 0) : 200 * owner + 200]
@@ -88,6 +98,6 @@ def test_a_pipeline_that_changes_hands_under_load(tmp_path: Path, fault_report: 
         receipts[-1].wait()
 
     with Store.open(tmp_path / "pond", read_only=True) as store:
-        numbers = sorted(number for each in ledger_of(store).values() for number in each)
+        numbers = sorted(number for value in ledger_of(store).values() for number in value)
     assert numbers == list(range(1_000))
     fault_report.fault("R23")

@@ -1,5 +1,5 @@
 """
-Every kind of file of a store is damaged a thousand times: the right answer, or an error that names the file.
+Every kind of file of a store is damaged a thousand times: readers get the right answer, or an error that names the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Answer = tuple[object, ...]
 @dataclass
 class Pond:
     """
-    A store on disk, with all kinds of files, and the mark of its last commit.
+    A store on disk with all kinds of files, and the mark of its last commit.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class Pond:
 
     def open(self) -> Store:
         """
-        Open it to be written, which holds it against the mark.
+        Open it for writing, which checks it against the mark.
         """
         return Store.open(
             self.path,
@@ -78,7 +78,7 @@ class Pond:
 
     def kinds(self) -> dict[str, list[str]]:
         """
-        Its files by kind; of the row files those that are live in a version that is read.
+        Its files by kind; row files only if they are live in a version that is read.
         """
         live = {file.path for version in self.versions for file in load(self.log, version).files}
         kinds = file_kinds(self.rows)
@@ -97,7 +97,7 @@ class Pond:
 
     def older(self) -> list[tuple[Answer, ...]]:
         """
-        What it would say if its newest version were one of those before.
+        The answers it would give if its newest version were an earlier one.
         """
         with self.open() as store:
             newest, older = self.versions
@@ -106,11 +106,11 @@ class Pond:
                 for version in range(older, newest)
             }
             answers = {version: (views[version], *answer(store, version)) for version in views}
-            return [(each, answer(store, older)) for each in answers.values()]
+            return [(value, answer(store, older)) for value in answers.values()]
 
     def read(self) -> tuple[Answer, ...]:
         """
-        What it says about its newest version, by a view and in all details, and about an older one.
+        Its newest version, through a view and in detail, and an older version.
         """
         with self.open() as store:
             newest, older = (answer(store, version) for version in self.versions)
@@ -139,7 +139,7 @@ class Table:
 
 def make_pond(path: Path, *, cleaned: bool) -> Pond:
     """
-    Run a pipeline with compactions, dead letters, take-overs and checkpoints; with old commits deleted or not.
+    Run a pipeline with compactions, dead letters, takeovers and checkpoints, with or without old commits deleted.
     """
     registry, clock = MemoryRegistry(), ManualClock()
     pond = Pond(path, registry, clock, ())
@@ -183,45 +183,45 @@ def pond(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
     """
-    Whichever bit of whichever file is flipped, a reader gets the right answer or an error with the file's name.
+    After a flip of any bit of any file, a reader gets the right answer or an error that names the file.
     """
     kinds, rng = pond.kinds(), SeededRng(FLIPS)
     right, older = pond.read(), pond.older()
-    found: Counter[DamageOutcome] = Counter()
+    outcomes: Counter[DamageOutcome] = Counter()
     broken = []
     for number in range(FLIPS // 2):
         files = list(kinds.values())[number % len(kinds)]
         damage = flip(pond.rows, files[int(rng.random() * len(files))], rng)
         outcome, text = outcome_of(pond.rows, damage, pond.read, right, older)
-        found[outcome] += 1
+        outcomes[outcome] += 1
         broken += [] if outcome.is_kept else [text]
-    count(fault_report, "R15", found, broken, flips=FLIPS // 2)
-    assert found[DamageOutcome.NAMED] > FLIPS // 4
+    count(fault_report, "R15", outcomes, broken, flips=FLIPS // 2)
+    assert outcomes[DamageOutcome.NAMED] > FLIPS // 4
     assert pond.read() == right
 
 
 def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
     """
-    Whatever becomes of a file as a whole, a reader gets the right answer or an error with the file's name.
+    After damage to a file as a whole, a reader gets the right answer or an error that names the file.
     """
     rng, right, older = SeededRng(2), pond.read(), pond.older()
-    found: Counter[DamageOutcome] = Counter()
+    outcomes: Counter[DamageOutcome] = Counter()
     broken = []
     for damage in cuts(pond, rng):
         outcome, text = outcome_of(pond.rows, damage, pond.read, right, older)
-        found[outcome] += 1
+        outcomes[outcome] += 1
         broken += [] if outcome.is_kept else [text]
-    count(fault_report, "R16", found, broken, cuts=found.total())
-    assert found[DamageOutcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
+    count(fault_report, "R16", outcomes, broken, cuts=outcomes.total())
+    assert outcomes[DamageOutcome.NAMED] > len(pond.kinds()) * CUTS_OF_A_KIND
     assert pond.read() == right
 
 
 def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path) -> None:
     """
-    A run that is started on a damaged store writes nothing wrong: it is refused, or its answer is right.
+    A run on a damaged store is refused, or its answer is right.
     """
     with pond.open() as store:
-        numbers = sorted(number for each in ledger_of(store).values() for number in each)
+        numbers = sorted(number for value in ledger_of(store).values() for number in value)
     rng = SeededRng(3)
     went_on = refused = 0
     for files in pond.kinds().values():
@@ -251,7 +251,7 @@ def test_a_flipped_bit_of_the_mark_is_no_older_table(
     tmp_path: Path, zookeeper_hosts: str, fault_report: FaultReport
 ) -> None:
     """
-    A high-water mark whose node was changed is refused or lets the right table be opened, never an older one.
+    With a changed high-water mark the store is refused or opens with the right table, never an older one.
     """
     client, rng = KazooClient(hosts=zookeeper_hosts), SeededRng(4)
     client.start()
@@ -278,7 +278,7 @@ def test_a_flipped_bit_of_the_mark_is_no_older_table(
 
 def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) -> None:
     """
-    The same trials with a reader that verifies nothing find wrong and older answers in silence.
+    The same trials with a reader that verifies nothing find silent wrong and older answers.
     """
     pond = make_pond(tmp_path / "pond", cleaned=False)
 
@@ -293,16 +293,16 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
     files = pond.kinds()["compacted row file"]
     flips = [flip(pond.rows, files[number % len(files)], rng) for number in range(100)]
     last = commit_path(pond.versions[0])
-    found = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
+    outcomes = Counter(outcome_of(pond.rows, damage, read, right)[0] for damage in flips)
     lost = Damage(what="the last commit deleted", files={last: None})
 
-    assert found[DamageOutcome.WRONG] > 0
+    assert outcomes[DamageOutcome.WRONG] > 0
     assert outcome_of(pond.rows, lost, read, right)[0] is DamageOutcome.WRONG
 
 
 def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
     """
-    Write more; the error if that is refused.
+    Write more; returns the error if that is refused.
     """
     try:
         with pond.open() as store:
@@ -319,7 +319,7 @@ def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
 
 def registry_of(pond: Pond) -> MemoryRegistry:
     """
-    A copy of what the lease service holds.
+    A copy of the lease service's state.
     """
     copy = MemoryRegistry(sequencers=dict(pond.registry.sequencers))
     mark = pond.registry.high_water.read()
@@ -330,7 +330,7 @@ def registry_of(pond: Pond) -> MemoryRegistry:
 
 def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
     """
-    Every cut of some files of every kind, the newest of them always.
+    Every kind of cut of some files of every kind, including the newest.
     """
     for files in pond.kinds().values():
         chosen = {files[-1], *(files[int(rng.random() * len(files))] for _ in range(CUTS_OF_A_KIND - 1))}
@@ -342,10 +342,10 @@ def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
 
 
 def count(
-    report: FaultReport, row: str, found: Counter[DamageOutcome], broken: list[str], **counts: int
+    report: FaultReport, row: str, outcomes: Counter[DamageOutcome], broken: list[str], **counts: int
 ) -> None:
-    wrong, older = found[DamageOutcome.WRONG], found[DamageOutcome.OLDER]
-    report.fault(row, found.total(), silent_wrong_reads=wrong, silent_older_reads=older, **counts)
+    wrong, older = outcomes[DamageOutcome.WRONG], outcomes[DamageOutcome.OLDER]
+    report.fault(row, outcomes.total(), silent_wrong_reads=wrong, silent_older_reads=older, **counts)
     for text in broken:
         report.violation(text)
     assert broken == []

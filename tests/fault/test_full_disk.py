@@ -1,5 +1,5 @@
 """
-A full disk: the run waits, says so when it may not wait longer, and goes on with the same answer.
+A full disk: the run waits, fails with the reason when it may not wait longer, and continues with the same answer.
 
 A small tmpfs stands for the disk where mounting is allowed, with everything of the store on it,
 ZooKeeper and catalog included; an object store that has no room stands for it everywhere. Where mounting
@@ -54,7 +54,7 @@ BLOCK = bytes(4_096)
 
 class Disk(Protocol):
     """
-    A place for a store that can be filled up.
+    A location for a store that can be filled up.
     """
 
     def open(self) -> Store: ...
@@ -109,7 +109,7 @@ class NoFolder:
 
 class NoRoom:
     """
-    An object store that takes nothing on paths with a certain part while it is full.
+    An object store that refuses writes to matching paths while it is full.
     """
 
     def __init__(self, within: str = "") -> None:
@@ -130,7 +130,7 @@ class NoRoom:
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
     """
-    A mounted tmpfs; the test is skipped where nobody may mount one.
+    A mounted tmpfs; skips the test where mounting is not allowed.
     """
     folder = tmp_path / "small"
     folder.mkdir()
@@ -156,7 +156,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Tmpfs | NoFolder:
 @pytest.fixture(params=["tmpfs", "everything", "the log", "row files", "dead letters"])
 def disk(request: pytest.FixtureRequest) -> Disk:
     """
-    A disk of each kind; objects may lack room for some of their paths only.
+    A disk of each kind; some object stores lack room only for certain paths.
     """
     parts = {
         "everything": "",
@@ -184,7 +184,7 @@ def letters(store: Store) -> int:
 
 def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
     """
-    While the disk is full nothing is acknowledged; with room again everything is, once.
+    While the disk is full nothing is acknowledged; once there is room everything is, once.
     """
     with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
         write(run, 0, 1).wait(PATIENCE_MS)
@@ -203,7 +203,7 @@ def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
 
 def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
     """
-    When waiting is over the run ends in an error about the store, nothing is half written, and a restart goes on.
+    After its timeout the run ends in an error about the store, nothing is half written, and a restart continues.
     """
     with disk.open() as store:
         run = LocalRunner(store, progress=False, pause_timeout_ms=200).start(ledger_pipeline())
@@ -227,7 +227,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
     small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:
     """
-    What a sink had no room for it gets at the next start, once; the store goes no further meanwhile.
+    A full sink stops the store's progress, and gets the missing rows once, at the next start.
     """
     sink = small.folder / "sink"
     registry = MemoryRegistry()
@@ -259,7 +259,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
 @pytest.mark.spark
 def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport) -> None:
     """
-    Tasks that find no room end the run with the reason in the error; run again, it gives the same answer.
+    Tasks without room end the run with the reason in the error; the next run gives the same answer.
     """
     registry = MemoryRegistry()
 

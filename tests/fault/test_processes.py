@@ -1,5 +1,5 @@
 """
-Real processes that are killed and stopped, on three ZooKeepers; a history tells what must be there.
+Real processes that are killed and stopped, on three ZooKeepers, checked against a history.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 @pytest.fixture(scope="module")
 def nest() -> Iterator[Nest]:
     """
-    Where workers come from.
+    Forks the workers.
     """
     with Nest() as nest:
         yield nest
@@ -61,7 +61,7 @@ def nest() -> Iterator[Nest]:
 @pytest.fixture
 def ground(tmp_path: Path, members: Ensemble, nest: Nest, fault_report: FaultReport) -> Iterator[Ground]:
     """
-    A store of the test's own; what is violated here fails the test.
+    A store for this test; a violation fails the test.
     """
     members.start()
     ground = new_ground(tmp_path, members, nest)
@@ -83,7 +83,7 @@ def new_ground(folder: Path, members: Ensemble, nest: Nest, **options: object) -
 
 def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Checked]:
     """
-    Do a part of it on each of some stores at once, settle them, and add up what they report.
+    Run a share of the work on each of several stores in parallel, settle them, and add up the results.
     """
     grounds = [new_ground(ground.folder / str(lane), ground.ensemble, ground.nest) for lane in range(LANES)]
 
@@ -93,8 +93,8 @@ def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Check
 
     with ThreadPoolExecutor(LANES) as lanes:
         checked = list(lanes.map(one, range(LANES)))
-    for each in grounds:
-        ground.report.add(each.report)
+    for lane_ground in grounds:
+        ground.report.add(lane_ground.report)
     return checked
 
 
@@ -102,7 +102,7 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(
     ground: Ground, s3_bucket: str, s3_server: S3Server
 ) -> None:
     """
-    However often a process is killed, what it was acknowledged is in the store, once and in order; also on S3.
+    After any number of kills, acknowledged records are in the store, once and in order; also on S3.
     """
 
     def kill(lane_ground: Ground, lane: int) -> None:
@@ -113,15 +113,15 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(
     checked = in_lanes(ground, kill)
 
     assert ground.report.violations == ()
-    assert all(each.takeovers > KILLS // LANES // 8 for each in checked)
-    assert all(each.acknowledged > KILLS // LANES // 8 for each in checked)
+    assert all(result.takeovers > KILLS // LANES // 8 for result in checked)
+    assert all(result.acknowledged > KILLS // LANES // 8 for result in checked)
 
 
 def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
     """
-    A process that ends at any place between two durable steps leaves a store that the next one goes on with.
+    A process that ends between any two durable steps leaves a store from which the next one continues.
     """
-    in_lanes(ground, lambda each, lane: exits_at_failpoints(each, IN_A_LEDGER[lane::LANES]))
+    in_lanes(ground, lambda lane_ground, lane: exits_at_failpoints(lane_ground, IN_A_LEDGER[lane::LANES]))
 
     assert ground.report.violations == ()
     assert ground.report.trials("R2") == len(IN_A_LEDGER)
@@ -129,9 +129,9 @@ def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground
 
 def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
     """
-    An owner that was stopped for longer than its session, at rest or within a commit, commits nothing afterwards.
+    An owner that was stopped past its session, at rest or within a commit, commits nothing afterwards.
     """
-    in_lanes(ground, lambda each, _: stopped_owners(each, TAKEOVERS // LANES))
+    in_lanes(ground, lambda lane_ground, _: stopped_owners(lane_ground, TAKEOVERS // LANES))
 
     assert ground.report.violations == ()
     assert ground.report.number("zombies") == ground.report.number("zombies_fenced") == TAKEOVERS
@@ -140,7 +140,7 @@ def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
 
 def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
     """
-    Leaders and followers may die: the worker goes on, and loses nothing.
+    When leaders and followers die, the worker continues and loses nothing.
     """
     lost_members(ground, MEMBERS_LOST)
     settle(ground)
@@ -150,7 +150,7 @@ def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
 
 def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
     """
-    While no quorum serves, whoever knows it commits nothing; afterwards it goes on by itself.
+    Without a quorum a process that knows it commits nothing, and afterwards continues by itself.
     """
     lost_quorum(ground, times=QUORUMS_LOST, away_ms=QUORUM_AWAY_MS)
     settle(ground)
@@ -160,7 +160,7 @@ def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
 
 def test_canary_without_the_fence_former_owners_are_seen_to_write(ground: Ground) -> None:
     """
-    With the fence taken away the same trial finds commits of former owners.
+    With the fence disabled the same trial finds commits of former owners.
     """
     unfenced = new_ground(ground.folder / "unfenced", ground.ensemble, ground.nest, fenced=False)
     unfenced.patience_ms = 5_000

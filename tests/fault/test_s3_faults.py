@@ -47,12 +47,12 @@ SCENARIOS: Final = {
     "slow": (S3Fault.SLOW, "PUT", ""),
     "cut body of reads": (S3Fault.CUT_BODY, "GET", ""),
 }
-"""What may happen to a request, and to which."""
+"""Faults of requests: the fault, the method, and a part of the path."""
 
 
 class Pond:
     """
-    A store behind the proxy, and the same store by the direct way.
+    A store behind the proxy, and the same store accessed directly.
     """
 
     def __init__(self, bucket: str, server: S3Server, proxy: S3Proxy) -> None:
@@ -77,16 +77,16 @@ class Pond:
 
     def commits(self) -> Counter[str]:
         """
-        How many commits of each kind the log has.
+        Number of commits of each kind in the log.
         """
-        found: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
         with self.open(direct=True) as store:
             newest = store.snapshot().version
             for version in range(newest + 1):
                 for action in decode(store.objects.get(f"{LOG}{version:020d}.json"), str(version)):
                     if isinstance(action, CommitInfo) and action.millpond:
-                        found[str(action.millpond.get("kind"))] += 1
-        return found
+                        kinds[str(action.millpond.get("kind"))] += 1
+        return kinds
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_lost_replies_of_commits_are_settled_by_reading_back(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
     """
-    A commit that landed unheard counts as done, once, without an error to the caller.
+    A commit whose reply was lost counts once, without an error to the caller.
     """
     with pond.open() as store:
         run = start(store)
@@ -139,7 +139,7 @@ def test_puts_that_land_late_land_once_or_never(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
     """
-    A put that failed and lands when its writer has put the same bytes again finds its place taken.
+    A failed put that lands after its writer has put the same bytes again finds the object in place.
     """
     statuses: list[int] = []
     with pond.open() as store:
@@ -151,7 +151,7 @@ def test_puts_that_land_late_land_once_or_never(
         run.stop()
     fault_report.fault("R5", len(statuses))
     assert len(statuses) == proxy.happened[S3Fault.LATE] == LATE
-    # A commit is put again at its place, where the late one then finds it; a row file likewise.
+    # The writer puts a commit again under the same name, so the late put finds it; a row file likewise.
     assert set(statuses) == {412}
     pond.assert_holds(range(LATE))
 
@@ -160,7 +160,7 @@ def test_a_put_that_lands_after_a_take_over_is_no_commit(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
     """
-    A commit that its owner could not place lands after the successor's fence, and finds its version taken.
+    A delayed commit that lands after the successor's fence finds its version taken.
     """
     with pond.open() as store, pond.open(direct=True) as other:
         former = start(store)
@@ -170,7 +170,7 @@ def test_a_put_that_lands_after_a_take_over_is_no_commit(
         former.inject(ROWS, numbered([5]))
         fault_report.fault("R5", zombies=1)
         with pytest.raises(FencedError):
-            # The owner is replaced while it tries; then it is let through.
+            # The owner is replaced while its put is blocked; then the put passes.
             take_over_and_mend(former, other, proxy)
         assert proxy.land() == [412]
         assert ledger_of(other) == {"k0": [0, 10]}
@@ -206,7 +206,7 @@ def test_requests_that_fail_are_tried_again(
     pond: Pond, proxy: S3Proxy, scenario: str, fault_report: FaultReport
 ) -> None:
     """
-    Whatever happens to a third of the requests, before or after they are done, all input gets in once.
+    When a third of the requests fail, before or after taking effect, all input is committed once.
     """
     fault, _, within = SCENARIOS[scenario]
     with pond.open() as store:
@@ -223,7 +223,7 @@ def test_requests_that_fail_are_tried_again(
 
 def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
     """
-    While no request gets through nothing is acknowledged; once the network is back everything is, once.
+    While no request passes nothing is acknowledged; once the network is back everything is, once.
     """
     with pond.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline())
@@ -241,13 +241,13 @@ def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault
 
 def test_canary_a_writer_that_tries_again_blindly_is_seen_to_write_twice(pond: Pond, proxy: S3Proxy) -> None:
     """
-    The same trial finds the duplicate of a caller that takes a lost reply for a failure.
+    The same trial finds the duplicate of a caller that treats a lost reply as a failure.
     """
     with pond.open() as store:
         run = start(store)
         proxy.plan(S3Fault.REPLY_LOST, within=LOG)
         for number in range(2):
-            # Without an id of its own nobody can tell that the record comes again.
+            # Without an id the repeated record cannot be recognised.
             run.inject(ROWS, [{**numbered([0])[0], "id": f"attempt {number}"}])
             run.run_until_quiet()
         run.stop()

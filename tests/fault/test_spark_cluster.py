@@ -1,5 +1,5 @@
 """
-A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: nothing lost, nothing twice.
+A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: none is lost or repeated.
 
 The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records with a
 kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
@@ -22,6 +22,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.processes.cluster_copy import COPY
+from millpond.testing.processes.tree import command_of, descendants_of
 from millpond.testing.servers.zookeeper import wait_until
 from tests.short_lived import SHORT_LIVED
 
@@ -54,7 +55,7 @@ class Driver:
 
     def wait_for_copies(self, commits: int) -> None:
         """
-        Wait until the copy has so many commits.
+        Wait until the copy has this many commits.
         """
         log = self.folder / COPY / "_delta_log"
         has_come = wait_until(
@@ -67,21 +68,21 @@ class Driver:
 
     def kill_one(self, what: str) -> None:
         """
-        ``kill -9`` of one of its processes with this in its command.
+        ``kill -9`` one of its processes with this text in its command.
         """
-        found: list[int] = []
+        children: list[int] = []
 
         def find() -> bool:
-            found[:] = self.processes(what)
-            return bool(found) or self.process.poll() is not None
+            children[:] = self.processes(what)
+            return bool(children) or self.process.poll() is not None
 
         assert wait_until(find, CLOCK, PATIENCE_MS)
-        assert found, self.tail()
-        os.kill(found[-1], signal.SIGKILL)
+        assert children, self.tail()
+        os.kill(children[-1], signal.SIGKILL)
 
     def kill(self) -> None:
         """
-        ``kill -9`` of the driver; then of whatever it leaves, so that nothing of it goes on.
+        ``kill -9`` the driver, then all processes that it leaves.
         """
         left = [*self.processes(""), self.process.pid]
         self.process.kill()
@@ -94,55 +95,27 @@ class Driver:
 
     def finish(self) -> None:
         """
-        Wait for the end, which must be a good one.
+        Wait for a successful end.
         """
         assert self.process.wait(PATIENCE_MS / 1_000) == 0, self.tail()
 
     def tail(self) -> str:
         """
-        The end of what it said.
+        The end of its output.
         """
         return self._log.read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     def processes(self, what: str) -> list[int]:
         """
-        Its descendants with this in their command, the oldest first.
+        Its descendants with this text in their command, oldest first.
         """
-        parents = dict(_parents())
-        return sorted(
-            process
-            for process in parents
-            if self.process.pid in _ancestors(parents[process], parents) and what in _command(process)
-        )
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            try:
-                status = (path / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            yield int(path.name), int(status.rpartition(")")[2].split()[1])
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
-    while process in parents:
-        yield process
-        process = parents[process]
-
-
-def _command(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+        return sorted(child for child in descendants_of(self.process.pid) if what in command_of(child))
 
 
 @pytest.fixture
 def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
     """
-    The drivers of the test; none is left.
+    The drivers that the test starts; all are killed at its end.
     """
     started: list[Driver] = []
     yield started
@@ -159,7 +132,7 @@ def test_a_copy_on_a_cluster_that_is_killed_is_complete_and_single(
     tmp_path: Path, drivers: list[Driver], fault_report: FaultReport
 ) -> None:
     """
-    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy is the input.
+    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy equals the input.
     """
     drivers.append(Driver(tmp_path))
     commits = 1

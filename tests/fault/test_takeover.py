@@ -1,5 +1,5 @@
 """
-Standby processes take over from owners that are killed or stopped, one after the other.
+Standby processes take over from owners that are killed or stopped, one after another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fault
 
 def test_standbys_follow_owners_that_are_killed_or_stopped(tmp_path: Path, zookeeper_hosts: str) -> None:
     """
-    Each goes on by itself; who wakes up later is fenced; all that was acknowledged is there, once.
+    Each standby takes over by itself, a resumed owner is fenced, and every acknowledged record is present once.
     """
     path = tmp_path / "pond"
     Store.open(path, zookeeper=zookeeper_hosts).close()

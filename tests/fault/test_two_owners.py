@@ -1,8 +1,8 @@
 """
-Two processes on one store: the second takes over, and nothing of the first lands any more.
+Two processes on one store: the second takes over, and no later commit of the first lands.
 
-Both are real processes, with a real ZooKeeper and short sessions. The former owner is
-alive, stopped for longer than its session, or stopped in the middle of its commit.
+Both are real processes, with a real ZooKeeper and short sessions. The former owner is alive, stopped
+for longer than its session, or stopped in the middle of its commit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Owner:
 
     def tell(self, command: str) -> None:
         """
-        Give a command without waiting for the answer.
+        Send a command without waiting for the answer.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
@@ -88,14 +88,14 @@ class Owner:
 
     def is_stopped(self) -> bool:
         """
-        Whether it stands still.
+        Whether it is paused.
         """
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         return stat.rpartition(") ")[2].startswith("T")
 
     def end(self) -> None:
         """
-        Kill it, whatever it does.
+        Kill it.
         """
         self._process.kill()
         self._process.communicate()
@@ -127,7 +127,7 @@ def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
 @pytest.fixture
 def second(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Store]:
     """
-    The store as another process (this one) has it.
+    The store as opened by this process.
     """
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         yield store
@@ -135,7 +135,7 @@ def second(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Store]:
 
 def take_over(store: Store, on_held: OnHeld, *numbers: int) -> None:
     """
-    Take the ledger's intervals, write, and go on holding them.
+    Take over the ledger's intervals, write, and keep holding them.
     """
     run = LocalRunner(store, on_held=on_held, progress=False).start(ledger_pipeline(), stepping=True)
     run.inject(ROWS, numbered(numbers))
@@ -144,13 +144,17 @@ def take_over(store: Store, on_held: OnHeld, *numbers: int) -> None:
 
 def writers_after(store: Store, version: int) -> set[object]:
     """
-    Who wrote the commits after a version.
+    The writers of the commits after a version.
     """
-    found = set()
+    writers = set()
     for number in range(version + 1, store.snapshot().version + 1):
         actions = decode(store.log.require(TableVersion(number)), str(number))
-        found |= {one.millpond["writer"] for one in actions if isinstance(one, CommitInfo) and one.millpond}
-    return found
+        writers |= {
+            action.millpond["writer"]
+            for action in actions
+            if isinstance(action, CommitInfo) and action.millpond
+        }
+    return writers
 
 
 def assert_only_the_second_wrote(store: Store, since: int, ledger: dict[str, list[int]]) -> None:
@@ -164,7 +168,7 @@ def test_the_next_commit_of_a_former_owner_is_refused(
     first: StartOwner, second: Store, engine: str, reads_again: bool
 ) -> None:
     """
-    After a take-over the former owner is fenced and changes nothing, also if it reads the table again first.
+    After a takeover the former owner is fenced and changes nothing, even if it refreshes first.
     """
     former = first(engine)
     assert former.ask("write 0").startswith("version ")
@@ -186,7 +190,7 @@ def test_an_owner_stopped_for_longer_than_its_session_is_refused(
     first: StartOwner, second: Store, reads_again: bool
 ) -> None:
     """
-    A standby takes over from a stopped owner; what that does when it goes on changes nothing.
+    A standby takes over from a stopped owner, which changes nothing when it resumes.
     """
     former = first()
     former.ask("write 0")
@@ -194,7 +198,7 @@ def test_an_owner_stopped_for_longer_than_its_session_is_refused(
     former.signal(signal.SIGSTOP)
     take_over(second, "wait", 5)
     version = second.snapshot().version
-    # Waiting in the pipe, they are carried out the moment the process goes on.
+    # The commands wait in the pipe and run the moment the process resumes.
     for command in ["refresh", "write 10"] if reads_again else ["write 10"]:
         former.tell(command)
     former.signal(signal.SIGCONT)
@@ -207,7 +211,7 @@ def test_an_owner_stopped_for_longer_than_its_session_is_refused(
 
 def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
     """
-    A commit that was checked and on its way when its owner was stopped does not land after a take-over.
+    A commit whose owner was stopped between check and put does not land after a takeover.
     """
     former = first()
     former.ask("write 0")
@@ -224,7 +228,7 @@ def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second
 
 def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, second: Store) -> None:
     """
-    If nobody has taken over meanwhile, the stopped commit lands, once.
+    Without a takeover the stopped commit lands, once.
     """
     former = first()
     former.ask("stop_at_put")
@@ -238,7 +242,7 @@ def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, sec
 
 def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwner, second: Store) -> None:
     """
-    A live owner is left alone by ``refuse``; when it is killed, ``wait`` goes on where it was.
+    ``refuse`` leaves a live owner alone; after a kill, ``wait`` continues from its last commit.
     """
     former = first()
     former.ask("write 0")
@@ -255,23 +259,23 @@ def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwn
 
 def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
     """
-    However often two processes take the store from each other, what each committed is there once.
+    When two processes repeatedly take the store from each other, each commit is present once.
     """
     path = tmp_path / "pond"
     with (
-        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as first,
         Store.open(path, zookeeper=zookeeper_hosts) as other,
     ):
         numbers = list(range(8))
         for number in numbers:
-            take_over((one, other)[number % 2], "take", number * 5)
-        assert ledger_of(one) == {"k0": [number * 5 for number in numbers]}
-        assert one.leases is not other.leases
+            take_over((first, other)[number % 2], "take", number * 5)
+        assert ledger_of(first) == {"k0": [number * 5 for number in numbers]}
+        assert first.leases is not other.leases
 
 
 def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
     """
-    The next batch on Spark after a take-over raises FencedError itself, and changes nothing.
+    On Spark the next batch after a takeover raises FencedError, and changes nothing.
     """
     path = tmp_path / "pond"
 
@@ -281,10 +285,10 @@ def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spa
         return frame, InputPosition(stream=ROWS, source="test", batch=number)
 
     with (
-        Store.open(path, zookeeper=zookeeper_hosts) as one,
+        Store.open(path, zookeeper=zookeeper_hosts) as first,
         Store.open(path, zookeeper=zookeeper_hosts) as other,
     ):
-        run = SparkRunner(one, spark=spark, progress=False).open(ledger_pipeline())
+        run = SparkRunner(first, spark=spark, progress=False).open(ledger_pipeline())
         run.consume(*batch(0))
         since = other.snapshot().version
         take_over(other, "take", 5)

@@ -1,5 +1,5 @@
 """
-Compactions, restarts and collections change no answer, and take nothing that somebody needs (I8, I10).
+Compactions, restarts and collections change no answer, and remove no file that is still needed (I8, I10).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PLAIN = UpkeepPolicy(
 @dataclass(frozen=True, slots=True)
 class Fate:
     """
-    What happens to a run beside its input.
+    The maintenance and restarts of a run.
 
     Attributes:
         policy: how eagerly it compacts and collects.
-        restarts: the steps after which it starts anew.
+        restarts: the steps after which it restarts.
         savepoint: the step after which a savepoint is made.
     """
 
@@ -53,7 +53,7 @@ class Fate:
 @st.composite
 def fates(draw: st.DrawFn) -> Fate:
     """
-    Policies from lazy to frantic.
+    Policies from lazy to eager.
     """
     compactions = CompactionPolicy(
         fan_in=draw(st.integers(2, 4)),
@@ -126,12 +126,12 @@ class Player:
 
     def rows(self, version: TableVersion | None = None) -> Rows:
         """
-        What readers see; sequencers and commit numbers count commits, so they differ by right.
+        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
         """
-        found: Rows = {}
+        rows: Rows = {}
         for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]:
             table = self.store.rows_view(name, version).to_arrow()
-            found[name] = {
+            rows[name] = {
                 row["key"]: (
                     row["state"],
                     row["state_bytes"],
@@ -141,7 +141,7 @@ class Player:
                 )
                 for row in table.to_pylist()
             }
-        return found
+        return rows
 
     def totals(self) -> Totals:
         return self.run.summary().totals
@@ -153,7 +153,7 @@ class Player:
 @given(case=cases(), fate=fates())
 def test_compactions_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
     """
-    Rows, counts and duplicates equal those of a store that is never compacted; a savepoint still reads.
+    Rows, counts and duplicates equal those of a store without compactions, and a savepoint stays readable.
     """
     compacted, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
     compacted.play()

@@ -1,5 +1,5 @@
 """
-Publishers repeat themselves: whatever comes again under its id changes nothing (I2).
+Publishers repeat records: a record delivered again under its id changes nothing (I2).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 class Collected:
     """
-    A sink that keeps what it is given in memory, over restarts of the pipeline.
+    A sink that keeps its input in memory across restarts of the pipeline.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Script:
 
     def once(self) -> Script:
         """
-        The same without what comes again: of each key and id the first delivery.
+        The same script without repetitions: the first delivery of each key and id.
         """
         seen: set[tuple[str, str]] = set()
         batches = []
@@ -93,7 +93,7 @@ def scripts(draw: st.DrawFn) -> Script:
         {
             "k": draw(st.sampled_from(["a", "b", "c", ""])),
             "t": START_US + at * SECOND_US,
-            # Ids repeat from key to key: only key and id together name a record.
+            # Different keys have equal ids: only key and id together identify a record.
             "id": f"id{number}" if draw(st.integers(0, 9)) else None,
             "n": number,
             "do": "raise" if draw(st.integers(0, 9)) == 0 else "ok",
@@ -113,10 +113,10 @@ def scripts(draw: st.DrawFn) -> Script:
 
 def pipeline(sinks: dict[str, Collected]) -> EnginePipeline:
     """
-    A ledger whose code fails now and then, a counter of what it produces, and a window with timers.
+    A ledger whose code sometimes fails, a counter of its productions, and a window with timers.
     """
     made = EnginePipeline("p")
-    # So much disorder that nothing is late before the end: only duplicates are left out.
+    # The bound on disorder is so large that no record is late: only duplicates are dropped.
     rows = made.inject(ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1h"))
     ledger = made.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), retries=0)
     ledger[LEDGER].sink("numbers", sinks["numbers"])
@@ -129,7 +129,7 @@ def pipeline(sinks: dict[str, Collected]) -> EnginePipeline:
 
 def played(script: Script) -> tuple[dict[str, Any], RunSummary]:
     """
-    Everything that a script leaves behind: rows, what sinks got, letters, watermark.
+    The results of a script: rows, sink contents, dead letters, watermark.
     """
     clock, disk, registry = ManualClock(), MemoryObjects(), MemoryRegistry()
     sinks = {name: Collected() for name in ("numbers", "counts", "windows")}
@@ -167,7 +167,7 @@ def played(script: Script) -> tuple[dict[str, Any], RunSummary]:
 
 def _state(name: str, state: str | None) -> str | None:
     """
-    A state as it is; of a letter only what it is about.
+    A state; of a dead letter only the record it is about.
     """
     if name != "dead_letters" or state is None:
         return state
@@ -177,7 +177,7 @@ def _state(name: str, state: str | None) -> str | None:
 
 def forgetful(capacity_max: int, budget_bytes: int) -> Callable[[Interval, RowReader, int], KnownIds]:
     """
-    What makes known ids of another size than asked for.
+    A factory of known ids with another capacity than requested.
     """
 
     def make(interval: Interval, reader: RowReader, _: int) -> KnownIds:
@@ -194,8 +194,8 @@ def forgetful(capacity_max: int, budget_bytes: int) -> Callable[[Interval, RowRe
 @settings(deadline=None)
 def test_what_comes_again_changes_nothing(script: Script, capacity_max: int, budget_bytes: int) -> None:
     """
-    Delivered up to three times, in any order, over batches and restarts, records count once everywhere; whether ids
-    are found in memory, in files, or by a filter that is built anew every few records, is no matter.
+    Records delivered up to three times, in any order, across batches and restarts, count once, whether ids are
+    looked up in memory, in files, or through a filter that is rebuilt every few records.
     """
     with patch("millpond.executor.soft_state.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
         left, summary = played(script)
@@ -203,7 +203,7 @@ def test_what_comes_again_changes_nothing(script: Script, capacity_max: int, bud
     expected, plain = played(once)
 
     assert left == expected
-    # Two consumers each leave out what comes again.
+    # Each of two consumers drops the repetitions.
     assert summary.totals.duplicates == 2 * (script.deliveries - once.deliveries)
     assert plain.totals.duplicates == 0
     assert summary.watermark == plain.watermark

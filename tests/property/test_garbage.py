@@ -1,9 +1,9 @@
 """
-Garbage collection takes nothing that anybody needs, whatever comes between (I10; races of R17).
+Garbage collection removes no file that is still needed, under any interleaving (I10; races of R17).
 
-A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions play at random, collectors die
+A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions act at random, collectors die
 at any of their calls, others act between any two, and wall clocks jump. An oracle remembers the files of
-every version, and after each step names those that somebody still stands on.
+every version, and after each step checks those that a reader, savepoint or retention still needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LETTERS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4)
 
 class First(Computation):
     """
-    Counts a key's records, and produces one; forgets the key at every fifth.
+    Counts a key's records and produces each; deletes the key's state at every fifth.
     """
 
     def process_record(self, context, record):
@@ -69,13 +69,13 @@ class Second(Computation):
 
 class KilledError(Exception):
     """
-    The process is gone.
+    The process has died.
     """
 
 
 class Between:
     """
-    `Objects` that let something happen before one of the calls that reach it; maybe the end.
+    `Objects` that run an action, perhaps a death, before one of the calls that reach it.
     """
 
     def __init__(self, inner: Objects, at: int, action: Callable[[], object]) -> None:
@@ -104,21 +104,21 @@ class Between:
         return list(self._call("list", prefix, start_after))
 
     def delete(self, paths: Iterable[str]) -> None:
-        # One by one, so that it may end between any two.
+        # One call per file, so that it may die between any two.
         for path in paths:
             self._call("delete", [path])
 
 
 def own_files(snapshot: Snapshot) -> frozenset[str]:
     """
-    The live files, except those that the slow writer only names.
+    The live files, except those that only the slow writer names.
     """
     return frozenset(file.path for file in snapshot.files if file.computation != ALIEN.computation)
 
 
 class Garbage(RuleBasedStateMachine):
     """
-    Everybody who touches a store.
+    All readers and writers of a store.
     """
 
     @initialize(keep=st.sampled_from([0, 3 * MINUTE_MS]))
@@ -151,7 +151,7 @@ class Garbage(RuleBasedStateMachine):
 
     def note(self) -> None:
         """
-        The oracle looks at what was committed since: its files, and when it took its predecessor's place.
+        The oracle reads the new commits: their files, and when each version was replaced.
         """
         history = load(Log(self.disk))
         for version in range(max(self.files, default=history.version - 1) + 1, history.version + 1):
@@ -173,7 +173,7 @@ class Garbage(RuleBasedStateMachine):
             self.ids += 1
             self.seen[letter] += 1
             rows.append({"k": letter, "at": self.second * SECOND, "id": f"{letter}{self.ids}"})
-        # What comes again within the slack must not count, however much was compacted since.
+        # A repetition within the slack must not count, whatever was compacted since.
         self.run.inject("in", rows + (rows if again else []))
         self.run.step()
         self.note()
@@ -208,19 +208,19 @@ class Garbage(RuleBasedStateMachine):
         self.readers.append((holder, version, view, self.rows(view), published.expires_us or 0))
 
     @precondition(lambda self: self.readers)
-    @rule(place=st.integers(0, 99), ends=st.booleans())
-    def read(self, place: int, ends: bool) -> None:
+    @rule(index=st.integers(0, 99), ends=st.booleans())
+    def read(self, index: int, ends: bool) -> None:
         """
-        A slow reader sees what it would have seen at once; one that has overslept may be told that files are gone.
+        A slow reader sees an unchanged answer; after its lease on the version has expired, files may be gone.
         """
-        holder, _, view, expected, expires_us = self.readers[place % len(self.readers)]
+        holder, _, view, expected, expires_us = self.readers[index % len(self.readers)]
         try:
             assert self.rows(view) == expected
         except MillpondError:
             assert expires_us <= self.clock.now_us() or self.has_jumped
         if ends:
             self.catalog.withdraw_horizon(holder)
-            del self.readers[place % len(self.readers)]
+            del self.readers[index % len(self.readers)]
 
     @precondition(lambda self: len(self.savepoints) < 3)
     @rule()
@@ -241,7 +241,7 @@ class Garbage(RuleBasedStateMachine):
         self.savepoint(name, SAVEPOINT_RELEASED)
 
     def savepoint(self, name: str, version: int) -> None:
-        # By its writer's own committer, as a person at a command line would.
+        # With a committer of its own, as the command line does.
         writer = Committer(Log(self.disk), self.clock, SeededRng(name), self.store.leases.high_water)
         writer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): version}))
         self.store.committer.refresh()
@@ -252,17 +252,17 @@ class Garbage(RuleBasedStateMachine):
     def collect(self, objects: Objects | None = None) -> None:
         coordinator = self.run._worker.coordinator
         owned = {
-            each.interval: Owned(each.fence.sequencer, coordinator.superstep)
-            for each in coordinator._ownership.all()
+            held.interval: Owned(held.fence.sequencer, coordinator.superstep)
+            for held in coordinator._ownership.all()
         }
-        found = collect_garbage(
+        collected = collect_garbage(
             objects or self.disk,
             self.catalog,
             self.clock,
             retention=Retention(keep_ms=self.keep_ms, checkpoint_every=2),
             owned=owned,
         )
-        self.horizon = max(self.horizon, found.horizon)
+        self.horizon = max(self.horizon, collected.horizon)
 
     @rule()
     def collect_alone(self) -> None:
@@ -288,13 +288,13 @@ class Garbage(RuleBasedStateMachine):
         try:
             self.collect(Between(self.disk, at, act))
         except ConflictError:
-            # The other collector has published more than this one had found.
+            # The other collector has published a later horizon than this one computed.
             return
 
     @rule(at=st.integers(1, 8), steps=st.integers(1, 6), hours=st.sampled_from([0, 24]))
     def commit_slowly(self, at: int, steps: int, hours: int) -> None:
         """
-        A writer stands still at any call of its commit while the table moves on and its log is cut.
+        A writer is paused at any call of its commit while the table advances and its log is truncated.
         """
 
         def go_on() -> None:
@@ -318,7 +318,7 @@ class Garbage(RuleBasedStateMachine):
             return
         self.store.committer.refresh()
         newest = load(Log(self.disk))
-        # What was acknowledged is part of the table that everybody reads (fact F4).
+        # An acknowledged commit is part of the table that readers see (fact F4).
         assert committed.version <= newest.version
         fence = newest.fence_of(ALIEN)
         assert fence is not None
@@ -348,7 +348,7 @@ class Garbage(RuleBasedStateMachine):
         counted = Counter(
             dict(zip(view.column("key").to_pylist(), map(int, view.column("state").to_pylist()), strict=True))
         )
-        # What the last superstep produced is not delivered yet.
+        # Productions of the last superstep are not delivered yet.
         waiting = sum((self.seen - counted).values())
         assert not counted - self.seen
         assert waiting <= self.run._worker.coordinator.undelivered
@@ -361,7 +361,7 @@ class Garbage(RuleBasedStateMachine):
         for version, expected in self.savepoints.values():
             view = RowsView.of(load(Log(self.disk), TableVersion(version)), self.disk, "second")
             assert self.rows(view) == expected
-        assert [each for each in verify_store(self.disk).findings if "alien" not in each.path] == []
+        assert [finding for finding in verify_store(self.disk).findings if "alien" not in finding.path] == []
         self.run.stop()
         self.catalog.close()
 

@@ -1,5 +1,5 @@
 """
-Two and three owners of one interval by force, in every order of their calls to what they share (R7).
+Two and three owners of one interval, in every order of their calls to shared state (R7).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INTERVAL = Interval("counter")
 @dataclass
 class Duel:
     """
-    Owners of one interval, what each was told, and what the table says at the end.
+    Owners of one interval, the reply each got, and the final table.
     """
 
     stage: Stage
@@ -60,7 +60,7 @@ class Duel:
 
     def enter(self, name: str, *requests: CommitRequest, committer: Committer | None = None) -> None:
         """
-        An owner that makes these commits until one is refused.
+        Add an owner that makes these commits until one is refused.
         """
         self.told[name], self.landed[name] = [], []
 
@@ -100,7 +100,7 @@ class Duel:
 
     def check(self) -> None:
         """
-        I1, I2, I4 and I5 from the log alone, held against what each owner was told.
+        Check I1, I2, I4 and I5 from the log alone, against the replies.
         """
         fences, versions = [], {name: [] for name in self.landed}
         for version, actions in commits(self.bench.log):
@@ -120,7 +120,7 @@ class Duel:
 
 def commits(log: Log) -> Iterator[tuple[int, Sequence[Action]]]:
     """
-    What each version says, without the one that made the table.
+    The actions of each version, except the one that created the table.
     """
     for version in range(1, load(log).version + 1):
         yield version, decode(log.require(TableVersion(version)))
@@ -132,7 +132,7 @@ def _is_fence(action: Action, interval: Interval = INTERVAL) -> bool:
 
 def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, supersteps: int = 2) -> Duel:
     """
-    An owner with some supersteps before it, and a rival that takes over.
+    An owner with some supersteps to commit, and another that takes over.
     """
     bench = Bench(memory=memory or MemoryObjects(), retry=RetryPolicy(tries=2)).create()
     duel = Duel(stage, bench)
@@ -152,7 +152,7 @@ def endings_of(
     scenario: Callable[[Stage], Duel], *, preemptions_max: int | None = None, faults_max: int = 0
 ) -> tuple[Explored, set[tuple[str, ...]]]:
     """
-    What the owners were told, over all orders; every order is checked.
+    The replies of the owners over all orders, each of which is checked.
     """
     endings: set[tuple[str, ...]] = set()
 
@@ -170,7 +170,9 @@ def endings_of(
 
 class TestOwnersByForce:
     def test_two_in_every_order(self, fault_report: FaultReport) -> None:
-        """An owner and its rival, to completion: fences rise, and each is told what is so, in all three endings."""
+        """
+        For an owner and its successor, fences rise and replies are true in every order, and all three endings occur.
+        """
         explored, endings = endings_of(owner_and_rival)
 
         fault_report.fault("R7", explored.orders)
@@ -182,7 +184,9 @@ class TestOwnersByForce:
         }
 
     def test_two_with_a_lost_reply_anywhere(self, fault_report: FaultReport) -> None:
-        """The same with any one write failing, done or not: it is settled by reading back, never made twice."""
+        """
+        With any one write failing, with or without effect, the commit is settled by reading back and never repeated.
+        """
         explored, endings = endings_of(partial(owner_and_rival, supersteps=1), faults_max=1)
 
         fault_report.fault("R7", explored.orders)
@@ -190,7 +194,9 @@ class TestOwnersByForce:
         assert {told.split()[-1] for ending in endings for told in ending} == {"landed", "FencedError"}
 
     def test_three_with_two_interruptions(self, fault_report: FaultReport) -> None:
-        """A third owner besides, each interrupted anywhere, twice in all."""
+        """
+        The same holds for three owners with two preemptions anywhere.
+        """
 
         def scenario(stage: Stage) -> Duel:
             duel = owner_and_rival(stage, supersteps=1)
@@ -204,7 +210,9 @@ class TestOwnersByForce:
         assert ("landed", "landed FencedError", "landed") in endings
 
     def test_the_canary_dies(self) -> None:
-        """A store whose conditional put is none is found out."""
+        """
+        A store whose put-if-absent overwrites is detected.
+        """
 
         def scenario(stage: Stage) -> Duel:
             return owner_and_rival(stage, Overwriting())
@@ -214,16 +222,20 @@ class TestOwnersByForce:
 
 
 class Overwriting(MemoryObjects):
-    """A store that replaces what it should not."""
+    """
+    A store whose put-if-absent overwrites.
+    """
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Put it, whatever is there."""
+        """
+        Put the object, even if it exists.
+        """
         self.put(path, data)
 
 
 class SharedLeases(MemoryLeases):
     """
-    Leases that are taken when it is their actor's turn.
+    Leases that are taken when the explorer schedules their actor.
     """
 
     def __init__(self, stage: Stage, registry: MemoryRegistry, clock: ManualClock, writer_id: str) -> None:
@@ -237,7 +249,9 @@ class SharedLeases(MemoryLeases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """Take them, when it is this actor's turn."""
+        """
+        Take them when this actor is scheduled.
+        """
         self._stage.before("leases", writes=True)
         return super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
 
@@ -245,7 +259,7 @@ class SharedLeases(MemoryLeases):
 @dataclass
 class Processes:
     """
-    Processes that open one store, take its pipeline, and commit an empty superstep.
+    Processes that open one store, take over its pipeline, and commit an empty superstep.
     """
 
     stage: Stage
@@ -256,7 +270,7 @@ class Processes:
 
     def enter(self, name: str) -> None:
         """
-        One more process.
+        Add a process.
         """
         self.stage.enter(name, lambda: self._live(name))
 
@@ -297,7 +311,7 @@ class Processes:
 
     def check(self) -> None:
         """
-        I4, and that nobody is fenced by nobody.
+        Check I4, and that no process is fenced without another owner.
         """
         control = control_interval(ledger_pipeline().name)
         fences = [
@@ -309,13 +323,13 @@ class Processes:
         assert fences == sorted(set(fences)), "fences rise"
         landed = [fence for fence in fences if fence.commit_number == 1]
         assert len(landed) == list(self.told.values()).count("landed"), "each is told what is so"
-        assert fences[-1].commit_number == 1, "the last owner is nobody's prey"
+        assert fences[-1].commit_number == 1, "no process fences the last owner"
 
 
 @pytest.mark.parametrize("hear_late", [False, True])
 def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: FaultReport) -> None:
     """
-    Both make the table, take the leases and commit, twice interrupted anywhere: the last one lands.
+    Two processes create the table, take leases and commit, with two preemptions anywhere: the last owner's commit lands.
     """
     endings = set()
 
@@ -335,6 +349,6 @@ def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: Fault
     fault_report.fault("R7", explored.orders)
     assert explored.orders > 100
     assert endings == {
-        (("first", one), ("second", other))
-        for one, other in (("landed", "landed"), ("landed", "fenced"), ("fenced", "landed"))
+        (("first", first), ("second", other))
+        for first, other in (("landed", "landed"), ("landed", "fenced"), ("fenced", "landed"))
     }

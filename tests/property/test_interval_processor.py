@@ -1,5 +1,5 @@
 """
-The interval processor against the model: any bundles, any failures, any fate of a task.
+The interval processor against the model: any bundles, any failures, any outcome of a task.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ TAGS = ["", "echo", "again", "fail"]
 
 class Script(Computation):
     """
-    Does what its records and timer tags say, and logs all it does in its state.
+    Executes the operations in its records and timer tags, and logs them in its state.
     """
 
     percentiles = (50,)
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Log the record, then carry out its operations.
+        Log the record, then execute its operations.
         """
         self._log(context, ["record", record.stream, record.at, record.late, context.watermark_at(50)])
         for operation in record.value:
@@ -52,7 +52,7 @@ class Script(Computation):
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """
-        Log the timer, then do what its tag says.
+        Log the timer, then execute its tag.
         """
         self._log(context, ["timer", timer.tag, timer.domain.value, timer.at, timer.output_at])
         if timer.tag == "echo":
@@ -99,7 +99,7 @@ class Script(Computation):
 
 class BatchScript(Script):
     """
-    The same, but it takes a key's records together.
+    A script that processes a key's records together.
     """
 
     codec = MsgpackCodec()
@@ -107,7 +107,7 @@ class BatchScript(Script):
 
     def process_records(self, context: Context, records: Records) -> None:
         """
-        Carry out all records, then say how many they were.
+        Execute all records, then log their number.
         """
         for record in records:
             self.process_record(context, record)
@@ -142,7 +142,7 @@ records = st.builds(
     times,
     st.none() | st.sampled_from([b"", b"1", b"2", b"3", b"4"]),
 )
-# How the bundle's task fares, and who runs the next one.
+# The outcome of the bundle's task, and the worker of the next one.
 fates = st.sampled_from(
     ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "compacted"]
 )
@@ -174,7 +174,7 @@ def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
 
 def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tuple[Attempt, int]:
     """
-    Process and commit a bundle; returns what was committed and who runs the next one.
+    Process and commit a bundle; returns the committed attempt and the worker of the next bundle.
     """
     other = 1 - worker
     if fate == "unadopted":
@@ -195,32 +195,32 @@ def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tupl
 
 def decoded(codec: Any, encoded: Any) -> Any:
     """
-    A state that may be missing.
+    A decoded state, which may be missing.
     """
     return None if encoded is None else codec.decode(encoded)
 
 
 def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
     """
-    What the updates carry, in the order of keys and of emission.
+    The productions of the updates, in the order of keys and of emission.
     """
     if result.updates is None:
         return []
     return [
         (
-            found["stream"],
-            found["key"],
-            found["value_bytes"] if found["value"] is None else orjson.loads(found["value"]),
-            found["at"].timestamp() * 1_000_000,
+            production["stream"],
+            production["key"],
+            production["value_bytes"] if production["value"] is None else orjson.loads(production["value"]),
+            production["at"].timestamp() * 1_000_000,
         )
         for row in result.updates.column("productions").to_pylist()
-        for found in row or []
+        for production in row or []
     ]
 
 
 def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: ModelInterval) -> None:
     """
-    The results say the same of the bundle, and of what is pending.
+    Processor and model report the same bundle and the same pending work.
     """
     statistics = result.statistics
     assert [(p.stream, p.key, p.value, p.at) for p in expected.productions] == productions_of(result)
@@ -246,7 +246,7 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
     """
-    The committed files hold the model's rows and ids.
+    The committed files contain the model's rows and ids.
     """
     merged = run.rows()
     loaded = load_rows(merged)
@@ -257,9 +257,9 @@ def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
     holds = [min((t.output_at for t in expected[key].timers.values()), default=None) for key in loaded.keys]
     assert holds == merged.column("hold").cast(pa.int64()).to_pylist()
     ids = {
-        (row["key"], found["id"])
+        (row["key"], consumed["id"])
         for row in run.updates().select(["key", "record_ids"]).to_pylist()
-        for found in row["record_ids"] or []
+        for consumed in row["record_ids"] or []
     }
     assert model.consumed_ids() == ids
 
@@ -302,7 +302,7 @@ def check_against_model(
 @given(script=st.lists(bundles, max_size=6))
 def test_bundles_mean_what_the_model_says(script: list[Any]) -> None:
     """
-    Order, timers, failures, duplicates and every fate of a task come out as in the model.
+    Order, timers, failures, duplicates and every outcome of a task agree with the model.
     """
     check_against_model(Script(), script, budget_bytes=1 << 20)
 
@@ -320,7 +320,7 @@ def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
 @given(script=st.lists(bundles, max_size=6))
 def test_late_records_leave_no_trace_when_dropped(script: list[Any]) -> None:
     """
-    With ``on_late="drop"`` they are counted and nothing else, their ids included.
+    With ``on_late="drop"`` late records are only counted; not even their ids are kept.
     """
     check_against_model(Script(), script, budget_bytes=1 << 20, on_late="drop")
 
@@ -329,6 +329,6 @@ def test_late_records_leave_no_trace_when_dropped(script: list[Any]) -> None:
 @given(script=st.lists(bundles, max_size=6), budget_bytes=st.sampled_from([0, 600, 1_500]))
 def test_a_small_cache_changes_nothing(script: list[Any], budget_bytes: int) -> None:
     """
-    Rows that were evicted are read back, and the results are the same.
+    Evicted rows are read back, with the same results.
     """
     check_against_model(Script(), script, budget_bytes)

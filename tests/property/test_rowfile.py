@@ -1,5 +1,5 @@
 """
-The reader's rule against a model, and row files there and back.
+The reader's rule against a model, and round trips of row files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def sorted_items(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(row_histories())
 def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
-    """Merged rows are those of the model, in any order of the updates, sorted by key."""
+    """
+    Merged rows equal the model's, in any order of the updates, sorted by key.
+    """
     merged = merge_updates(row_updates(updates))
 
     assert sorted_items(merged_rows(updates)) == micros(merged)
@@ -62,7 +64,9 @@ def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
 
 @given(row_histories(), st.integers(1, 5))
 def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], cut: int) -> None:
-    """Compacting the older part and then the whole gives what compacting the whole gives."""
+    """
+    Compacting the older part and then everything equals compacting everything at once.
+    """
     names = [*MERGE_COLUMNS, "record_ids", "productions"]
     older = row_updates([update for update in updates if update["sequencer"] < cut]).select(names)
     newer = row_updates([update for update in updates if update["sequencer"] >= cut]).select(names)
@@ -74,7 +78,9 @@ def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], 
 
 @given(row_histories(), st.sampled_from([ParquetRowFormat(), IpcRowFormat()]), st.booleans())
 def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowFormat, chunked: bool) -> None:
-    """What is read from a file is what was written, every column and order kept."""
+    """
+    Reading a file returns the rows as written, with every column and in order.
+    """
     latest = {update["key"]: update for update in updates} or {"k": {"key": "k"}}
     table = row_updates(latest[key] for key in sorted(latest))
     if chunked:
@@ -103,7 +109,9 @@ def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowForm
 def test_selection_is_a_filter(
     updates: list[dict[str, Any]], keys: set[str] | None, bounds: tuple[str, str | None] | None
 ) -> None:
-    """Reading by keys and interval gives exactly the updates that a filter gives."""
+    """
+    Reading by keys and interval returns exactly the updates that a filter selects.
+    """
     objects = MemoryObjects()
     interval = None if bounds is None else Interval("c", *bounds)
     paths = []

@@ -54,7 +54,9 @@ def _by_model(case: Case, *, weak: bool = True) -> Answer:
         for number in range(len(case.nodes))
     }
     produced = {
-        stream: Counter((one.key, orjson.dumps(one.value).decode(), one.at) for one in made)
+        stream: Counter(
+            (production.key, orjson.dumps(production.value).decode(), production.at) for production in made
+        )
         for stream, made in model.produced.items()
         if stream in case.sunk
     }
@@ -185,7 +187,7 @@ def test_restarts_between_all_steps_change_nothing(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """
-    Stopping and opening again after every superstep leaves the same rows and outputs.
+    Restarting after every superstep leaves the same rows and outputs.
     """
     assert _by_local_runner(case, tmp_path_factory.mktemp("local"), restart=True) == _by_model(case)
 
@@ -196,11 +198,13 @@ def test_weak_productions_that_are_all_late_are_strong(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """
-    When every weak production is checkpointed before it is taken, the answer is that of a strong pipeline.
+    If every weak production is checkpointed before it is consumed, the answer is that of a strong pipeline.
     """
-    found = _by_local_runner(case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1)
+    result = _by_local_runner(
+        case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1
+    )
 
-    assert found == _by_model(case, weak=False)
+    assert result == _by_model(case, weak=False)
 
 
 @pytest.mark.spark

@@ -32,7 +32,7 @@ def topologies(draw) -> Topology:
     """
     Up to five computations; each consumes an injected stream and any productions, its own too.
 
-    Those outside of cycles may have horizons: they produce below their input, and lag behind it.
+    Those outside cycles may have horizons: they produce below their input, and lag behind it.
     """
     pipeline = EnginePipeline("p")
     injected = [f"s{i}" for i in range(draw(st.integers(1, 2)))]
@@ -40,7 +40,7 @@ def topologies(draw) -> Topology:
         pipeline.inject(stream, key="k", at="t")
     names = [f"c{i}" for i in range(draw(st.integers(1, 5)))]
     for position, name in enumerate(names):
-        # An earlier computation or an injected stream makes each one reachable; the rest is free.
+        # Each consumes an earlier computation or an injected stream, so all are reachable; the rest is free.
         root = draw(st.sampled_from([*injected, *names[:position]]))
         others = draw(st.sets(st.sampled_from([*injected, *names]), max_size=3))
         subscribes = dict.fromkeys([root, *sorted(others)])
@@ -61,7 +61,7 @@ def topologies(draw) -> Topology:
 
 class Oracle:
     """
-    The same equations, solved by going down from the top until nothing changes.
+    The same equations, solved by descending from the top to a fixpoint.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -103,7 +103,7 @@ class Oracle:
 @given(st.data(), topologies())
 def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
     """
-    After any events, lawful or not, each watermark is the highest fixpoint seen so far.
+    After any events, lawful or not, each watermark is the highest fixpoint so far.
     """
     authority, oracle = WatermarkAuthority(topology), Oracle(topology)
     names = list(topology.computations)
@@ -133,7 +133,7 @@ def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
 
 class SlowPipeline:
     """
-    A pipeline of records without code: what a record makes of itself is drawn.
+    A pipeline of records without code: what each record produces is drawn.
     """
 
     def __init__(self, data: st.DataObject, topology: Topology) -> None:
@@ -147,7 +147,7 @@ class SlowPipeline:
 
     def superstep(self, injected: list[tuple[str, int]]) -> None:
         """
-        Deliver everything, fire what is due, then tell the authority, as a commit does.
+        Deliver everything, fire due timers, then report to the authority, as a commit does.
         """
         delivered, self.undelivered = [*injected, *self.undelivered], []
         watermarks = self.authority.input_watermarks()
@@ -167,7 +167,7 @@ class SlowPipeline:
     def process(self, name: str, at: int, floor: int, where: str) -> None:
         if self.budget > 0 and self.data.draw(st.booleans()):
             self.budget -= 1
-            # What the key owed when the superstep began it may still produce at, or go on owing.
+            # The key may still produce at the hold it had when the superstep began, or keep the hold.
             oldest = min([floor, *(hold for _, hold, low in self.owed[name] if low == where)])
             later = self.data.draw(st.sampled_from([at, oldest])) + self.data.draw(st.integers(0, 9))
             if self.data.draw(st.booleans()):
@@ -189,7 +189,7 @@ class SlowPipeline:
 @given(st.data(), topologies())
 def test_no_record_is_late_unless_its_source_was(data, topology):
     """
-    While injectors keep their word, no watermark passes a production, hold or record to come.
+    While injectors keep their promises, no watermark passes a production, hold or future record.
     """
     pipeline = SlowPipeline(data, topology)
     watermarks = dict.fromkeys(topology.injectors, 0)
@@ -207,7 +207,7 @@ def test_no_record_is_late_unless_its_source_was(data, topology):
 @given(st.data(), topologies())
 def test_everything_drains_where_no_cycle_holds_itself(data, topology):
     """
-    Once the inputs have ended, every timer whose hold is its own firing gets its turn.
+    Once the inputs have ended, every timer fires, unless a cycle holds itself.
     """
     pipeline = SlowPipeline(data, topology)
     for name in topology.computations:
@@ -227,7 +227,7 @@ def test_everything_drains_where_no_cycle_holds_itself(data, topology):
 
 class Asking(Computation):
     """
-    Asks for percentiles.
+    Requests percentile watermarks.
     """
 
     percentiles = (50, 90, 99)
@@ -238,7 +238,7 @@ PERCENTILES = (100.0, 99.0, 90.0, 50.0)
 
 def asking(topology: Topology) -> Topology:
     """
-    The same topology, with computations that ask for percentiles.
+    The same topology, with computations that request percentiles.
     """
     nodes = {name: replace(node, computation=Asking()) for name, node in topology.computations.items()}
     return replace(topology, computations=nodes)
@@ -246,16 +246,16 @@ def asking(topology: Topology) -> Topology:
 
 def some_marks(data: st.DataObject, oldest: int) -> dict[float, int]:
     """
-    The oldest times but a share of them, as tasks report them: never older than the oldest.
+    The oldest times without a share of the keys, as tasks report them: never below the oldest.
     """
     ahead = sorted(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)))
-    return {each: oldest + step for each, step in zip(PERCENTILES[1:], ahead, strict=True)}
+    return {percentile: oldest + step for percentile, step in zip(PERCENTILES[1:], ahead, strict=True)}
 
 
 @given(st.data(), topologies())
 def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology):
     """
-    Whatever happens, a smaller percentile is not behind a greater one, and 100 is the low watermark.
+    After any events, a lower percentile's watermark is not behind a higher one's, and 100 is the low watermark.
     """
     topology = asking(topology)
     clock = ManualClock(0)
@@ -263,7 +263,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
     time.restore({})
     names, streams = list(topology.computations), list(topology.injectors)
     for _ in range(data.draw(st.integers(1, 12))):
-        before = {name: [time.mark(name, each) for each in PERCENTILES] for name in names}
+        before = {name: [time.mark(name, percentile) for percentile in PERCENTILES] for name in names}
         kind = data.draw(st.sampled_from(["records", "interval", "undelivered", "advance", "restart"]))
         if kind == "records":
             stream, count = data.draw(st.sampled_from(streams)), data.draw(st.integers(1, 150))
@@ -293,7 +293,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
                 {stream: at for stream, at in oldest.items() if topology.consumers_of(stream)}
             )
         else:
-            # What is pending is found again in the rows; here there is none left of it.
+            # A restart reads pending work from the rows; here there is none.
             positions = time.positions()
             time, restored = PipelineWatermarks(topology, clock), exact.input_watermarks()
             time.restore(positions)
@@ -303,7 +303,7 @@ def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology
                 exact.update_injector(stream, time.injector_watermark(stream))
 
         for name in names:
-            marks = [time.mark(name, each) for each in PERCENTILES]
+            marks = [time.mark(name, percentile) for percentile in PERCENTILES]
             assert marks == sorted(marks)
             assert all(now >= then for now, then in zip(marks, before[name], strict=True))
             assert marks[0] == exact.input_watermark(name)

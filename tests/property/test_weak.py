@@ -29,7 +29,7 @@ ENDS = st.sampled_from(["goes on", "stops", "is killed", "is killed before the c
 
 class JumpingClock(ManualClock):
     """
-    A clock on which any two looks may be up to two seconds apart.
+    A clock of which two consecutive reads may be up to two seconds apart.
     """
 
     def __init__(self, jumps_ms: list[int]) -> None:
@@ -39,7 +39,7 @@ class JumpingClock(ManualClock):
 
     def monotonic_us(self) -> int:
         """
-        Later than the last time, by the next jump of the list.
+        The last time plus the next jump of the list.
         """
         self._looks += 1
         self.advance_ms(self._jumps_ms[self._looks % len(self._jumps_ms)])
@@ -48,7 +48,7 @@ class JumpingClock(ManualClock):
 
 class Spread(Computation):
     """
-    Sends each record on twice under other keys.
+    Produces each record twice, under other keys.
     """
 
     def __init__(self, output: str) -> None:
@@ -56,7 +56,7 @@ class Spread(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         """
-        Two for one.
+        Produce the record twice.
         """
         n = record.value["n"]
         for part in ("x", "y"):
@@ -67,7 +67,7 @@ class Spread(Computation):
 
 class Keep(Computation):
     """
-    Keeps what has reached it: loss and repetition both show.
+    Keeps every record that reaches it, so that loss and repetition show.
     """
 
     def process_record(self, context: Context, record: Record) -> None:
@@ -92,20 +92,20 @@ def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
 
 def expected(count: int, *depths: int) -> Counter[str]:
     """
-    What must have been kept of ``count`` records after so many spreads.
+    What must be kept of ``count`` records after the given numbers of spreads.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for depth in depths:
         paths = [""]
         for _ in range(depth):
             paths = [path + part for path in paths for part in ("x", "y")]
-        found.update(f"{n}{path}" for n in range(count) for path in paths)
-    return found
+        counts.update(f"{n}{path}" for n in range(count) for path in paths)
+    return counts
 
 
 class Pond:
     """
-    A store in memory, and one run after the other on it.
+    A store in memory, and consecutive runs on it.
     """
 
     def __init__(self, made: EnginePipeline, jumps_ms: list[int], intervals: int) -> None:
@@ -118,13 +118,13 @@ class Pond:
 
     def store(self) -> Store:
         """
-        The store, opened anew.
+        The store, reopened.
         """
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def start(self) -> LocalRun:
         """
-        A run that moves by steps.
+        A stepping run.
         """
         runner = LocalRunner(
             self.store(),
@@ -139,13 +139,13 @@ class Pond:
 
     def kept(self, computation: str) -> Counter[str]:
         """
-        Everything that any key has kept.
+        All records that any key has kept.
         """
         with self.store() as store:
             return Counter(
-                one
+                load
                 for row in store.rows_view(computation).to_arrow().to_pylist()
-                for one in orjson.loads(row["state"])
+                for load in orjson.loads(row["state"])
             )
 
 
@@ -160,14 +160,14 @@ def test_each_record_counts_once_whatever_is_late(
     modes: tuple[str, str, str], jumps_ms: list[int], ends: list[str], intervals: int
 ) -> None:
     """
-    Any mix of modes, any production late, restarts and kills after any step: nothing lost, nothing twice.
+    With any mix of modes, any late production, and restarts and kills after any step, no record is lost or repeated.
     """
     pond = Pond(pipeline(modes), jumps_ms, intervals)
     run = pond.start()
     run.inject_durably("in", row(0))
     for number, end in enumerate(ends, 1):
         if end.startswith("is killed"):
-            # The reply to the commit is lost, or the commit never comes about.
+            # The commit's reply is lost, or the commit is never made.
             fault = Fault.LOST if end == "is killed" else Fault.REFUSED
             pond.disk.plan(fault, "put_if_absent", within="_delta_log", times=1_000)
         run = step(pond, run, number, end)
@@ -180,14 +180,14 @@ def test_each_record_counts_once_whatever_is_late(
 
 def row(number: int) -> list[dict[str, object]]:
     """
-    The record of this number.
+    The record with this number.
     """
     return [{"k": f"k{number}", "t": number, "n": number}]
 
 
 def step(pond: Pond, run: LocalRun, number: int, end: str) -> LocalRun:
     """
-    Inject a record, take one step, and end the process as asked; its publisher repeats what it must.
+    Inject a record, run one superstep, and end the process as asked; its publisher repeats unacknowledged records.
     """
     run.inject("in", row(number))
     try:

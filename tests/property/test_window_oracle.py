@@ -1,8 +1,7 @@
 """
 Windows against an oracle without an engine: the same panes everywhere (I6 to I8; R20 to R22).
 
-``MILLPOND_ORACLE_EXAMPLES=20000`` runs so many generated steps instead of the few that every
-run of the tests affords.
+``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated steps; a plain run of the tests has few.
 """
 
 from __future__ import annotations
@@ -37,30 +36,30 @@ _SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
 _EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
-# Thousands of examples take as long as they take.
+# Thousands of examples need no deadline.
 pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
 
 generated = settings(
     deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or settings().max_examples
 )
 
-# Two steps on average in each: the 200 of the goal table.
+# Two steps per example on average: the 200 of the goal table.
 many = settings(generated, max_examples=_EXAMPLES or 100)
 
 Shown = tuple[list[list[OraclePane]], int]
-"""The panes after each move and at the end, and how many elements were too late."""
+"""The panes after each move and at the end, and the numbers of elements that were too late."""
 
 
 def kept_by(specs: Iterable[WindowSpec]) -> set[int]:
     """
-    The percentiles that a pipeline of these steps keeps.
+    The percentiles that a pipeline of these steps maintains.
     """
     return set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
 
 
 def by_oracle(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None) -> Shown:
     """
-    What the oracle shows.
+    The oracle's output.
     """
     oracle, shown = WindowOracle(spec, kept=kept), []
     for move in [*moves, Move("watermark", TIME_MAX_US)]:
@@ -82,7 +81,7 @@ def by_run(
     run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
 ) -> list[Shown]:
     """
-    What a runner shows, step by step.
+    A runner's output, step by step.
     """
     shown: list[list[list[OraclePane]]] = [[] for _ in specs]
     kept = kept_by(specs)
@@ -107,18 +106,18 @@ def by_run(
 
 
 Standing = Counter[tuple[str, tuple[int, int], tuple[int, ...]]]
-"""Keys, windows and values: panes that were shown, less those that were taken back."""
+"""Keys, windows and values: emitted panes less retracted ones."""
 
 
 def net(panes: Iterable[OraclePane]) -> Standing:
     """
-    What stands when all retractions have been subtracted; what was never shown cannot be taken back.
+    The panes that stand after all retractions; only an emitted pane may be retracted.
     """
-    found: Standing = Counter()
+    standing: Standing = Counter()
     for pane in panes:
-        found[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
-    assert min(found.values(), default=0) >= 0
-    return +found
+        standing[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
+    assert min(standing.values(), default=0) >= 0
+    return +standing
 
 
 def last(panes: Iterable[OraclePane]) -> Standing:
@@ -127,15 +126,15 @@ def last(panes: Iterable[OraclePane]) -> Standing:
     """
     newest: dict[tuple[str, tuple[int, int]], OraclePane] = {}
     for pane in panes:
-        place = (pane.key, pane.window)
-        if not pane.is_retraction and (place not in newest or newest[place].index < pane.index):
-            newest[place] = pane
+        identity = (pane.key, pane.window)
+        if not pane.is_retraction and (identity not in newest or newest[identity].index < pane.index):
+            newest[identity] = pane
     return Counter((pane.key, pane.window, pane.values) for pane in newest.values())
 
 
 def grouped(window_fn: tuple[Any, ...], arrivals: Sequence[Arrival]) -> Standing:
     """
-    All elements in their final windows, as a batch would have them.
+    All elements in their final windows, as a batch would compute them.
     """
     spec = WindowSpec(window_fn=window_fn, trigger=("Default",))
     shown, _ = by_oracle(spec, [Move("feed", arrivals)])
@@ -155,14 +154,14 @@ def fed(moves: Sequence[Move]) -> list[Arrival]:
     """
     All elements of a script.
     """
-    return [one for move in moves if move.kind == "feed" for one in move.argument]
+    return [arrival for move in moves if move.kind == "feed" for arrival in move.argument]
 
 
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
 @many
 def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], moves: list[Move]) -> None:
     """
-    After every move the same panes with the same values, indices, timings and times, and the same drops.
+    After every move the panes have the oracle's values, indices, timings and times, and drops are equal.
     """
     kept = kept_by(specs)
     expected = [by_oracle(spec, moves, kept) for spec in specs]
@@ -181,7 +180,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], data: st.DataObject
 ) -> None:
     """
-    Whatever came when and in whichever bundles, what stands in the end is what a batch would give.
+    For any order and any bundles, the standing panes are those of a batch.
     """
     spec = WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US)
     shuffled = shuffle(moves, data)
@@ -197,7 +196,7 @@ def test_panes_less_retractions_are_the_last_panes(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
 ) -> None:
     """
-    Each window's panes and retractions add up to its last pane; windows that merged add up to nothing.
+    Each window's panes and retractions add up to its last pane; merged windows add up to nothing.
     """
     panes = played(
         WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US), moves
@@ -214,7 +213,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
 ) -> None:
     """
-    All that a window's discarding panes showed is what its last accumulating pane shows.
+    A window's discarding panes together equal its last accumulating pane.
     """
     modes = [
         WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
@@ -222,11 +221,11 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
     ]
     (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), modes, moves)
     summed: defaultdict[tuple[str, tuple[int, int]], list[int]] = defaultdict(list)
-    for pane in (one for panes in parts for one in panes):
+    for pane in (pane for panes in parts for pane in panes):
         summed[(pane.key, pane.window)] += pane.values
 
     accumulated = last(pane for panes in wholes for pane in panes)
-    assert accumulated == Counter((*place, tuple(sorted(values))) for place, values in summed.items())
+    assert accumulated == Counter((*identity, tuple(sorted(values))) for identity, values in summed.items())
 
 
 @pytest.mark.spark
@@ -243,7 +242,7 @@ def test_spark_shows_what_the_oracle_shows(
     specs: list[WindowSpec], moves: list[Move], spark: SparkSession
 ) -> None:
     """
-    Many generated steps in one run on Spark: the panes and drops of the oracle after every move.
+    Many generated steps in one run on Spark emit the oracle's panes and drops after every move.
     """
     kept = kept_by(specs)
     expected = [by_oracle(spec, moves, kept) for spec in specs]
@@ -253,7 +252,7 @@ def test_spark_shows_what_the_oracle_shows(
 
 def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:
     """
-    The same elements and the same moves of time, in another order and in other bundles.
+    The same elements and the same advances of time, in another order and in other bundles.
     """
     elements = data.draw(st.permutations(fed(moves)))
     shuffled: list[Move] = []

@@ -1,5 +1,5 @@
 """
-What must hold for windows whatever comes, in whatever order and bundles, and on a real runner.
+Invariants of windows for any order and bundles of elements, and on a real runner.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _UNENDING = _TRIGGERS.map(Repeatedly)
 _BUNDLES = st.lists(
     st.tuples(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 60)), max_size=8
 )
-"""Elements that come together, and how far the watermark moves after them."""
+"""The times of a bundle's elements, and the advance of the watermark after it."""
 
 
 class _Key:
@@ -102,14 +102,14 @@ class _Key:
     def _first_due(self) -> tuple[int, Window, str] | None:
         windows = self._open(self.watermark).windows
         states = [windows.at(window) for window in sorted(windows.keys())]
-        found = [(self.strategy.expires_at(state.window), 1, state.window, "") for state in states]
+        due = [(self.strategy.expires_at(state.window), 1, state.window, "") for state in states]
         for state in states:
-            found += [
+            due += [
                 (at, 0, state.window, text)
                 for text, at in state.timers.items()
                 if parse_timer(text).domain is TimeDomain.EVENT
             ]
-        at, _, window, timer = min(found, default=(self.watermark + 1, 0, Window(0, 0), ""))
+        at, _, window, timer = min(due, default=(self.watermark + 1, 0, Window(0, 0), ""))
         return (at, window, timer) if at <= self.watermark else None
 
 
@@ -147,16 +147,16 @@ def test_indices_count_the_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    The panes of each window have the indices 0, 1, 2 …, and so have those that are not early.
+    The panes of each window have the indices 0, 1, 2 …, and so do those that are not early.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
-    for window in {one.window for one in key.shown}:
-        panes = [one.pane for one in key.shown if one.window == window]
-        settled = [one.nonspeculative_index for one in panes if one.nonspeculative_index >= 0]
+    for window in {value.window for value in key.shown}:
+        panes = [value.pane for value in key.shown if value.window == window]
+        settled = [pane.nonspeculative_index for pane in panes if pane.nonspeculative_index >= 0]
 
-        assert [one.index for one in panes] == list(range(len(panes)))
+        assert [pane.index for pane in panes] == list(range(len(panes)))
         assert settled == list(range(len(settled)))
-        assert not any(one.is_last for one in panes[:-1])
+        assert not any(pane.is_last for pane in panes[:-1])
 
 
 @given(size=st.integers(1, 40), trigger=_UNENDING, bundles=_BUNDLES)
@@ -164,10 +164,10 @@ def test_discarded_panes_add_up_to_what_is_accumulated(
     size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    The elements of a window's discarding panes are those that came for it, each once.
+    A window's discarding panes contain each of its elements once.
     """
     key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
-    shown = Counter(value for one in key.shown for value in one.value)
+    shown = Counter(element for value in key.shown for element in value.value)
 
     assert shown == Counter(at for times, _ in bundles for at in times)
 
@@ -177,10 +177,10 @@ def test_panes_and_retractions_sum_to_the_last_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
     """
-    What is shown, less what is taken back, is the sum of each window's elements, merged or not.
+    Emitted less retracted values equal the sum of each window's elements, merged or not.
     """
     key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
-    net = sum(-one.value if one.pane.is_retraction else one.value for one in key.shown)
+    net = sum(-value.value if value.pane.is_retraction else value.value for value in key.shown)
     windows = [len(window_fn.assign(Element(value=0, at=at, key="k"))) * at for t, _ in bundles for at in t]
 
     assert net == sum(windows)
@@ -191,15 +191,15 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     window_fn: WindowFn, times: list[int], data: st.DataObject
 ) -> None:
     """
-    With the default trigger, the last panes are the same for every order and every cut into bundles.
+    With the default trigger, the last panes are the same for every order and every split into bundles.
     """
     strategy = _strategy(window_fn, Default(), Accumulation.ACCUMULATING)
     shuffled = data.draw(st.permutations(times))
     one_by_one = _play(strategy, [([at], 0) for at in shuffled], Sum())
     at_once = _play(strategy, [(times, 0)], Sum())
 
-    assert sorted((one.window, one.value) for one in one_by_one.shown) == sorted(
-        (one.window, one.value) for one in at_once.shown
+    assert sorted((value.window, value.value) for value in one_by_one.shown) == sorted(
+        (value.window, value.value) for value in at_once.shown
     )
 
 
@@ -225,7 +225,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     restart: bool,
 ) -> None:
     """
-    State, timers and holds of the real engine give the panes of one that does all of it the slow way.
+    State, timers and holds of the real engine give the panes of a slow, obvious one.
     """
     strategy = WindowingStrategy(
         window_fn=window_fn,
@@ -249,5 +249,5 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     shown += run.panes()
     run.close()
 
-    expected = [pane_fields("k", one) for one in _play(strategy, bundles, ToList()).shown]
+    expected = [pane_fields("k", value) for value in _play(strategy, bundles, ToList()).shown]
     assert sorted(map(str, shown)) == sorted(map(str, expected))

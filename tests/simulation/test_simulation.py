@@ -1,5 +1,5 @@
 """
-The simulator: its seeds keep every promise, repeat themselves, and find what is broken on purpose.
+The simulator: its seeds keep every promise, are reproducible, and find planted violations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _SEED_COUNT = int(os.environ.get("SIMULATED_SEEDS", "8"))
 
 
 class Canary(Bank):
-    """A workload that promises too much."""
+    """
+    A workload whose promise cannot hold.
+    """
 
     def check_end(self, end: End) -> None:
         """Whatever was sent, it was too much."""
@@ -50,7 +52,9 @@ class Canary(Bank):
 
 @pytest.mark.parametrize("seed", range(_SEED_COUNT))
 def test_every_promise_holds(seed: int) -> None:
-    """A seed with the faults that it draws ends without a violation, and did some work."""
+    """
+    A seed with its own faults ends without a violation, and has committed supersteps.
+    """
     outcome = simulate(seed, Bank)
 
     assert outcome.violation == ""
@@ -59,15 +63,19 @@ def test_every_promise_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", saved_scenarios(_SEEDS), ids=lambda scenario: str(scenario.seed))
 def test_what_once_failed_holds(scenario: Scenario) -> None:
-    """A seed that once found something ends without a violation now."""
+    """
+    A seed that once found a bug ends without a violation.
+    """
     assert play(scenario, Bank).violation == ""
 
 
 def test_same_seed_same_run() -> None:
-    """The same seed is the same run event by event, in this process and in another one."""
+    """
+    The same seed gives the same run event by event, in this process and in another.
+    """
     scenario = Scenario(seed=3, steps=120, kinds=("second_owner", "crash", "reply_lost", "message_delayed"))
     command = scenario.command("", "").split()[1:]
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
@@ -79,11 +87,13 @@ def test_same_seed_same_run() -> None:
     assert once.violation == ""
     assert once.events > 100
     assert play(scenario, Bank).trace_hash == once.trace_hash
-    assert f"trace {once.trace_hash} over {once.events} events" in found.stdout
+    assert f"trace {once.trace_hash} over {once.events} events" in completed.stdout
 
 
 def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
-    """A hundred seeds, with the faults that they draw, are the same runs when another process plays them."""
+    """
+    A hundred seeds, with their own faults, give the same runs in another process.
+    """
     program = (
         "from millpond.testing.simulation.bank import Bank\n"
         "from millpond.testing.simulation.simulation import simulate\n"
@@ -103,7 +113,9 @@ def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
 
 
 def test_other_seeds_are_other_runs() -> None:
-    """The trace tells one seed from another."""
+    """
+    Different seeds have different traces.
+    """
     hashes = {simulate(seed, Bank, steps=20, kinds=[]).trace_hash for seed in range(3)}
 
     assert len(hashes) == 3
@@ -111,7 +123,9 @@ def test_other_seeds_are_other_runs() -> None:
 
 @pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS, variants=5), ids=lambda scenario: scenario.seed)
 def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
-    """Whichever failpoint a process dies at, every promise holds, with five seeds each."""
+    """
+    Every promise holds when a process dies at any one failpoint, with five seeds each.
+    """
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
@@ -120,7 +134,9 @@ def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", pairs_of_deaths(FAILPOINTS)[7::193], ids=lambda s: "+".join(s.deaths))
 def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
-    """A process dies at one failpoint and its successor at another, and every promise holds."""
+    """
+    Every promise holds when a process dies at one failpoint and its successor at another.
+    """
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
@@ -128,7 +144,9 @@ def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
 
 
 def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
-    """A standby whose owner lives is stopped after a while, and a turn without an end is a violation."""
+    """
+    A standby of a live owner is stopped after a while, and an endless turn is a violation.
+    """
     world = World(1, [])
     waiting = SimulatedProcess(world, "standby", Bank().pipeline, _SETTINGS, on_held="wait")
     owner = SimulatedProcess(world, "owner", Bank().pipeline, _SETTINGS)
@@ -142,7 +160,9 @@ def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
 
 
 def test_the_canary_dies() -> None:
-    """A promise that cannot be kept is reported, with the seed, the trace and the end of the story."""
+    """
+    A promise that cannot hold is reported with the seed, the trace and its last events.
+    """
     outcome = simulate(1, Canary, steps=20, kinds=[])
 
     assert outcome.promise == "I0"
@@ -154,30 +174,36 @@ class TestCommand:
     """The command line."""
 
     def test_it_counts_what_passed(self, tmp_path: Path) -> None:
-        """Its last line says how many seeds passed and failed, and the report says the same."""
+        """
+        The last line has the numbers of passed and failed seeds, and the report agrees.
+        """
         report = tmp_path / "report.json"
-        found = CliRunner().invoke(
+        result = CliRunner().invoke(
             main, ["--seeds", "2", "--steps", "20", "--workers", "1", "--json", str(report)]
         )
 
-        assert found.exit_code == 0, found.output
-        assert found.output.splitlines()[-1] == "2 passed, 0 failed"
-        assert "seeds per second" in found.output
+        assert result.exit_code == 0, result.output
+        assert result.output.splitlines()[-1] == "2 passed, 0 failed"
+        assert "seeds per second" in result.output
         assert '"passed": 2' in report.read_text()
 
     def test_a_violation_is_one_line_with_the_command_to_see_it_again(self, tmp_path: Path) -> None:
-        """A failing seed is a line with its command, a file, and exit code 1."""
+        """
+        A failing seed gives a line with its command, a file, and exit code 1.
+        """
         workload = f"{__name__}:Canary"
         arguments = ["--seeds", "1", "--steps", "10", "--faults", "none", "--workload", workload]
-        found = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
+        result = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
 
-        assert found.exit_code == 1
-        assert "seed 0: I0: nothing was ever sent | commit " in found.output
-        assert f"--seed 0 --steps 10 --faults none --workload {workload}" in found.output
+        assert result.exit_code == 1
+        assert "seed 0: I0: nothing was ever sent | commit " in result.output
+        assert f"--seed 0 --steps 10 --faults none --workload {workload}" in result.output
         assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
 
-    def test_what_nobody_came_to_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """A scenario whose deaths nobody died is told by name, and is neither passed nor failed."""
+    def test_an_unreached_failpoint_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """
+        A scenario with an unreached failpoint is reported by name, and neither passes nor fails.
+        """
         outcome = SimulationOutcome(seed="deaths-a-b", deaths_left=("b",))
         tally = Tally()
         tally.add(outcome)
@@ -185,7 +211,7 @@ class TestCommand:
 
         assert tally.passed == 0
         told = capsys.readouterr().out.splitlines()
-        assert told[0] == "deaths-a-b: nobody came to b"
+        assert told[0] == "deaths-a-b: no process reached b"
         assert told[-1] == "0 passed, 0 failed, 1 unreached"
 
     def test_lists(self) -> None:
@@ -195,15 +221,19 @@ class TestCommand:
 
     @pytest.mark.parametrize("arguments", [["--faults", "rain"], ["--workload", "json:loads"]])
     def test_it_refuses_what_it_does_not_know(self, arguments: list[str]) -> None:
-        """An unknown kind of fault, or a workload that is none, is an error that names it."""
-        found = CliRunner().invoke(main, ["--seed", "1", *arguments])
+        """
+        An unknown kind of fault, or an invalid workload, is an error that names it.
+        """
+        result = CliRunner().invoke(main, ["--seed", "1", *arguments])
 
-        assert found.exit_code == 1
-        assert arguments[1] in found.output
+        assert result.exit_code == 1
+        assert arguments[1] in result.output
 
 
 def test_run_all_keeps_the_order() -> None:
-    """Outcomes come in the order of the scenarios, also from several processes."""
+    """
+    Outcomes come in the order of the scenarios, even from several processes.
+    """
     scenarios = [Scenario(seed=seed, steps=3, kinds=()) for seed in range(3)]
 
     assert [outcome.seed for outcome in run_all(scenarios, workers=2)] == [0, 1, 2]

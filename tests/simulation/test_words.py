@@ -1,5 +1,5 @@
 """
-The word count: it bears every fault, and finds what is lost, repeated or invented between its stages.
+The word count: it holds under every fault, and detects loss, repetition and invention between its stages.
 """
 
 from __future__ import annotations
@@ -16,38 +16,52 @@ _SEED_COUNT = max(int(os.environ.get("SIMULATED_SEEDS", "8")) // 2, 1)
 
 
 class Stutterer(mp.Computation):
-    """Sends every word twice."""
+    """
+    Sends every word twice.
+    """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """One word for two, remembered as one."""
+        """
+        Send each word twice, and record it once.
+        """
         state = context.state.get({"sent": 0, "lines": []})
-        for place, word in enumerate(record.value["words"] * 2):
-            context.produce("words", {"word": word, "origin": [record.value["number"], place]})
+        for index, word in enumerate(record.value["words"] * 2):
+            context.produce("words", {"word": word, "origin": [record.value["number"], index]})
         lines = [*state["lines"], record.value["number"]]
         context.state.set({"sent": state["sent"] + 2 * len(record.value["words"]), "lines": lines})
 
 
 class Mumbler(Stutterer):
-    """Sends fewer words than it says."""
+    """
+    Sends fewer words than it records.
+    """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """One word that is not sent."""
+        """
+        Leave out one word.
+        """
         state = context.state.get({"sent": 0, "lines": []})
         lines = [*state["lines"], record.value["number"]]
         context.state.set({"sent": state["sent"] + 1, "lines": lines})
 
 
 class Forgetful(Stutterer):
-    """Remembers nothing of what was before."""
+    """
+    Forgets all lines but the newest.
+    """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Only the newest line."""
+        """
+        Record only the newest line.
+        """
         context.state.set({"sent": 0, "lines": [record.value["number"]]})
 
 
 @pytest.mark.parametrize("seed", range(_SEED_COUNT))
 def test_every_promise_holds(seed: int) -> None:
-    """A seed with the faults that it draws ends without a violation, and did some work."""
+    """
+    A seed with its own faults ends without a violation, and has committed supersteps.
+    """
     outcome = simulate(seed, Words)
 
     assert outcome.violation == ""
@@ -58,7 +72,9 @@ def test_every_promise_holds(seed: int) -> None:
 def test_a_mistake_is_found(
     splitter: type[mp.Computation], promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words that are sent twice, not at all or forgotten are broken promises."""
+    """
+    Words that are sent twice, not at all or forgotten break a promise.
+    """
     monkeypatch.setattr("millpond.testing.simulation.words._Splitter", splitter)
 
     assert simulate(1, Words, steps=30, kinds=[]).promise == promise

@@ -35,7 +35,7 @@ _DOCUMENTS = tuple(_documents())
 
 def _is_played(document: Any) -> bool:
     """
-    Whether a document gets as far as a runner; others are refused before, whatever the runner.
+    Whether a document reaches a runner; others are refused before.
     """
     try:
         read_transcript(document).stage()
@@ -44,18 +44,18 @@ def _is_played(document: Any) -> bool:
     return True
 
 
-_PLAYED = tuple(one for document in _DOCUMENTS if _is_played(one := document.values[0]))
+_PLAYED = tuple(fields for document in _DOCUMENTS if _is_played(fields := document.values[0]))
 
 
 def _names(documents: Any) -> set[str]:
-    texts = [one.get(part) for one in documents for part in ("window_fn", "trigger_fn")]
+    texts = [document.get(part) for document in documents for part in ("window_fn", "trigger_fn")]
     return {name for text in texts if text is not None for name in constructor_names(text)}
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
 def test_on_the_local_runner(document: Any) -> None:
     """
-    The panes are those of the transcript, or it is refused as it says.
+    The panes are those of the transcript, or the document is refused with the expected error.
     """
     assert failure_of(document, LocalTranscriptRun) is None
 
@@ -70,7 +70,7 @@ def test_with_restarts_between_all_steps(document: Any) -> None:
 
 def test_a_sample_on_spark(spark: SparkSession) -> None:
     """
-    On Spark, documents that together touch every feature show the same panes, side by side in one run.
+    On Spark, documents that together have every feature emit the same panes, side by side in one run.
     """
     sample = cover(_PLAYED)
 
@@ -83,7 +83,7 @@ def test_a_sample_on_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("restart", [False, True], ids=["through", "restarts"])
 def test_all_on_spark(path: Path, restart: bool, spark: SparkSession) -> None:
     """
-    On Spark every document shows the same panes, also with a restart between all steps.
+    On Spark every document emits the same panes, also with a restart between all steps.
     """
     assert _failures(list(read_documents([path])), spark, restart=restart) == {}
 
@@ -96,14 +96,14 @@ def _failures(documents: list[Any], spark: SparkSession, *, restart: bool = Fals
 
 def test_the_sample_has_every_constructor() -> None:
     """
-    What Spark is held to in every run of the tests has each constructor that any document has.
+    The sample that runs on Spark has each constructor that any document has.
     """
     assert _names(cover(_PLAYED)) == _names(_PLAYED)
 
 
 def test_the_documents_have_every_trigger_and_window_function() -> None:
     """
-    Each public trigger and window function is in some document; `ShouldEmit`, which takes a function, by a name.
+    Each public trigger and window function occurs in some document; `ShouldEmit`, which takes a function, under an alias.
     """
     public = {
         name
@@ -117,19 +117,21 @@ def test_the_documents_have_every_trigger_and_window_function() -> None:
 
 def test_every_trigger_merges_and_retracts() -> None:
     """
-    Each trigger is in a document with sessions, and in one that retracts; each mode has every kind of windows.
+    Each trigger occurs with sessions and with retractions, and each mode with every kind of windows.
     """
-    triggers = {name for one in _PLAYED for name in constructor_names(one.get("trigger_fn", "Default"))}
-    merging = [one for one in _PLAYED if "Sessions" in one.get("window_fn", "")]
-    retracting = [one for one in _PLAYED if one.get("accumulation_mode") == "retracting"]
+    triggers = {
+        name for document in _PLAYED for name in constructor_names(document.get("trigger_fn", "Default"))
+    }
+    merging = [document for document in _PLAYED if "Sessions" in document.get("window_fn", "")]
+    retracting = [document for document in _PLAYED if document.get("accumulation_mode") == "retracting"]
     kinds = ("FixedWindows", "SlidingWindows", "Sessions", "GlobalWindows")
     modes = {
-        (kind, one.get("accumulation_mode", "accumulating"))
-        for one in _PLAYED
-        for kind in constructor_names(one.get("window_fn", "GlobalWindows"))
+        (kind, document.get("accumulation_mode", "accumulating"))
+        for document in _PLAYED
+        for kind in constructor_names(document.get("window_fn", "GlobalWindows"))
     }
 
-    # Other names of AfterEach and Repeatedly need no sessions of their own.
+    # Aliases of AfterEach and Repeatedly need no documents with sessions.
     assert triggers - _names(merging) <= {"AfterAny", "Repeat", "SequenceOf"}
     assert triggers - _names(retracting) == set()
     assert {(kind, str(mode)) for kind in kinds for mode in mp.Accumulation} <= modes
@@ -137,7 +139,7 @@ def test_every_trigger_merges_and_retracts() -> None:
 
 def test_there_are_enough_of_them() -> None:
     """
-    There are at least 200 transcripts, at least twenty must be refused, and no name is there twice.
+    There are at least 200 transcripts, at least twenty of which must be refused, and names are unique.
     """
     documents = [document.values[0] for document in _DOCUMENTS]
 

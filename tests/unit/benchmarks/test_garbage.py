@@ -11,22 +11,22 @@ from benchmarks.garbage import POLICY, measure_commits, measure_garbage
 
 def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
     """
-    At the worst moment of the run the disk holds three times what is live at most, log included, and reads meet few files.
+    The disk never holds more than three times the live bytes, log included, and a read touches few files.
     """
-    found = measure_garbage(160, 3_000, tmp_path, reads=3)
+    figures = measure_garbage(160, 3_000, tmp_path, reads=3)
 
-    assert found["ratio"] <= found["ratio_max"] <= 3.0
-    assert found["files_per_interval_max"] <= POLICY.compaction.files_max + POLICY.compaction.fan_in
-    assert found["read_files_end"] <= found["files_per_interval_max"]
-    assert found["live_rows"] == 6_000
-    assert found["records"] == 40_000
+    assert figures["ratio"] <= figures["ratio_max"] <= 3.0
+    assert figures["files_per_interval_max"] <= POLICY.compaction.files_max + POLICY.compaction.fan_in
+    assert figures["read_files_end"] <= figures["files_per_interval_max"]
+    assert figures["live_rows"] == 6_000
+    assert figures["records"] == 40_000
 
 
 def test_old_and_young_stores_take_turns(tmp_path: Path) -> None:
     """
-    The commit phase reaches the version that it was asked for and measures both.
+    The benchmark measures commits at the requested version and at a young one.
     """
-    found = measure_commits(110, tmp_path, turns=3)
+    figures = measure_commits(110, tmp_path, turns=3)
 
-    assert found["commit_version"] >= 113
-    assert found["commit_young_p50_ms"] > 0 < found["commit_old_p50_ms"]
+    assert figures["commit_version"] >= 113
+    assert figures["commit_young_p50_ms"] > 0 < figures["commit_old_p50_ms"]

@@ -13,7 +13,7 @@ from examples.nexmark.queries import QUERIES
 
 def test_a_query_has_its_figure() -> None:
     """
-    A query over generated events has as many rows as it should and a rate, and none on a Spark that was not asked.
+    A query's figure has its row count and its rate, and no Spark rate when Spark is left out.
     """
     figure = nexmark.measure(QUERIES["q0"], [Generator(seed=1).events(1_000)], None)
 
@@ -24,14 +24,14 @@ def test_a_query_has_its_figure() -> None:
 
 def test_the_generator_is_measured() -> None:
     """
-    The generator makes events at some rate.
+    The generator has a positive rate.
     """
     assert nexmark.generator_speed(1_000) > 0
 
 
 def test_a_dead_letter_is_no_figure() -> None:
     """
-    A run in which records failed is refused.
+    A run with dead letters is refused.
     """
     piece = Generator(seed=1).events(50)
     piece = {**piece, "bids": piece["bids"].drop_columns(["bidder"])}

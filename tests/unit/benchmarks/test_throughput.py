@@ -28,7 +28,7 @@ def _batches(folder: Path) -> list[pa.Table]:
 
 def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
     """
-    A batch has as many rows and keys as its load says, each key equally often.
+    A batch has the rows and keys of its load, each key equally often.
     """
     batches = _batches(write_batches(tmp_path / "inputs", LOAD))
     assert len(batches) == LOAD.files
@@ -48,7 +48,7 @@ def test_no_record_id_comes_twice(tmp_path: Path) -> None:
 
 def test_the_warm_up_is_reported_and_does_not_count() -> None:
     """
-    The rate is that of the measured batches; the raw times have all of them.
+    The rate covers the measured batches only; the raw times include the warm-up.
     """
     times = [BatchTime(rows_read=400, batch_ms=ms, parts_ms={}) for ms in (9_000.0, 100.0, 300.0)]
     result = EngineResult(engine="x", load=LOAD, times=tuple(times)).to_json()
@@ -67,7 +67,7 @@ def test_a_percentile_is_one_of_the_values(share: float, expected: float) -> Non
 
 def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -> None:
     """
-    Millpond and Spark's own state go through the same batches, and no record is lost or counted twice.
+    Millpond and Spark's own state consume the same batches, and count every record once.
     """
     inputs = write_batches(tmp_path / "inputs", LOAD)
     ours = millpond_spark.measure(spark, tmp_path / "pond", LOAD, inputs)
@@ -80,7 +80,7 @@ def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -
 
 def test_commits_leave_the_number_of_live_files_as_it_is() -> None:
     """
-    Commits are measured on tables of the size that the report says.
+    Commits are measured on tables of the reported size.
     """
     (result,) = commit_time.measure(2, shapes=((1_000, 10),))
     assert (result["keys"], result["live_files"], result["commits"]) == (1_000, 10, 2)

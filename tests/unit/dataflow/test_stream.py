@@ -1,5 +1,5 @@
 """
-Windowed streams on the local runner: panes, chains of windowed steps, retractions on their way.
+Windowed streams on the local runner: panes, chained windowed steps, and retractions between them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
 
 def test_a_sum_by_window_and_key() -> None:
     """
-    Each key gets one pane a window, with the sum of a field.
+    Each key gets one pane per window, with the sum of a field.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="sums").sink("out", shelf)
@@ -91,7 +91,7 @@ def test_a_sum_by_window_and_key() -> None:
 
 def test_a_windowed_result_may_be_windowed_again() -> None:
     """
-    Panes keep their event time, so that windows of windows hold what falls into them, in any depth.
+    Panes keep their event time, so windows of windows contain the right panes at any depth.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
@@ -104,7 +104,7 @@ def test_a_windowed_result_may_be_windowed_again() -> None:
 
 def test_retractions_reach_the_aggregate_of_another_key() -> None:
     """
-    A session that merges takes back its length from the count of short sessions and adds it to that of long ones.
+    A merged session is retracted from the count of short sessions and added to that of long ones.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     sessions = (
@@ -129,13 +129,13 @@ def test_retractions_reach_the_aggregate_of_another_key() -> None:
 
 def test_a_function_may_process_whole_windows() -> None:
     """
-    A function of all values of a window shows as many values as it likes.
+    A function of a window's elements emits any number of values.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
 
     def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
         scores = [value["score"] for value in values]
-        return [[window.start, pane.index, one] for one in scores if one > 1]
+        return [[window.start, pane.index, score] for score in scores if score > 1]
 
     _injected(pipeline).window(FixedWindows(10)).process_windows(pairs, name="pairs").sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 1, 1), ("a", "x", 2, 2), ("a", "x", 3, 3)))
@@ -145,7 +145,7 @@ def test_a_function_may_process_whole_windows() -> None:
 
 def test_a_result_may_name_its_key_and_window() -> None:
     """
-    With ``result`` a step shows what a function makes of key, combined value and window, also when it takes it back.
+    With ``result`` a step emits a function of key, combined value and window, and retracts the same.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(
@@ -160,7 +160,7 @@ def test_a_result_may_name_its_key_and_window() -> None:
 
 def test_plain_computations_read_the_envelope() -> None:
     """
-    A computation after a windowed step finds value, window and pane by their names.
+    A plain computation after a windowed step sees value, window and pane as fields.
     """
 
     class Reader(Computation):
@@ -180,7 +180,7 @@ def test_plain_computations_read_the_envelope() -> None:
 
 def test_no_state_is_left_behind() -> None:
     """
-    When all input has ended, no window and no timer is left in any row.
+    When all input has ended, no row has a window or a timer.
     """
     pipeline = Pipeline("p")
     for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
@@ -194,7 +194,7 @@ def test_no_state_is_left_behind() -> None:
 
 def test_the_state_can_be_read_with_sql() -> None:
     """
-    A window that waits is a JSON object in its key's row.
+    An open window is a JSON object in its key's row.
     """
     pipeline, clock = Pipeline("p"), ManualClock()
     _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
@@ -215,7 +215,7 @@ def test_the_state_can_be_read_with_sql() -> None:
 
 def test_a_combiner_class_is_refused() -> None:
     """
-    A class in the place of a combiner is refused where it is written.
+    A combiner class in place of an instance is refused when the pipeline is declared.
     """
     windowed = _injected(Pipeline("p")).window(FixedWindows(10))
 
@@ -226,7 +226,7 @@ def test_a_combiner_class_is_refused() -> None:
 
 def test_streams_are_joined_by_window() -> None:
     """
-    A co-grouping of two streams has the values of both for each key and window.
+    A co-grouping of two streams has the values of both, by key and window.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
@@ -245,7 +245,7 @@ def test_streams_are_joined_by_window() -> None:
 
 def test_a_join_keeps_what_it_is_told_to() -> None:
     """
-    With ``of`` a co-grouping keeps only that of each stream's values.
+    With ``of`` a co-grouping keeps only the selected part of each stream's values.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
@@ -261,10 +261,10 @@ def test_a_join_keeps_what_it_is_told_to() -> None:
 
 def test_streams_of_two_pipelines_are_not_joined() -> None:
     """
-    A co-grouping over pipelines, over nothing, or of one stream under two tags is refused.
+    A co-grouping of two pipelines, of no streams, or of one stream under two tags is refused.
     """
-    one, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
-    for streams in ({}, {"one": one, "other": other}, {"one": one, "again": one}):
+    first, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
+    for streams in ({}, {"one": first, "other": other}, {"one": first, "again": first}):
         with pytest.raises(InvalidError, match="different streams"):
             co_group(streams, WindowingStrategy(), name="both")
 
@@ -272,7 +272,7 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
 @pytest.mark.parametrize("argument", ["keys", "of"])
 def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
     """
-    A slip in a tag would otherwise join by another key, or keep what was to be left out.
+    An unknown tag in ``keys`` or ``of`` is refused.
     """
     streams = {"scores": _injected(Pipeline("p"))}
     with pytest.raises(InvalidError, match="tags of the streams"):
@@ -281,7 +281,7 @@ def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
 
 def test_a_pane_that_is_owed_holds_the_watermark() -> None:
     """
-    Until a pane with the time of its earliest element is shown, nobody downstream is told that time has passed it.
+    The output watermark stays at the earliest element's time until the pane with that time is emitted.
     """
     pipeline, clock = Pipeline("p"), ManualClock()
     counts = (
@@ -308,7 +308,7 @@ def test_a_pane_that_is_owed_holds_the_watermark() -> None:
 @pytest.mark.parametrize(("combiner", "expected"), [("OUTPUT_AT_EARLIEST", 10), ("OUTPUT_AT_LATEST", 30)])
 def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: int) -> None:
     """
-    However late the bundle is that makes it fire: the record's time is that in its envelope.
+    A pane's record has the time in its envelope, however late the bundle that fires it.
     """
     shelf, pipeline = _Shelf(), Pipeline("p")
     windowed = _injected(pipeline).window(
@@ -323,7 +323,7 @@ def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: i
 
 def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
     """
-    Downstream, time stops at the last instant of a window until its on-time pane has been shown.
+    The output watermark stays at a window's last instant until its on-time pane is emitted.
     """
     pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
     counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
@@ -342,7 +342,7 @@ def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
 @pytest.mark.parametrize("lateness", [0, 50])
 def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
     """
-    Elements that came in time and are shown when their window expires are not late for the next step.
+    Elements that arrived in time and are emitted when their window expires are not late for the next step.
     """
     pipeline, shelf = Pipeline("p"), _Shelf()
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
@@ -355,7 +355,7 @@ def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
 
 def test_an_on_time_pane_frees_the_watermark() -> None:
     """
-    Once its on-time pane has been shown, a window that waits for late elements holds nobody up.
+    After its on-time pane, a window that waits for late elements does not hold the watermark.
     """
     pipeline, clock = Pipeline("p"), ManualClock()
     windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
@@ -377,7 +377,7 @@ def test_an_on_time_pane_frees_the_watermark() -> None:
 
 def test_a_key_of_outside_rows_is_a_column() -> None:
     """
-    A key's name means a column where only outside rows come, and a field of the value in an envelope elsewhere.
+    A key's name is a column of injected rows, and a field of the value in an envelope.
     """
     pipeline = Pipeline("p")
     windowed = _injected(pipeline).window(FixedWindows(10))
@@ -389,7 +389,7 @@ def test_a_key_of_outside_rows_is_a_column() -> None:
 
 def test_a_window_need_not_wait_for_stragglers() -> None:
     """
-    A source that may be an hour late is shown when 90 % are measured to be in, and again when all are.
+    With a source up to an hour late, a pane is emitted at the 90 % watermark, and again at the low watermark.
     """
     second, pipeline, shelf = 1_000_000, Pipeline("p"), _Shelf()
     tiers = AfterEach(WatermarkPercentile(90), WatermarkPercentile(100))
@@ -401,17 +401,21 @@ def test_a_window_need_not_wait_for_stragglers() -> None:
     late = _rows(("a", "x", 1, 5 * second))
     _run(pipeline, *steps, late)
     shown = [orjson.loads(row["value"]) for row in shelf.rows]
-    first = [(one["value"], one["pane"]["watermark_percentile"]) for one in shown if one["window"][0] == 0]
+    first = [
+        (envelope["value"], envelope["pane"]["watermark_percentile"])
+        for envelope in shown
+        if envelope["window"][0] == 0
+    ]
 
     assert first == [(10, 90), (11, 100)]
-    early = [one["window"][0] // second for one in shown if one["pane"]["timing"] == "early"]
+    early = [envelope["window"][0] // second for envelope in shown if envelope["pane"]["timing"] == "early"]
     assert early == list(range(0, 130, 10))
 
 
 @pytest.mark.parametrize(("by", "expected"), [(0, 9), (5, 14), (-5, 4)])
 def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
     """
-    A late pane that a timer shows travels later than its own time; moving that time loses nothing.
+    A late pane's record carries a later time than the pane; moving the pane's time loses nothing.
     """
     pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
     late = AfterWatermark(late=AfterProcessingTime("1s"))
@@ -429,7 +433,7 @@ def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
     run.stop()
     shown = [orjson.loads(row["value"]) for row in shelf.rows]
 
-    assert [(one["value"], one["at"], one["pane"]["timing"]) for one in shown] == [
+    assert [(envelope["value"], envelope["at"], envelope["pane"]["timing"]) for envelope in shown] == [
         (1, expected, "on_time"),
         (1, expected, "late"),
     ]

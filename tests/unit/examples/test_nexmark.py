@@ -191,8 +191,8 @@ class TestGenerator:
             names = [name for name in events[kind].column_names if not name.endswith("_key")]
             columns = [events[kind][name] for name in names if name not in {"channel", "url"}]
             texts = [column for column in columns if pa.types.is_string(column.type)]
-            found = sum(pc.mean(pc.binary_length(column)).as_py() for column in texts)
-            assert abs(found + 8 * (len(columns) - len(texts)) - size) < 0.1 * size, kind
+            text_bytes = sum(pc.mean(pc.binary_length(column)).as_py() for column in texts)
+            assert abs(text_bytes + 8 * (len(columns) - len(texts)) - size) < 0.1 * size, kind
 
 
 class TestArithmetic:
@@ -211,8 +211,8 @@ class TestArithmetic:
         The mean is over a sale and up to ten before it, by time.
         """
         sales = [
-            {"seller": 1, "auction": place, "date_time": place, "price": place}
-            for place in reversed(range(13))
+            {"seller": 1, "auction": index, "date_time": index, "price": index}
+            for index in reversed(range(13))
         ]
 
         assert [row["avg"] for row in running_means(sales)][:2] == [0.0, 0.5]

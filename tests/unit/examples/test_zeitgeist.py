@@ -195,7 +195,7 @@ def test_flights_that_are_reported_again_change_nothing(weeks: pd.DataFrame, tmp
     """
     rows = _rows(weeks)
     back = (0, 40, 150)
-    again = [rows[max(0, place - far)] for place in range(len(rows)) for far in back[: 1 + place % 3]]
+    again = [rows[max(0, index - far)] for index in range(len(rows)) for far in back[: 1 + index % 3]]
     assert len(again) > 1.9 * len(rows)
     assert oracle.differences(oracle.compute(weeks), _run(again, 3_000, tmp_path)) == []
 
@@ -206,8 +206,8 @@ def test_differences_are_named() -> None:
     """
     ours = oracle.Answer(counts={("EWR", "a"): {"flights": 1}, ("EWR", "b"): {"flights": 2}}, late=1)
     theirs = oracle.Answer(counts={("EWR", "b"): {"flights": 3}, ("EWR", "c"): {"flights": 2}}, late=2)
-    found = " ".join(oracle.differences(ours, theirs))
-    assert all(word in found for word in ("late", "'a') is missing", "'c') is too much", "instead of"))
+    text = " ".join(oracle.differences(ours, theirs))
+    assert all(word in text for word in ("late", "'a') is missing", "'c') is too much", "instead of"))
 
 
 def test_the_blizzard_is_strongest(year: pd.DataFrame) -> None:

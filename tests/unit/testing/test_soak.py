@@ -1,5 +1,5 @@
 """
-A soak goes on with the report that it finds.
+A soak continues an existing report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millpond.testing.soak import Soak
 
 def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
     """
-    A second soak counts on from the report of the first.
+    A second soak adds to the counts of the first.
     """
     before = FaultReport()
     before.fault("R1", 7, kills=7)
@@ -26,7 +26,7 @@ def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
     clock.advance_ms(30_000)
     soak.write()
 
-    found = orjson.loads(file.read_bytes())
-    assert (found["runs"], found["minutes"], found["kills"]) == (3, 3.0, 7)
-    assert found["faults"]["R1"]["trials"] == 7
-    assert set(found) > {"violations", "recovery_p99_s", "takeover_p99_s", "memory_slope_mib_per_hour"}
+    report = orjson.loads(file.read_bytes())
+    assert (report["runs"], report["minutes"], report["kills"]) == (3, 3.0, 7)
+    assert report["faults"]["R1"]["trials"] == 7
+    assert set(report) > {"violations", "recovery_p99_s", "takeover_p99_s", "memory_slope_mib_per_hour"}

@@ -1,5 +1,5 @@
 """
-Combine functions: what they make of elements, of parts, and of elements taken back.
+Combine functions: over elements, over merged parts, and after retractions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _over(combine: CombineFn, values: list[Any]) -> Any:
 @given(first=_NUMBERS, second=_NUMBERS)
 def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list[int]) -> None:
     """
-    Merged accumulators of two parts give what one accumulator over both gives.
+    Merged accumulators of two parts equal one accumulator over both.
     """
     merged = combine.merge([_over(combine, first), _over(combine, second)])
 
@@ -61,7 +61,7 @@ def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list
 @given(stays=_NUMBERS, goes=st.integers(-100, 100))
 def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int], goes: int) -> None:
     """
-    An element that is added and taken back changes nothing.
+    Adding and retracting an element changes nothing.
     """
     accumulator = combine.uncombine(_over(combine, [goes, *stays]), goes)
 
@@ -86,14 +86,14 @@ def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int]
 )
 def test_the_library(combine: CombineFn, expected: Any) -> None:
     """
-    Each combiner gives what its name says.
+    Each combiner computes what its name says.
     """
     assert combine.extract(_over(combine, [3, 1, 4, 2])) == expected
 
 
 def test_a_field_is_combined() -> None:
     """
-    A combiner of a field looks at that field alone.
+    A combiner of a field combines that field alone.
     """
     assert Sum("score").add(0, {"score": 7, "team": "red"}) == 7
     assert Max(lambda value: value["score"]).extract([7]) == 7
@@ -101,9 +101,11 @@ def test_a_field_is_combined() -> None:
 
 def test_nothing_has_no_mean() -> None:
     """
-    Mean, extremes and quantiles of nothing are null.
+    Mean, extremes and quantiles of no elements are null.
     """
-    assert [one.extract(one.create()) for one in (Mean(), Min(), Max(), Quantiles())] == [None] * 4
+    assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
+        None
+    ] * 4
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_nothing_has_no_mean() -> None:
 )
 def test_what_cannot_be_combined_is_refused(attempt) -> None:
     """
-    A missing field, a bad argument, or an element taken back that was not kept is an error.
+    A missing field, an invalid argument, and a retraction of an unknown element are errors.
     """
     with pytest.raises(InvalidError):
         attempt()

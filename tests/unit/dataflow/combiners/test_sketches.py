@@ -1,5 +1,5 @@
 """
-Sketches: estimates that merge, in memory that does not grow.
+Sketches: mergeable estimates in bounded memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from millpond.statestore.errors import InvalidError
 
 def test_distinct_values_are_estimated() -> None:
     """
-    Two thousand different values, each twice and in two parts, are counted within five percent.
+    Two thousand distinct values, each twice and in two parts, are counted within five percent.
     """
     combine = ApproximateCountDistinct("id")
     parts = [combine.create(), combine.create()]
@@ -25,7 +25,7 @@ def test_distinct_values_are_estimated() -> None:
 
 def test_quantiles_are_estimated() -> None:
     """
-    The quantiles of a thousand numbers in two parts lie within two percent.
+    The quantiles of a thousand numbers in two parts are within two percent.
     """
     combine = ApproximateQuantiles(at=(0.1, 0.5, 0.9))
     parts = [combine.create(), combine.create()]
@@ -36,9 +36,9 @@ def test_quantiles_are_estimated() -> None:
     assert combine.extract(combine.create()) is None
 
 
-def test_sketches_take_nothing_back() -> None:
+def test_sketches_do_not_support_retractions() -> None:
     """
-    A sketch says that it cannot uncombine.
+    A sketch declares that it cannot uncombine.
     """
     for combine in (ApproximateCountDistinct(), ApproximateQuantiles()):
         assert not combine.can_uncombine

@@ -42,7 +42,7 @@ class _Key:
 
     def add(self, *values: int, watermark: int = 0, retract: bool = False) -> list[Any]:
         windows = self.open(watermark)
-        windows.add([Element(value=one, at=one, key="k", is_retraction=retract) for one in values])
+        windows.add([Element(value=value, at=value, key="k", is_retraction=retract) for value in values])
         self.state = windows.to_json()
         self.counts.update(windows.counts)
         return windows.output
@@ -50,7 +50,7 @@ class _Key:
 
 def test_what_is_stored_comes_back() -> None:
     """
-    Windows loaded from their stored form are stored in the same form.
+    Windows loaded from stored state are stored as the same state.
     """
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterWatermark(early=AfterCount(2))))
     key.add(1, 12)
@@ -60,7 +60,7 @@ def test_what_is_stored_comes_back() -> None:
 
 def test_a_key_without_windows_keeps_nothing() -> None:
     """
-    When its last window has expired, nothing of a key remains.
+    After its last window has expired, a key has no state.
     """
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1)
@@ -72,7 +72,7 @@ def test_a_key_without_windows_keeps_nothing() -> None:
 
 def test_drops_are_counted() -> None:
     """
-    An element that is too late for all its windows is counted, and leaves nothing in the key's state.
+    An element that is too late for all its windows is counted, and leaves no state.
     """
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1, 2, watermark=11)
@@ -83,7 +83,7 @@ def test_drops_are_counted() -> None:
 
 def test_elements_for_a_closed_window_are_counted_apart() -> None:
     """
-    What comes after the last pane is neither late nor shown.
+    Elements after the last pane have a counter of their own, and are not emitted.
     """
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterCount(1)))
     key.add(1)
@@ -94,7 +94,7 @@ def test_elements_for_a_closed_window_are_counted_apart() -> None:
 
 def test_elements_that_a_closed_session_swallows_are_counted() -> None:
     """
-    What an open session had not shown when it merged with a finished one is counted, too.
+    Elements that an open session had not emitted count as dropped when it merges with a finished one.
     """
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
     key.add(0, 1)
@@ -106,7 +106,7 @@ def test_elements_that_a_closed_session_swallows_are_counted() -> None:
 
 def test_what_merged_sessions_had_not_shown_adds_up() -> None:
     """
-    A session that was made of others and is swallowed by a finished one counts with all their elements.
+    A merged session that merges with a finished one counts all its unemitted elements.
     """
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(4)))
     key.add(20)
@@ -119,9 +119,9 @@ def test_what_merged_sessions_had_not_shown_adds_up() -> None:
 
 
 @pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
-def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
+def test_an_assignment_to_an_invalid_window_is_refused(window: Any) -> None:
     """
-    A window function of the user's own gives windows, and each ends after it begins.
+    A user's window function must return windows that end after they start.
     """
 
     class Wrong(WindowFn):
@@ -132,7 +132,7 @@ def test_an_assignment_to_what_is_no_window_is_refused(window: Any) -> None:
         _Key(WindowingStrategy(window_fn=Wrong())).add(1)
 
 
-def test_a_retraction_is_taken_out_of_the_aggregate() -> None:
+def test_a_retraction_is_uncombined() -> None:
     """
     An element that is a retraction is uncombined.
     """
@@ -140,23 +140,23 @@ def test_a_retraction_is_taken_out_of_the_aggregate() -> None:
     key = _Key(strategy, Sum())
     key.add(5, 7)
 
-    assert [one.value for one in key.add(5, retract=True)] == [7]
+    assert [value.value for value in key.add(5, retract=True)] == [7]
 
 
 def test_a_pane_names_the_trigger_that_fired() -> None:
     """
-    The innermost trigger is the one that panes name.
+    A pane names the innermost trigger that fired.
     """
     strategy = WindowingStrategy(trigger=Repeatedly(AfterEach(AfterCount(1), AfterCount(2))))
     key = _Key(strategy)
 
-    assert [one.pane.trigger for one in key.add(1)] == ["AfterCount(count=1)"]
-    assert [one.pane.trigger for one in key.add(2, 3)] == ["AfterCount(count=2)"]
+    assert [value.pane.trigger for value in key.add(1)] == ["AfterCount(count=1)"]
+    assert [value.pane.trigger for value in key.add(2, 3)] == ["AfterCount(count=2)"]
 
 
 def test_a_merged_session_has_all_that_its_parts_had() -> None:
     """
-    Accumulators, news and memory of merged windows are those of all of them.
+    A merged window has the contents, counts and trigger state of all its sources.
     """
     key = _Key(WindowingStrategy(window_fn=Sessions(10), trigger=AfterCount(3)), Sum())
     key.add(1)
@@ -168,7 +168,7 @@ def test_a_merged_session_has_all_that_its_parts_had() -> None:
 
 def test_merging_windows_need_a_trigger_that_can_follow() -> None:
     """
-    A strategy with merging windows refuses user code that was not told how to merge.
+    A strategy with merging windows refuses a trigger without a merge function.
     """
     trigger = ShouldEmit(lambda value, state: (True, state))
 
@@ -189,9 +189,9 @@ def test_merging_windows_need_a_trigger_that_can_follow() -> None:
     ],
     ids=repr,
 )
-def test_a_strategy_refuses_what_cannot_be(arguments: dict[str, Any]) -> None:
+def test_a_strategy_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
     """
-    Each bad argument of a strategy is refused when it is made.
+    Each invalid argument of a strategy is refused at construction.
     """
     with pytest.raises(InvalidError):
         WindowingStrategy(**arguments)

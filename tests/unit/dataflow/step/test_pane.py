@@ -1,5 +1,5 @@
 """
-Panes and the envelope in which they travel.
+Panes and the envelope that carries them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _pane(**fields: Any) -> Pane:
 
 def test_an_envelope_comes_back() -> None:
     """
-    What is read from an envelope equals what was put in.
+    Reading an envelope returns what was written.
     """
     shown = WindowedValue(value={"a": [1]}, window=Window(-5, 5), at=4, pane=_pane(trigger="Default()"))
     envelope = json.loads(json.dumps(shown.to_json()))
@@ -34,14 +34,14 @@ def test_an_envelope_comes_back() -> None:
 
 def test_other_values_are_no_envelopes() -> None:
     """
-    Only an object with exactly the fields of an envelope is one.
+    Only an object with exactly the four fields is an envelope.
     """
     assert not any(map(WindowedValue.is_envelope, [5, {}, {"value": 1, "window": [], "at": 1}]))
 
 
 def test_a_retraction_is_the_pane_again() -> None:
     """
-    A retraction keeps value, window and indices of its pane, and is as late as the pane that replaces it.
+    A retraction keeps value, window and indices of its pane, and has the timing of the pane that replaces it.
     """
     first = _pane(index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=False)
     shown = WindowedValue(value=7, window=Window(0, 5), at=4, pane=first)
@@ -55,7 +55,7 @@ def test_a_retraction_is_the_pane_again() -> None:
 
 def test_keys_are_looked_for_inside_the_envelope() -> None:
     """
-    A key extractor of a windowed step sees the value, whether it came in an envelope or not.
+    A windowed step's key extractor sees the value, inside an envelope or not.
     """
     shown = WindowedValue(value={"team": "red"}, window=Window(0, 5), at=4, pane=_pane())
 
@@ -71,7 +71,7 @@ def test_keys_are_looked_for_inside_the_envelope() -> None:
 )
 def test_times_combine(combiner: TimestampCombiner, expected: int) -> None:
     """
-    The earliest or the latest of two times counts, and a time that is not there does not.
+    The earliest or the latest of two times counts; a missing time is ignored.
     """
     assert combined(combiner, 3, 5) == combined(combiner, 5, 3) == expected
     assert combined(combiner, None, 3) == combined(combiner, 3, None) == 3

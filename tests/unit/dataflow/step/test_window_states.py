@@ -1,5 +1,5 @@
 """
-The windows of a key in one hook.
+The windows of a key during one hook.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 2
 
 def test_only_what_is_looked_at_is_opened() -> None:
     """
-    A window is opened once, when it is looked at, and the others go back into the row as they lay there.
+    A window is decoded once, on first access; all others are written back as they were read.
     """
     told: list[WindowState] = []
     windows = WindowStates(_ROWS, told.append)
-    found = windows.get(Window(10, 20))
+    state = windows.get(Window(10, 20))
 
-    assert found is not None
-    assert windows.get(Window(10, 20)) is found
-    assert (told, list(windows.opened())) == ([found], [found])
+    assert state is not None
+    assert windows.get(Window(10, 20)) is state
+    assert (told, list(windows.opened())) == ([state], [state])
     assert windows.to_json() == _ROWS
     assert windows.to_json()[0] is _ROWS[0]
 
 
 def test_windows_come_and_go() -> None:
     """
-    New windows are begun empty and nobody is told; what is taken out is gone; the row is in the order of bounds.
+    New windows are empty and do not call ``on_open``; removed ones are gone; the row is ordered by bounds.
     """
     told: list[WindowState] = []
     windows = WindowStates(_ROWS, told.append)

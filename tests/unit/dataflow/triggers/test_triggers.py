@@ -1,5 +1,5 @@
 """
-Triggers by themselves: memory, timers, namespaces, and the low-level API.
+Triggers on their own: state, timers, namespaces, and the low-level API.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _one(at: int = 1) -> Element:
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_a_trigger_travels(trigger: Trigger) -> None:
     """
-    A pickled trigger equals the first.
+    A pickled trigger equals the original.
     """
     assert pickle.loads(pickle.dumps(trigger)) == trigger
 
@@ -71,7 +71,7 @@ def test_a_trigger_travels(trigger: Trigger) -> None:
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_reset_forgets_everything(trigger: Trigger) -> None:
     """
-    A trigger that starts over has no memory, and no timer but that of the window's end.
+    A reset trigger has no state, and no timer except that of the window's end.
     """
     state = _state()
     context = TriggerContext(state, 0, 0, percentile_watermarks=_MARKS)
@@ -85,7 +85,7 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
     """
-    A trigger that is told of a bundle remembers and awaits what it would if it were told of each element.
+    A bundle has the same effect on a trigger as its elements one by one.
     """
     at_once, one_by_one = _state(), _state()
     elements = [_one(), _one(), _one()]
@@ -98,7 +98,7 @@ def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
 
 def test_a_subclass_is_told_of_each_element() -> None:
     """
-    A user's trigger that overrides ``on_element`` of one of the library's is told of every element of a bundle.
+    A user's override of a library trigger's ``on_element`` is called for every element of a bundle.
     """
 
     class Told(Default):
@@ -111,9 +111,9 @@ def test_a_subclass_is_told_of_each_element() -> None:
     assert state.trigger == {"": {"told": 2}}
 
 
-def test_the_short_cut_passes_over_no_class_that_was_mixed_in() -> None:
+def test_a_mixin_sees_every_element_of_a_bundle() -> None:
     """
-    Also a mixin's ``on_element`` is called for each element of a bundle.
+    A mixin's ``on_element`` is called for every element of a bundle.
     """
 
     class Doubling:
@@ -131,7 +131,7 @@ def test_the_short_cut_passes_over_no_class_that_was_mixed_in() -> None:
 
 def test_children_have_namespaces_of_their_own() -> None:
     """
-    Two equal triggers in one composition count apart.
+    Two equal triggers in one composite count separately.
     """
     state = _state()
     trigger = AfterEach(AfterAll(AfterCount(2), AfterCount(2)), AfterCount(2))
@@ -142,7 +142,7 @@ def test_children_have_namespaces_of_their_own() -> None:
 
 def test_a_timer_is_named_by_its_place() -> None:
     """
-    A timer's text says whose it is, what it is called, and on which clock it waits.
+    A timer's text has its trigger's path, its tag and its clock.
     """
     state = _state()
     Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
@@ -153,7 +153,7 @@ def test_a_timer_is_named_by_its_place() -> None:
 
 def test_user_code_may_use_the_low_level_api() -> None:
     """
-    A user's trigger keeps state and timers of its own, is told when they fire, and sees its children fire.
+    A user's trigger has its own state and timers, handles their firing, and sees its children fire.
     """
 
     class Debounce(Trigger):
@@ -184,7 +184,7 @@ def test_user_code_may_use_the_low_level_api() -> None:
 
 def test_a_firing_names_its_innermost_triggers() -> None:
     """
-    Of the triggers that fired, panes name those with nothing below them.
+    Panes name the fired triggers that have no fired descendant.
     """
     events = [TriggerEvent("0/", "a", True), TriggerEvent("1/", "b", True), TriggerEvent("", "all", True)]
 
@@ -193,7 +193,7 @@ def test_a_firing_names_its_innermost_triggers() -> None:
 
 def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
     """
-    Only the trigger whose turn it is hears its timers.
+    Only the current trigger of a sequence gets its timers.
     """
     state = _state()
     trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
@@ -207,7 +207,7 @@ def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
 @pytest.mark.parametrize(("now", "expected"), [(0, 5), (4, 5), (5, 15), (-6, -5), (-5, 5)])
 def test_strokes_come_after_now(now: int, expected: int) -> None:
     """
-    The next stroke is later than now and whole periods from the reference.
+    The next tick is later than now and a whole number of periods from the reference.
     """
     assert next_stroke(now, 25, 10) == expected
 
@@ -230,9 +230,9 @@ def test_strokes_come_after_now(now: int, expected: int) -> None:
         lambda: WatermarkPercentile(True),
     ],
 )
-def test_triggers_that_cannot_be_are_refused(make) -> None:
+def test_invalid_triggers_are_refused(make) -> None:
     """
-    A trigger refuses its arguments when it is made.
+    A trigger refuses invalid arguments at construction.
     """
     with pytest.raises(InvalidError):
         make()
@@ -240,7 +240,7 @@ def test_triggers_that_cannot_be_are_refused(make) -> None:
 
 def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
     """
-    They are declared from the leaves up, whatever is around them; 100 needs no declaration.
+    A composite declares the percentiles of its descendants; 100 needs no declaration.
     """
     tree = Repeatedly(
         OrFinally(
@@ -255,7 +255,7 @@ def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
 
 def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     """
-    A trigger sees the watermark that it names; its timers on different clocks do not meet.
+    A trigger reads the watermark it names, and its timers on different clocks are separate.
     """
     context = TriggerContext(
         _state(), 3, 0, percentile_watermarks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)}
@@ -263,7 +263,7 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     context.set_timer(30)
     context.set_timer(40, percentile=90)
 
-    assert [context.watermark_at(each) for each in (100, 90, 50)] == [3, 12, 20]
+    assert [context.watermark_at(percentile) for percentile in (100, 90, 50)] == [3, 12, 20]
     with pytest.raises(InvalidError, match="must name a percentile"):
         context.watermark_at(75)
     assert [context.percentile_at(at) for at in (3, 12, 13, 21)] == [100, 90, 50, 0]
@@ -274,7 +274,7 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
 
 def test_a_composition_sees_which_child_asked_for_what() -> None:
     """
-    The history of direct children says who fired and whether it asked to clear or to keep; the last to ask is heard.
+    The history lists the direct children that fired and their requests; the last request wins.
     """
 
     class Asks(AfterCount):
@@ -301,7 +301,7 @@ def test_a_composition_sees_which_child_asked_for_what() -> None:
 
 def test_a_timer_that_fired_tells_when_it_was_due() -> None:
     """
-    However late it is by the clock.
+    A fired timer has the time it was set to, however late it fires.
     """
 
     class Due(Trigger):

@@ -1,5 +1,5 @@
 """
-Windows: half-open spans of time.
+Windows: half-open intervals of event time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_touching_windows_do_not_overlap() -> None:
 
 def test_the_span_holds_both() -> None:
     """
-    The span of two windows begins with the first and ends with the last.
+    The span of two windows starts with the earlier and ends with the later.
     """
     assert Window(5, 20).span(Window(0, 7)) == Window(0, 20)
 

@@ -1,5 +1,5 @@
 """
-The report of faults counts what it is told, comes back from its file, and refuses what it does not know.
+The fault report adds up counts, round-trips through its file, and refuses unknown names.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ def busy() -> FaultReport:
 
 def test_it_adds_up() -> None:
     """
-    Faults, counts, violations and times of two reports are those of one.
+    The sum of two reports has the faults, counts, violations and times of both.
     """
     report = busy()
     report.add(busy())
-    found = report.to_json()
+    fields = report.to_json()
 
-    assert found["faults"]["R1"]["trials"] == report.trials("R1") == 6
-    assert (found["kills"], report.number("takeovers")) == (6, 4)
-    assert found["violations"] == ["a record is missing"] * 2
-    assert (found["recovery_p50_s"], found["takeover_p99_s"]) == (0.2, 0.9)
+    assert fields["faults"]["R1"]["trials"] == report.trials("R1") == 6
+    assert (fields["kills"], report.number("takeovers")) == (6, 4)
+    assert fields["violations"] == ["a record is missing"] * 2
+    assert (fields["recovery_p50_s"], fields["takeover_p99_s"]) == (0.2, 0.9)
     assert report.recovery_s(0.5, "R9") is None
 
 
 def test_it_comes_back_from_its_file() -> None:
     """
-    What was written can be gone on with.
+    A report read from its file can be continued.
     """
     report = FaultReport.from_json(busy().to_json())
 
@@ -45,7 +45,7 @@ def test_it_comes_back_from_its_file() -> None:
 
 def test_what_it_does_not_know_is_refused() -> None:
     """
-    A misspelled row or count is an error, not a figure that nobody sees.
+    A misspelled row or count is an error, not an unseen figure.
     """
     with pytest.raises(KeyError):
         FaultReport().fault("R99")

@@ -1,5 +1,5 @@
 """
-What a process holds is read from the system, and its growth is told from noise.
+A process's resources are read from the system, and growth is told from noise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millpond.testing.processes.usage import slope_per_hour, usage_of
 
 def test_threads_and_descriptors_are_counted(tmp_path: Path) -> None:
     """
-    One thread and one open file more show as one each.
+    One more thread and one more open file raise the counts by one each.
     """
     before = usage_of(os.getpid())
     ends = threading.Event()
@@ -31,7 +31,7 @@ def test_threads_and_descriptors_are_counted(tmp_path: Path) -> None:
 
 def test_memory_is_what_is_resident() -> None:
     """
-    Memory that is written to is resident.
+    Memory that has been written to is resident.
     """
     before = usage_of(os.getpid())
     block = bytearray(b"x") * (64 << 20)
@@ -43,7 +43,7 @@ def test_memory_is_what_is_resident() -> None:
 
 def test_a_process_that_is_gone_has_no_usage() -> None:
     """
-    There is nothing to read.
+    The usage of an ended process raises `OSError`.
     """
     with pytest.raises(OSError, match="No such file"):
         usage_of(1 << 30)
@@ -51,7 +51,7 @@ def test_a_process_that_is_gone_has_no_usage() -> None:
 
 def test_the_slope_leaves_the_warming_up_out() -> None:
     """
-    What grows at first is no leak, and few samples say nothing.
+    Growth during the warm-up is ignored, and too few samples have no slope.
     """
     flat = [(10.0, 50.0), *((60.0 * minute, 100.0) for minute in range(1, 31))]
 

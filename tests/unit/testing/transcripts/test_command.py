@@ -1,5 +1,5 @@
 """
-The transcript harness: what passes, what fails, and how the command says so.
+The transcript command: which documents pass or fail, and its output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ transcript:
 
 def test_the_command_prints_a_line_a_document(tmp_path: Path) -> None:
     """
-    Passing and failing documents get a line each, then come the counts, and a failure exits with 1.
+    Each document gets a line, the counts follow, and a failure exits with 1.
     """
     path = tmp_path / "some.yaml"
     path.write_text(f"{_GOOD}---\n{_BAD}", encoding="utf-8")
@@ -75,14 +75,14 @@ def test_the_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
 )
 def test_bad_documents_say_why(document: Any, why: str) -> None:
     """
-    A document that is wrong, or does not fail as it says, fails with its reason.
+    A document that is malformed, or does not fail as it says, fails with the reason.
     """
     assert why in str(failure_of(document, LocalTranscriptRun))
 
 
 def test_documents_side_by_side_keep_their_own_time() -> None:
     """
-    Documents that share a run see their own clock and watermark, and each fails for itself.
+    Documents in one run have their own clock and watermark, and fail separately.
     """
     slow = {
         "trigger_fn": "Repeatedly(AtPeriod(0, 60))",

@@ -1,5 +1,5 @@
 """
-Constructor text: what it makes, and that it runs nothing.
+Constructor text is parsed into objects and never executed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from millpond.testing.transcripts.constructors import construct
 )
 def test_texts_make_triggers(text: str, expected: Trigger) -> None:
     """
-    Names, nested calls, keyword arguments and numbers of seconds make what they say.
+    Names, nested calls, keyword arguments and numbers of seconds construct the expected triggers.
     """
     assert construct(text, Trigger) == expected
 
 
 def test_sizes_are_seconds() -> None:
     """
-    A plain number where a duration belongs is in seconds, a fraction included.
+    A plain number in place of a duration is in seconds, fractions included.
     """
     assert construct("FixedWindows(10, offset=0.5)", WindowFn) == FixedWindows(10_000_000, 500_000)
 
@@ -62,7 +62,7 @@ def test_sizes_are_seconds() -> None:
 )
 def test_anything_else_is_refused(text: str) -> None:
     """
-    What is no constructor of a trigger is an error, and nothing of it is run.
+    Text that is not a trigger's constructor is an error, and is not executed.
     """
     with pytest.raises(InvalidError):
         construct(text, Trigger)

@@ -1,5 +1,5 @@
 """
-Features of transcripts: what is seen in a document, and the sample that has all of it.
+Features of transcripts, and the sample that covers them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _document(trigger: str, **rest: Any) -> dict[str, Any]:
 
 def test_names_are_found_at_any_depth() -> None:
     """
-    Names of the library are found in calls, bare, dotted and behind keywords; words and numbers are none.
+    Constructor names are recognised in calls, bare, dotted and as keyword values; words and numbers are not names.
     """
     text = (
         "AfterWatermark(early=Repeatedly(AfterAny(AtPeriod(0, 60, EVENT_TIME), AfterCount(2))), late=Default)"
@@ -45,7 +45,7 @@ def test_a_mode_a_step_and_a_field_are_features() -> None:
 
 def test_a_cover_has_all_features_and_no_document_that_adds_none() -> None:
     """
-    The sample has every feature of all documents, leaves out repetitions, and keeps their order.
+    The sample has every feature of all documents, no redundant document, and their order.
     """
     documents = [
         _document("AfterCount(1)"),
@@ -55,6 +55,6 @@ def test_a_cover_has_all_features_and_no_document_that_adds_none() -> None:
     sample = cover(documents)
 
     assert sample == [documents[0], documents[2]]
-    assert {one for each in sample for one in features_of(each)} == {
-        one for each in documents for one in features_of(each)
+    assert {feature for document in sample for feature in features_of(document)} == {
+        feature for document in documents for feature in features_of(document)
     }
