@@ -1,8 +1,8 @@
 """
 Millpond: a storage-centric transactional state engine for streams, on Delta Lake.
 
-Everything public is here; nothing else is. Names are loaded when they are first used, so that
-``import millpond`` costs little in a process (a Spark worker, say) that uses few of them.
+This module holds all public names and only those. Each is loaded on first use, so that
+``import millpond`` is cheap in a process that uses few of them, such as a Spark worker.
 
 Example::
 

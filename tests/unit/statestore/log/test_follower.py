@@ -245,9 +245,9 @@ class TestSleepers:
 
         cabin.objects.interrupt("list", take_over_and_clean_up)
         request = superstep_request(1, 2, LOW)
-        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+        with pytest.raises(OutcomeUnknownError, match="is no longer known"):
             cabin.sleeper.commit(request)
-        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+        with pytest.raises(OutcomeUnknownError, match="is no longer known"):
             cabin.sleeper.settle()
         with pytest.raises(FencedError):
             cabin.sleeper.commit(request)
@@ -262,7 +262,7 @@ class TestSleepers:
         )
         cabin.objects.interrupt("list", cabin.clean_up)
         for _ in range(2):
-            with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+            with pytest.raises(OutcomeUnknownError, match="is no longer known"):
                 append(writer, (add,))
         assert cabin.awake.refresh().file("a.parquet") is not None
 
