@@ -39,7 +39,7 @@ __all__ = ["collect"]
     "--id-slack", default="3h", show_default=True, metavar="DURATION",
     help="How far behind the low watermark record ids are kept.",
 )  # fmt: skip
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it runs beside the store.")
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per kind of garbage, one per line.")
 def collect(

@@ -49,7 +49,7 @@ _WHOLE: Final = "the store is whole: there is nothing to repair"
 @store_argument
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it runs beside the store.")
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
 def repair(
     store: str, storage_options: tuple[str, ...], zookeeper: str | None, *, dry_run: bool, yes: bool
 ) -> None:
