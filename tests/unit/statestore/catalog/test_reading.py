@@ -169,4 +169,4 @@ def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clo
     found = CliRunner().invoke(main, asked, catch_exceptions=False)
     assert found.exit_code == 0
     assert '{"one":1}' in found.stdout
-    assert "may go at any moment" in found.stderr
+    assert "may be deleted at any moment" in found.stderr
