@@ -1,12 +1,12 @@
 """
-Schema of the catalog, step by step, with Alembic.
+Migrations of the catalog's schema, with Alembic.
 
-`upgrade` brings a database to the newest step, in one transaction: a process that
-is killed on the way leaves the step before, and the next one to open goes on from
-there. Two that open at once wait for each other. No ``alembic.ini`` is needed, and
-Alembic is not even imported when there is nothing to do.
+`upgrade` migrates a database to the newest revision in one transaction: a process that
+is killed midway leaves the old revision, and the next process that opens the catalog starts
+from there. Processes that open a catalog concurrently wait for each other. No ``alembic.ini``
+is needed, and Alembic is not imported when there is nothing to do.
 
-Steps are never edited once released; a new one goes to ``versions/`` and into `HEAD`.
+Released revisions are never edited; add a new one to ``versions/`` and update `HEAD`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["HEAD", "VERSION_TABLE", "alembic_config", "current_revision", "upgrade"]
 
 HEAD: Final = "0001"
-"""The newest step that this release knows."""
+"""The newest revision of this release."""
 
 VERSION_TABLE: Final = "millpond_catalog_version"
-"""Where a database says at which step it is; the catalog may share a database with others."""
+"""Table that holds a database's revision; the catalog may share a database with other applications."""
 
 _ADVISORY_LOCK: Final = 0x6D696C6C706F6E64  # "millpond"
 _ALEMBIC_IS_GLOBAL: Final = threading.Lock()
@@ -37,7 +37,7 @@ _ALEMBIC_IS_GLOBAL: Final = threading.Lock()
 
 def current_revision(connection: Connection) -> str | None:
     """
-    The step that a database is at; ``None`` for one without a catalog.
+    The revision of a database; ``None`` for a database without a catalog.
     """
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
@@ -49,10 +49,10 @@ def current_revision(connection: Connection) -> str | None:
 
 def upgrade(connection: Connection) -> None:
     """
-    Bring the database to `HEAD` within the caller's transaction.
+    Migrate the database to `HEAD` within the caller's transaction.
 
-    The transaction must already hold the right to write (SQLite: ``BEGIN IMMEDIATE``),
-    so that of two processes the second finds the work done.
+    The transaction must already hold the write lock (SQLite: ``BEGIN IMMEDIATE``),
+    so that the second of two processes finds the migration done.
 
     Raises:
         InvalidError: the schema is newer than this release.
@@ -79,7 +79,7 @@ def upgrade(connection: Connection) -> None:
 
 def alembic_config(connection: Connection) -> Config:
     """
-    What Alembic needs to know, for a connection that is already open.
+    Alembic's configuration for a connection that is already open.
     """
     from alembic.config import Config
 

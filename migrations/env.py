@@ -1,5 +1,5 @@
 """
-Alembic's entry: runs the steps on the connection that `millpond.migrations` hands in.
+Alembic's entry point: runs migrations on the connection that `millpond.migrations` passes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.reading import Reading
 from millpond.statestore.catalog.rebuild import logged_commits
-from millpond.statestore.closing import Closing
+from millpond.statestore.closeable import Closeable
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.lease import Leases
@@ -61,7 +61,7 @@ LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
 
 
-class Store(Closing):
+class Store(Closeable):
     """
     An open store; made by `open` and `in_memory`, never directly.
 

@@ -1,5 +1,5 @@
 """
-Commands whose help ends with examples, and whose errors are a message, not a traceback.
+Base classes of commands: help that ends with examples, and errors as messages instead of tracebacks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def _write_examples(formatter: click.HelpFormatter, examples: tuple[str, ...]) -
 
 class TeachingCommand(click.Command):
     """
-    A command with examples.
+    A command whose help ends with examples.
 
     Args:
-        examples: whole command lines, shown as they are at the end of the help.
+        examples: complete command lines, shown unchanged at the end of the help.
     """
 
     def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
@@ -42,10 +42,10 @@ class TeachingCommand(click.Command):
 
 class TeachingGroup(click.Group):
     """
-    Commands whose `MillpondError` becomes a message on standard error and exit code 1.
+    A group of commands that turns a `MillpondError` into a message on standard error and exit code 1.
 
     Args:
-        examples: whole command lines, shown as they are at the end of the help.
+        examples: complete command lines, shown unchanged at the end of the help.
     """
 
     def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
@@ -61,7 +61,7 @@ class TeachingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """
-        Run the command.
+        Run the command; a `MillpondError` is reported with its notes and without a traceback.
         """
         try:
             return super().invoke(ctx)

@@ -1,7 +1,7 @@
 """
-``millpond gc``: take garbage away by hand.
+``millpond gc``: collect garbage offline.
 
-The module is not called ``gc``, so that nothing can ever be taken for CPython's own.
+The module is not called ``gc``, so that it is never confused with CPython's own.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["collect"]
     ),
 )
 @store_argument
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Report what would be deleted, and change nothing.")
 @click.option(
     "--keep", default="1h", show_default=True, metavar="DURATION",
-    help="How long a version stays readable after it has been replaced.",
+    help="How long a version stays readable after it was replaced.",
 )  # fmt: skip
 @click.option(
     "--id-slack", default="3h", show_default=True, metavar="DURATION",
-    help="How far behind the low watermark record ids stay known.",
+    help="How far behind the low watermark record ids are kept.",
 )  # fmt: skip
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it runs beside the store.")
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a kind of garbage, a line each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per kind of garbage, one per line.")
 def collect(
     store: str,
     storage_options: tuple[str, ...],
@@ -54,16 +54,17 @@ def collect(
     as_json: bool,
 ) -> None:
     """
-    Take the garbage of STORE away.
+    Collect garbage in STORE.
 
-    Running pipelines do this by themselves, a little at a time. By hand it is for a store that nothing runs
-    on. It compactions each interval's files into one (what newer updates override, delivered productions,
-    expired record ids and deleted rows go), writes a checkpoint, and deletes files that no version
-    since --keep needs, row files that no commit ever named, and old commits behind a checkpoint.
+    Running pipelines collect their garbage themselves, a little at a time. Use this command for a store
+    without a running pipeline. It compacts each interval's files into one (dropping overridden updates,
+    delivered productions, expired record ids and deleted rows), writes a checkpoint, and deletes files
+    that no version since --keep needs, row files that no commit ever named, and old commits behind a
+    checkpoint.
 
     Versions that open savepoints and live readers need stay readable. Intervals that a running
-    pipeline holds are not compacted. It is refused while `millpond repair`, or another `millpond gc`, is at
-    work. Killed midway, it leaves garbage and no damage. With --dry-run it only
+    pipeline holds are not compacted. The command is refused while `millpond repair` or another `millpond gc`
+    is running. If it is killed midway, it leaves garbage but no damage. With --dry-run it only
     reads: it takes no lease, starts no ZooKeeper, and may be used while pipelines run.
     """
     policy = UpkeepPolicy(retention=keep, id_slack=id_slack, collect_every=1)
@@ -78,35 +79,35 @@ def collect(
         clock=clock,
         rng=rng,
     ) as opened:
-        found = collect_by_hand(opened, clock, rng, policy, dry_run=dry_run)
+        result = collect_by_hand(opened, clock, rng, policy, dry_run=dry_run)
     if as_json:
-        print_json(_entries(found))
+        print_json(_entries(result))
     else:
-        _print(found, dry_run=dry_run)
+        _print(result, dry_run=dry_run)
 
 
-def _entries(found: CollectionRound) -> list[dict[str, object]]:
+def _entries(result: CollectionRound) -> list[dict[str, object]]:
     return [
         {
-            "kind": each.kind,
-            "files": len(each.paths),
-            "made": len(each.made),
-            "freed_bytes": each.freed_bytes,
-            "skipped": list(each.skipped),
-            "paths": list(each.paths),
+            "kind": collection.kind,
+            "files": len(collection.paths),
+            "made": len(collection.made),
+            "freed_bytes": collection.freed_bytes,
+            "skipped": list(collection.skipped),
+            "paths": list(collection.paths),
         }
-        for each in found.collections
+        for collection in result.collections
     ]
 
 
-def _print(found: CollectionRound, *, dry_run: bool) -> None:
+def _print(result: CollectionRound, *, dry_run: bool) -> None:
     rows = [
-        (each.kind, len(each.paths), len(each.made), size_text(each.freed_bytes))
-        for each in found.collections
+        (collection.kind, len(collection.paths), len(collection.made), size_text(collection.freed_bytes))
+        for collection in result.collections
     ]
     went = "would go" if dry_run else "gone"
     print_table("", ("kind", f"files {went}", "files made", "bytes"), rows)
-    for each in found.collections:
-        for reason in each.skipped:
+    for collection in result.collections:
+        for reason in collection.skipped:
             note(reason)
-    click.echo(f"versions from {found.horizon} on stay readable ({found.held_by})")
+    click.echo(f"versions from {result.horizon} on stay readable ({result.held_by})")

@@ -1,7 +1,7 @@
 """
-The command line ``millpond``: one command a file, added here.
+The command line ``millpond``: one file per command, registered here.
 
-Commands that read take no lease, start no ZooKeeper and change nothing, so they may be
+Commands that only read take no lease, start no ZooKeeper and change nothing, so they may be
 used on a store that is being written to.
 """
 
@@ -43,13 +43,13 @@ def _version() -> str:
 @click.version_option(_version(), prog_name="millpond")
 def main() -> None:
     """
-    Look into Millpond stores.
+    Inspect and maintain Millpond stores.
 
     A store is a folder (or a URL) in which a pipeline keeps, for each computation, one row per
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands but `gc` and `repair` only read. They take no lease and start no server, so you can use
+    All commands except `gc` and `repair` only read. They take no lease and start no server, so you can use
     them while the pipeline runs.
     """
 

@@ -1,5 +1,5 @@
 """
-``millpond history``: what was committed, newest first.
+``millpond history``: the commits of a store, newest first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITER_DIGITS: Final = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     """
-    One commit, as people want to see it.
+    One commit, as the command prints it.
     """
 
     version: int
@@ -55,19 +55,19 @@ class _Entry:
 @store_argument
 @click.option(
     "--limit", type=click.IntRange(min=1), default=_COMMITS, show_default=True, metavar="N",
-    help="At most the newest N commits.",
+    help="Show at most the newest N commits.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json: bool) -> None:
     """
     Show the commits of STORE, newest first.
 
     Every commit makes one table version, and every version can be read: pass its number to `millpond
-    rows` or `millpond sql` as --version. What was committed is one of: create (the store was made),
-    fence (a writer took intervals over: everything that a former owner still tries to write is
-    refused from there on), superstep (a round of the pipeline: state, timers, productions and input
-    positions together), compaction and other housekeeping, or the operation of another Delta engine.
-    Old commits are cleaned up in time, so the history has a beginning.
+    rows` or `millpond sql` as --version. A commit is one of: create (the store was created),
+    fence (a writer took over intervals: later writes of the former owner are refused),
+    superstep (a round of the pipeline: state, timers, productions and input positions together),
+    compaction or other maintenance, or an operation of another Delta engine.
+    Old commits are cleaned up over time, so the history may not reach back to the first version.
     """
     with open_to_read(store, storage_options) as opened:
         newest = opened.snapshot().version

@@ -1,9 +1,9 @@
 """
-Fetch Delta's jars, so that the first Spark session does not have to.
+Fetch Delta's jars ahead of the first Spark session.
 
 Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its
-JVM starts. Starting the JVM alone, without a session, does just that: up to a
-minute the first time, three seconds when the jars are there already.
+JVM starts. Starting the JVM alone, without a session, does exactly that: it takes up to
+a minute the first time and about three seconds when the jars are in the cache.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def fetch() -> str:
     Resolve Delta's jars into Ivy's cache.
 
     Returns:
-        The coordinates of what was resolved.
+        The Maven coordinates of the resolved packages.
 
     Raises:
-        UnavailableError: the jars could not be had, most often because Maven's repository
-            cannot be reached; the end of Ivy's report rides as a note.
+        UnavailableError: the jars could not be fetched, most often because Maven's repository
+            cannot be reached; the end of Ivy's report is attached as a note.
     """
     builder = configure_spark_with_delta_pip(SparkSession.builder)
     packages = str(builder._options[_PACKAGES])  # noqa: SLF001 - the builder has no public reader
@@ -61,7 +61,7 @@ def _last_lines(report: IO[bytes]) -> str:
 
 def main() -> int:
     """
-    Fetch the jars and say so; the exit code is 1 if they could not be had.
+    Fetch the jars and report it; the exit code is 1 if they could not be fetched.
     """
     print("Fetching Delta Lake's jars for Spark (once; up to a minute) …", flush=True)
     try:

@@ -1,7 +1,7 @@
 """
-Opening a store to look at it: no lease, no ZooKeeper started, nothing written but a reader's horizon in the catalog.
+Opening a store read-only: no lease, no ZooKeeper server, no writes except a reader's horizon in the catalog.
 
-Reading commands take the same arguments for that; `store_argument` adds them.
+All commands that read take the same arguments for this; `store_argument` adds them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def store_argument(command: _Command) -> _Command:
     """
-    Add what every command needs to find a store.
+    Add the argument STORE and the option --storage-option to a command.
     """
     add_options = click.option(
         "--storage-option",
@@ -38,7 +38,7 @@ def store_argument(command: _Command) -> _Command:
 
 def version_option(command: _Command) -> _Command:
     """
-    Add the choice of an older table version.
+    Add the option --version, which selects an older table version.
     """
     return click.option(
         "--version",
@@ -57,16 +57,16 @@ def open_to_read(
     check_mark: bool = True,
 ) -> Store:
     """
-    The store, opened to be read only.
+    Open a store read-only.
 
     Args:
         store: its path or URL.
-        storage_options: as on the command line.
+        storage_options: ``NAME=VALUE`` texts, as on the command line.
         catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
-        check_mark: refuse a store that was rolled back, where a ZooKeeper runs beside it.
+        check_mark: whether to refuse a store that was rolled back, if its own ZooKeeper is running.
 
     Raises:
-        DataError: it is damaged, or was rolled back.
+        DataError: the store is damaged, or was rolled back.
         InvalidError: there is no store, or an option has no ``=``.
     """
     options = read_options(storage_options)
@@ -83,23 +83,23 @@ def open_to_read(
 @contextmanager
 def snapshot_to_read(store: Store, version: int | None) -> Iterator[Snapshot]:
     """
-    A version, kept readable meanwhile; one that is being collected is read as long as its files are there.
+    A version, pinned until the block ends; a version that is being collected is read without a pin.
 
     Raises:
-        DataError: the version is gone.
+        DataError: the version has been collected.
     """
-    with ExitStack() as held:
+    with ExitStack() as resources:
         try:
-            snapshot = held.enter_context(store.reading(version))
+            snapshot = resources.enter_context(store.reading(version))
         except ConflictError:
-            note("that version is older than the retention: its files may go at any moment")
+            note("that version is older than the retention: its files may be deleted at any moment")
             snapshot = store.snapshot(version)
         yield snapshot
 
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:
     """
-    Storage options as they are given on the command line.
+    Parse storage options from the command line.
 
     Raises:
         InvalidError: an option has no ``=``.

@@ -1,7 +1,7 @@
 """
-How commands print: tables for people, one JSON object a line for programs, times in UTC.
+Output of commands: tables for people, one JSON object per line for programs, times in UTC.
 
-Tables fit the terminal; into a pipe or a file they are as wide as their contents, so
+Tables fit the terminal; in a pipe or a file they are as wide as their contents, so
 that nothing is cut off.
 """
 
@@ -29,7 +29,7 @@ _BYTES_PER_STEP: Final = 1024
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """
-    Print a table; numbers stand to the right, ``None`` is shown as an empty place.
+    Print a table; numbers are aligned to the right, ``None`` is an empty cell.
     """
     listed = [tuple(row) for row in rows]
     table = Table(
@@ -40,8 +40,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         show_edge=False,
         pad_edge=False,
     )
-    for place, column in enumerate(columns):
-        values = [row[place] for row in listed if row[place] is not None]
+    for index, column in enumerate(columns):
+        values = [row[index] for row in listed if row[index] is not None]
         is_number = bool(values) and all(isinstance(value, int | float) for value in values)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in listed:
@@ -56,7 +56,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """
-    Print one JSON object a line.
+    Print one JSON object per line.
     """
     for value in values:
         click.echo(json.dumps(value, ensure_ascii=False, default=str))
@@ -64,14 +64,14 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
 
 def note(text: str) -> None:
     """
-    Say something beside the result: to standard error, so that pipes stay clean.
+    Print a remark to standard error, so that it does not mix with the result in a pipe.
     """
     click.echo(text, err=True)
 
 
 def time_text(at_us: int | None) -> str | None:
     """
-    A time as people read it, in UTC; the two ends of time have words.
+    A time as ISO 8601 text in UTC; the two ends of time have names.
 
     Example:
         >>> time_text(1_500_000)
@@ -94,7 +94,7 @@ def time_text(at_us: int | None) -> str | None:
 
 def size_text(size_bytes: int) -> str:
     """
-    A size as people read it.
+    A size with a binary unit.
 
     Example:
         >>> size_text(1_536)
@@ -110,7 +110,7 @@ def size_text(size_bytes: int) -> str:
 
 def number_text(number: int) -> str:
     """
-    A number with its thousands apart.
+    A number with thousands separators.
     """
     return f"{number:,}"
 

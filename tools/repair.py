@@ -1,5 +1,5 @@
 """
-``millpond repair``: a damaged store made whole again, as far as its bytes allow.
+``millpond repair``: restore a damaged store to a whole state, as far as its bytes allow.
 """
 
 from __future__ import annotations
@@ -47,46 +47,47 @@ _WHOLE: Final = "the store is whole: there is nothing to repair"
     ),
 )
 @store_argument
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it runs beside the store.")
+@click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
 def repair(
     store: str, storage_options: tuple[str, ...], zookeeper: str | None, *, dry_run: bool, yes: bool
 ) -> None:
     """
-    Make a damaged STORE whole again.
+    Repair a damaged STORE.
 
-    Run `millpond verify` first: it says what is damaged. Repair then does, in this order: turns a flipped bit
-    back where a seal tells that it was one; replaces a file that a compaction made by those it was compacted from, if
-    they are still there; and else takes the whole store back to its newest version that is whole, state and
-    input positions together, so that what was consumed since is read again from its source. What cannot
-    stay in the log is copied aside first. It says what it does, and what is lost, and asks.
+    Run `millpond verify` first: it reports the damage. Repair then proceeds in this order: it restores a
+    flipped bit where a seal proves the result; it replaces a compaction's output by the files that it was
+    made from, if they still exist; otherwise it rolls the whole store back to its newest whole version,
+    state and input positions together, so that input consumed since is read again from its source. Files
+    that cannot stay in the log are copied aside first. The command reports its plan and any loss, and asks
+    for confirmation.
 
-    Stop the pipelines of the store before. Afterwards `millpond verify` finds nothing, and they go on by being
-    started again. What sinks were given by the supersteps that are undone stays there, and comes again. A
-    repair that was killed is finished by running it again.
+    Stop the pipelines of the store before. Afterwards `millpond verify` finds no damage; start the pipelines
+    again to continue. Output that undone supersteps delivered to sinks stays there, and is delivered again.
+    If a repair is killed, run it again to finish it.
 
     The exit code is 0 if the store is whole, 1 if it is not (with --dry-run: if there is something to repair).
     """
-    place, clock, rng = place_of(store), SystemClock(), SystemRng()
-    if "://" not in place and not Path(place, "rows").is_dir():
+    root, clock, rng = place_of(store), SystemClock(), SystemRng()
+    if "://" not in root and not Path(root, "rows").is_dir():
         raise InvalidError("there is no store at this path", path=store)
-    objects = open_objects(f"{place}/rows", read_options(storage_options))
-    with _leases(place, objects, zookeeper) as leases:
-        # Looked at before the table: a query that runs meanwhile is not taken to be ahead of it.
-        reached = {} if "://" in place else reached_batches(Path(place) / "checkpoints")
+    objects = open_objects(f"{root}/rows", read_options(storage_options))
+    with _leases(root, objects, zookeeper) as leases:
+        # Read before the table, so that a query that is still running does not seem to be ahead of it.
+        reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
         plan = plan_repair(objects, leases.high_water.read())
         ahead = {
             query: at
             for query, at in plan.consumed().items()
             if query in reached and reached[query].is_ahead_of(at)
         }
-        _describe(plan, place, ahead)
+        _describe(plan, root, ahead)
         if dry_run and (plan.is_needed or ahead):
             raise SystemExit(1)
         if (plan.is_needed or ahead) and not yes:
             click.confirm("Repair it?", abort=True)
-        finish = partial(_bring_along, plan, place, objects, ahead)
+        finish = partial(_rewind_dependents, plan, root, objects, ahead)
         if plan.is_needed:
             committed = repair_store(objects, plan, leases, clock, rng, then=finish)
             click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
@@ -101,22 +102,22 @@ def repair(
 def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
     newest = load(Log(objects)).version
     if newest != plan.newest:
-        raise ConflictError("somebody has committed meanwhile; repair again", newest=newest)
+        raise ConflictError("another process has committed meanwhile; repair again", newest=newest)
 
 
 @contextmanager
-def _leases(place: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooKeeperLeases]:
+def _leases(root: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooKeeperLeases]:
     """
-    The store's leases and high-water mark, without opening the store, which would be refused.
+    The store's leases and high-water mark; `Store.open` would refuse the damaged store.
     """
     clock, rng = SystemClock(), SystemRng()
     server = None
     hosts = zookeeper
     store_id = _store_id(objects)
     if hosts is None:
-        if "://" in place:
-            raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=place)
-        server = EmbeddedZooKeeper(Path(place) / "zookeeper", clock, rng)
+        if "://" in root:
+            raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=root)
+        server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
         hosts = server.start_or_join()
     try:
         leases = ZooKeeperLeases(hosts, store_id, rng.token(), clock)
@@ -136,49 +137,49 @@ def _store_id(objects: Objects) -> str:
     raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
 
 
-def _describe(plan: RepairPlan, place: str, ahead: Mapping[str, int]) -> None:
+def _describe(plan: RepairPlan, root: str, ahead: Mapping[str, int]) -> None:
     if not plan.is_needed:
         for query, at in sorted(ahead.items()):
             click.echo(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
         return
-    found = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
-    found += [
-        (each.path, f"taken again from the {len(each.sources)} files that it was compacted from", "nothing")
-        for each in plan.restored
+    rows = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
+    rows += [
+        (file.path, f"restored from the {len(file.sources)} files that it was compacted from", "nothing")
+        for file in plan.restored
     ]
     undone = f"versions {plan.state.version + 1} to {plan.newest} are undone"
-    found += [(path, undone, "what it held since then") for path in plan.lost]
-    found += [(path, "set aside", "history") for path in plan.set_aside]
-    print_table("", ("file", "what is done", "what is lost"), found)
+    rows += [(path, undone, "what it held since then") for path in plan.lost]
+    rows += [(path, "set aside", "history") for path in plan.set_aside]
+    print_table("", ("file", "what is done", "what is lost"), rows)
     if plan.is_rollback:
         click.echo(f"the store goes back from version {plan.newest} to version {plan.state.version}")
     for app_id, (kept, was) in plan.supersteps().items():
         name = unquote(app_id.rpartition("/")[2])
         click.echo(f"pipeline {name}: supersteps {kept + 1} to {was} are undone")
-        note(f"sinks of {name} keep what these gave them, and get it again")
+        note(f"sinks of {name} keep the output of these supersteps, and receive it again")
     for app_id, (kept, was) in plan.inputs().items():
         pipeline, stream, source = map(unquote, app_id.split("/")[-3:])
         click.echo(f"input {stream} of {pipeline}: read again from position {kept + 1} (it was at {was})")
-        if source not in rewind_checkpoints(Path(place) / "checkpoints", {source: kept}, dry_run=True):
-            note(f"{stream} must be handed in again from there by whoever does (source {source})")
+        if source not in rewind_checkpoints(Path(root) / "checkpoints", {source: kept}, dry_run=True):
+            note(f"inject {stream} again from that position (source {source})")
     if not plan.is_readable:
-        note(f"older versions cannot be read any more; the old log goes to rows/{SET_ASIDE_FOLDER}")
+        note(f"older versions become unreadable; the old log is copied to rows/{SET_ASIDE_FOLDER}")
 
 
-def _bring_along(plan: RepairPlan, place: str, objects: Objects, ahead: Mapping[str, int]) -> None:
+def _rewind_dependents(plan: RepairPlan, root: str, objects: Objects, ahead: Mapping[str, int]) -> None:
     """
-    Take Spark's checkpoints back with the store, and write the catalog anew; again is the same as once.
+    Rewind Spark's checkpoints to the store's state, and rebuild the catalog; idempotent.
     """
     batches = {unquote(app_id.rpartition("/")[2]): kept for app_id, (kept, _) in plan.inputs().items()}
     batches |= ahead
-    if "://" in place:
+    if "://" in root:
         return
-    for query in rewind_checkpoints(Path(place) / "checkpoints", batches):
+    for query in rewind_checkpoints(Path(root) / "checkpoints", batches):
         note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
-    url = default_catalog_url(place)
+    url = default_catalog_url(root)
     try:
         with Catalog.open(url, SystemClock()) as catalog:
             snapshot = load(Log(objects))
             catalog.rebuild(snapshot, logged_commits(Log(objects), snapshot.version, 1_000))
     except MillpondError as error:
-        note(f"the catalog was not written anew: {error.message}")
+        note(f"the catalog was not rebuilt: {error.message}")

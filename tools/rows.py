@@ -47,7 +47,7 @@ _TIMERS: Final = pa.list_(
 @click.argument("computation")
 @click.option("--key", "keys", metavar="K", multiple=True, help="Only this key's row; may be repeated.")
 @version_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with every field.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with every field.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
 def rows(
     store: str,
@@ -63,23 +63,23 @@ def rows(
     Show the rows of COMPUTATION in STORE: one per key, sorted by key.
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
-    the time that it holds the watermark back to (hold), and the superstep that last changed it.
+    the time at which it holds the watermark back (hold), and the superstep that last changed it.
     With --key only files that can hold the key are read, and each of those is read whole.
-    A table shows the first 100 rows unless --limit says otherwise; --json shows all.
+    A table shows the first 100 rows by default; --json shows all rows.
     """
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
         _check_known(snapshot, computation)
-        found = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
+        table = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
-    shown = found.slice(0, bound) if bound else found
+    shown = table.slice(0, bound) if bound else table
     if as_json:
         print_json(_json_row(row) for row in _rows(shown))
     else:
         columns = ("key", "state", "timers", "hold", "superstep")
         title = f"{computation} at version {snapshot.version}"
         print_table(title, columns, (_cells(row) for row in _rows(shown)))
-    if shown.num_rows < found.num_rows:
-        note(f"{found.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
+    if shown.num_rows < table.num_rows:
+        note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
 
 
 def _check_known(snapshot: Snapshot, computation: str) -> None:
@@ -88,13 +88,13 @@ def _check_known(snapshot: Snapshot, computation: str) -> None:
         raise InvalidError("the store has no rows of that computation", computation=computation, known=known)
 
 
-def _rows(found: pa.Table) -> Iterator[dict[str, Any]]:
-    # Times as numbers, because Python's datetime does not reach as far as the ends of time.
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    # Times as numbers, because Python's datetime does not cover the ends of time.
     types = {"timers": _TIMERS, "hold": pa.int64()}
     columns = [
-        found.column(name).cast(types.get(name, found.field(name).type)) for name in found.column_names
+        table.column(name).cast(types.get(name, table.field(name).type)) for name in table.column_names
     ]
-    for row in pa.table(columns, names=found.column_names).to_pylist():
+    for row in pa.table(columns, names=table.column_names).to_pylist():
         timers = [
             {**timer, "at": time_text(timer["at"]), "output_at": time_text(timer["output_at"])}
             for timer in row["timers"]

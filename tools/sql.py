@@ -1,5 +1,5 @@
 """
-``millpond sql``: questions to a store, answered by DuckDB.
+``millpond sql``: SQL queries over a store, run by DuckDB.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _FORMATS = click.Choice(["table", "json", "csv"])
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 def sql(store: str, query: str, storage_options: tuple[str, ...], version: int | None, shape: str) -> None:
     """
-    Ask STORE a question in SQL (DuckDB's dialect).
+    Query STORE in SQL (DuckDB's dialect).
 
     Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
     timers, hold, superstep, sequencer, commit_number. All tables show the same version of the store, so
-    joins are consistent. State is JSON text unless its codec is another: state ->> 'field'
-    takes a field out of it. Times are in UTC. Names with special characters go in double quotes.
+    joins are consistent. State is JSON text by default: state ->> 'field' extracts a field.
+    Times are in UTC. Names with special characters go in double quotes.
     """
     with (
         open_to_read(store, storage_options) as opened,
@@ -59,7 +59,7 @@ def sql(store: str, query: str, storage_options: tuple[str, ...], version: int |
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:
-    # Statements without an answer, such as `set`, give none; the library's types do not say so.
+    # Statements without a result, such as `set`, return None, which the library's types omit.
     relation = cast(duckdb.DuckDBPyRelation | None, connection.sql(query))
     if relation is None:
         return
@@ -67,14 +67,14 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> No
         for (line,) in relation.project(f"to_json(struct_pack({_fields(relation)}))::varchar").fetchall():
             click.echo(line)
         return
-    # As text, because Python's datetime does not reach as far as the ends of time.
-    found = relation.project("columns(*)::varchar").fetchall()
+    # As text, because Python's datetime does not cover the ends of time.
+    rows = relation.project("columns(*)::varchar").fetchall()
     if shape == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(relation.columns)
-        writer.writerows(found)
+        writer.writerows(rows)
     else:
-        print_table("", relation.columns, found)
+        print_table("", relation.columns, rows)
 
 
 def _fields(relation: duckdb.DuckDBPyRelation) -> str:

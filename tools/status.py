@@ -1,8 +1,8 @@
 """
-``millpond status``: what a store holds and how far its pipelines are.
+``millpond status``: a store's contents and its pipelines' progress.
 
-All of it but the code versions comes from the log, so it is right also when the catalog
-is behind, away or lost.
+Everything except the code versions comes from the log, so it is right even when the catalog
+is behind, unavailable or lost.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with everything.")
 def status(store: str, storage_options: tuple[str, ...], catalog: str | None, *, as_json: bool) -> None:
     """
-    Show what STORE holds and how far its pipelines are.
+    Show the contents of STORE and the progress of its pipelines.
 
     For each pipeline: its last superstep, its running totals, and its inputs' last batches. For each
-    computation: how many key intervals share its work, its files, how many row updates they hold (a key
-    has as many as supersteps touched it, until a compaction joins them), its low watermark: no
-    record older than that is expected any more; and how many records were late, were dropped for
-    it, and whatever else its code counts. Where the catalog answers, also the code versions.
+    computation: its number of key intervals, its files, the number of row updates in them (a key has
+    one per superstep that touched it, until a compaction joins them), its low watermark (no older
+    record is expected), and its counters: late records, dropped records, and counters of its own
+    code. If the catalog is available, also the code versions.
     """
     with open_to_read(store, storage_options, catalog) as opened:
-        found = _describe(opened)
+        description = _describe(opened)
     if as_json:
-        print_json([found])
+        print_json([description])
     else:
-        _print(found)
+        _print(description)
 
 
 def _describe(store: Store) -> dict[str, Any]:
@@ -80,20 +80,20 @@ def _describe(store: Store) -> dict[str, Any]:
 
 
 def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
-    found: defaultdict[str, dict[str, Any]] = defaultdict(
+    pipelines: defaultdict[str, dict[str, Any]] = defaultdict(
         lambda: {"superstep": 0, "totals": {}, "inputs": []}
     )
     for app_id, version in snapshot.txns.items():
         match [unquote(part) for part in app_id.split("/")]:
             case ["millpond", "superstep", pipeline]:
-                found[pipeline]["superstep"] = version
+                pipelines[pipeline]["superstep"] = version
             case ["millpond", "total", pipeline, counter]:
-                found[pipeline]["totals"][counter] = version
+                pipelines[pipeline]["totals"][counter] = version
             case ["millpond", "input", pipeline, name, source]:
-                found[pipeline]["inputs"].append({"input": name, "source": source, "batch": version})
+                pipelines[pipeline]["inputs"].append({"input": name, "source": source, "batch": version})
             case _:
                 pass
-    return [{"pipeline": pipeline, **found[pipeline]} for pipeline in sorted(found)]
+    return [{"pipeline": pipeline, **pipelines[pipeline]} for pipeline in sorted(pipelines)]
 
 
 def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -115,14 +115,14 @@ def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[
 
 
 def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for app_id, value in snapshot.txns.items():
         match [unquote(part) for part in app_id.split("/")]:
             case ["millpond", "count", _, computation, counter]:
-                found[computation][counter] = value
+                counts[computation][counter] = value
             case _:
                 pass
-    return found
+    return counts
 
 
 def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
@@ -140,44 +140,49 @@ def _watermark(snapshot: Snapshot, computation: str, intervals: Iterable[Interva
                 return at_us
             case _:
                 pass
-    marks = (snapshot.watermarks.get(interval.app_id) for interval in intervals)
-    return min((mark for mark in marks if mark is not None), default=None)
+    watermarks = (snapshot.watermarks.get(interval.app_id) for interval in intervals)
+    return min((watermark for watermark in watermarks if watermark is not None), default=None)
 
 
 def _code_versions(store: Store) -> dict[str, int]:
     try:
         catalog = store.catalog
-        return {} if catalog is None else {each.name: each.code_version for each in catalog.computations()}
+        entries = () if catalog is None else catalog.computations()
+        return {entry.name: entry.code_version for entry in entries}
     except MillpondError as error:
         note(f"no code versions: {error}")
         return {}
 
 
-def _print(found: Mapping[str, Any]) -> None:
-    click.echo(f"store     {found['store']} ({found['store_id']})")
-    click.echo(
-        f"version   {found['version']}, committed {found['committed_at'] or 'before what is left of the log'}"
-    )
-    click.echo(f"rows      {found['files']:,} files, {size_text(found['size_bytes'])}")
-    if found["pipelines"]:
+def _print(description: Mapping[str, Any]) -> None:
+    committed_at = description["committed_at"] or "before the start of the remaining log"
+    pipelines = description["pipelines"]
+    click.echo(f"store     {description['store']} ({description['store_id']})")
+    click.echo(f"version   {description['version']}, committed {committed_at}")
+    click.echo(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
+    if pipelines:
         rows = [
-            (each["pipeline"], each["superstep"], *(each["totals"].get(name) for name in _TOTALS))
-            for each in found["pipelines"]
+            (
+                pipeline["pipeline"],
+                pipeline["superstep"],
+                *(pipeline["totals"].get(name) for name in _TOTALS),
+            )
+            for pipeline in pipelines
         ]
         print_table(
             "Pipelines", ("pipeline", "superstep", *(name.replace("_", " ") for name in _TOTALS)), rows
         )
     inputs = [
-        (each["pipeline"], one["input"], one["source"], one["batch"])
-        for each in found["pipelines"]
-        for one in each["inputs"]
+        (pipeline["pipeline"], source["input"], source["source"], source["batch"])
+        for pipeline in pipelines
+        for source in pipeline["inputs"]
     ]
     if inputs:
         print_table("Inputs", ("pipeline", "input", "source", "last batch"), inputs)
-    if found["computations"]:
-        _print_computations(found["computations"])
-    if found["savepoints"]:
-        rows = [(each["name"], each["version"]) for each in found["savepoints"]]
+    if description["computations"]:
+        _print_computations(description["computations"])
+    if description["savepoints"]:
+        rows = [(savepoint["name"], savepoint["version"]) for savepoint in description["savepoints"]]
         print_table("Savepoints", ("savepoint", "version"), rows)
 
 
@@ -185,21 +190,21 @@ def _print_computations(computations: Sequence[Mapping[str, Any]]) -> None:
     columns = ("computation", "code version", "intervals", "files", "row updates", "size", "low watermark")
     rows = [
         (
-            each["computation"],
-            each["code_version"],
-            each["intervals"],
-            each["files"],
-            each["row_updates"],
-            size_text(each["size_bytes"]),
-            each["watermark"],
+            computation["computation"],
+            computation["code_version"],
+            computation["intervals"],
+            computation["files"],
+            computation["row_updates"],
+            size_text(computation["size_bytes"]),
+            computation["watermark"],
         )
-        for each in computations
+        for computation in computations
     ]
     print_table("Computations", columns, rows)
     counted = [
-        (each["computation"], counter, f"{value:,}")
-        for each in computations
-        for counter, value in sorted(each["counts"].items())
+        (computation["computation"], counter, f"{value:,}")
+        for computation in computations
+        for counter, value in sorted(computation["counts"].items())
     ]
     if counted:
         print_table("Counters", ("computation", "counter", "count"), counted)

@@ -1,5 +1,5 @@
 """
-``millpond verify``: is every byte of the store what was written?
+``millpond verify``: check that every byte of a store is as it was written.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["verify"]
     ),
 )
 @store_argument
-@click.option("--zookeeper", metavar="HOSTS", help="Where the high-water mark is, unless beside the store.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a finding, a line each.")
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per finding, one per line.")
 @click.pass_context
 def verify(
     context: click.Context,
@@ -42,44 +42,44 @@ def verify(
     as_json: bool,
 ) -> None:
     """
-    Read all of STORE and say what is damaged.
+    Read all of STORE and report damage.
 
-    Looks at every commit file (its seal, that each is built on the one before, that fences and positions
-    move by the rules), at every checkpoint, at every live file (its seal and checksums, and that its rows are
-    what the log says of them), and at the high-water mark, if ZooKeeper answers: it tells
-    when the newest commits are missing. Names each bad file and what it held.
+    The command checks every commit file (its seal, that it is built on the commit before it, that fences and
+    positions follow the rules), every checkpoint, every live file (its seal and checksums, and that its rows
+    match the log), and the high-water mark, if ZooKeeper answers: it shows whether the newest commits are
+    missing. The report names each damaged file and its contents.
 
     The exit code is 0 for a sound store, 1 for a damaged one. Nothing is changed.
     """
     with open_to_read(store, storage_options, check_mark=False) as opened:
         mark = _read_mark(opened, zookeeper)
-        found = verify_store(opened.objects, mark)
+        verified = verify_store(opened.objects, mark)
     if as_json:
-        print_json(asdict(finding) for finding in found.findings)
+        print_json(asdict(finding) for finding in verified.findings)
     else:
-        _print(found)
-    context.exit(1 if found.findings else 0)
+        _print(verified)
+    context.exit(1 if verified.findings else 0)
 
 
-def _print(found: Verified) -> None:
-    if found.findings:
-        rows = [(each.path, each.held, each.fault) for each in found.findings]
+def _print(verified: Verified) -> None:
+    if verified.findings:
+        rows = [(finding.path, finding.held, finding.fault) for finding in verified.findings]
         print_table("", ("file", "held", "fault"), rows)
-    words = (
-        f"{number_text(found.commits)} commits, {number_text(found.checkpoints)} checkpoints, "
-        f"{number_text(found.files)} files with {number_text(found.rows)} row updates"
+    counts = (
+        f"{number_text(verified.commits)} commits, {number_text(verified.checkpoints)} checkpoints, "
+        f"{number_text(verified.files)} files with {number_text(verified.rows)} row updates"
     )
-    verdict = f"{len(found.findings)} damaged" if found.findings else "sound"
-    click.echo(f"{verdict}: {words}")
+    verdict = f"{len(verified.findings)} damaged" if verified.findings else "sound"
+    click.echo(f"{verdict}: {counts}")
 
 
 def _read_mark(store: Store, zookeeper: str | None) -> Mark | None:
     hosts = zookeeper or server_beside(store.path)
     if hosts is None:
-        note("the high-water mark is not looked at: no ZooKeeper runs beside the store")
+        note("the high-water mark is not checked: the store's ZooKeeper server is not running")
         return None
     try:
         return ask_for_mark(hosts, store.store_id, SystemClock())
     except UnavailableError as error:
-        note(f"the high-water mark is not looked at: {error.message}")
+        note(f"the high-water mark is not checked: {error.message}")
         return None

@@ -1,5 +1,5 @@
 """
-The first catalog.
+The first revision of the catalog.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ depends_on = None
 
 def upgrade() -> None:
     """
-    Make every table.
+    Create every table.
     """
     _create_topology()
-    _create_places()
+    _create_positions()
     _create_journals()
     _create_pins()
 
@@ -34,7 +34,7 @@ def downgrade() -> None:
 
 def _create_topology() -> None:
     """
-    Who the catalog belongs to, and what its pipelines declare.
+    Tables of the owning store and of the pipelines' declarations.
     """
     op.create_table(
         "store",
@@ -80,9 +80,9 @@ def _create_topology() -> None:
     )
 
 
-def _create_places() -> None:
+def _create_positions() -> None:
     """
-    Where the intervals and the inputs are.
+    Tables of intervals, their owners, and input positions.
     """
     op.create_table(
         "intervals",
@@ -122,7 +122,7 @@ def _create_places() -> None:
 
 def _create_journals() -> None:
     """
-    What every superstep did.
+    Journals of supersteps and watermarks.
     """
     op.create_table(
         "watermarks",
@@ -153,7 +153,7 @@ def _create_journals() -> None:
 
 def _create_pins() -> None:
     """
-    What garbage collection has to keep.
+    Tables of savepoints and horizons, which bound garbage collection.
     """
     op.create_table(
         "savepoints",

@@ -44,7 +44,7 @@ from millpond.statestore.catalog.entries import (
 from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.catalog.rebuild import LogState, rewrite_commits
 from millpond.statestore.catalog.tables import STORE
-from millpond.statestore.closing import Closing
+from millpond.statestore.closeable import Closeable
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.system import SystemClock
@@ -55,7 +55,7 @@ __all__ = ["Catalog", "default_catalog_url"]
 _PRUNE_SHARE: Final = 8
 
 
-class Catalog(Closing):
+class Catalog(Closeable):
     """
     An open catalog; methods may be called from any thread.
 

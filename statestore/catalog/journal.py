@@ -16,7 +16,7 @@ from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.facts import CommitFacts
-from millpond.statestore.closing import Closing
+from millpond.statestore.closeable import Closeable
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["CatalogJournal"]
@@ -30,7 +30,7 @@ class _Life(Enum):
     CLOSING = "closing"
 
 
-class CatalogJournal(Closing):
+class CatalogJournal(Closeable):
     """
     A background writer in front of a `Catalog`.
 

@@ -14,7 +14,7 @@ import threading
 from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.closing import Closing
+from millpond.statestore.closeable import Closeable
 from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
 from millpond.statestore.types import TableVersion
 
@@ -27,7 +27,7 @@ _RENEWALS: Final = 5
 _LOG = logging.getLogger("millpond")
 
 
-class Reading(Closing):
+class Reading(Closeable):
     """
     A version that is being read: published on construction, withdrawn by `close`.
 

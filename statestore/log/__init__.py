@@ -1,3 +1,3 @@
 """
-Delta's log: actions, checkpoints, snapshots, and how a version is written.
+Delta's log: actions, checkpoints, snapshots, and the writer of versions.
 """

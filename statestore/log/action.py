@@ -1,8 +1,8 @@
 """
 Delta actions: the lines of a commit file, as values.
 
-They are the plain protocol (reader version 1, writer version 2) that every Delta
-reader knows; `millpond.statestore.log.commit_file` turns them into bytes and back.
+They belong to the basic protocol (reader version 1, writer version 2) that every Delta
+reader supports; `millpond.statestore.log.commit_file` converts them to bytes and back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-"""What JSON can say."""
+"""Any JSON value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class Add:
     A data file becomes part of the table.
 
     Args:
-        path: as it lies in the store, relative to the table's root; URL-encoded only in the log.
+        path: path in the store, relative to the table's root; URL-encoded only in the log.
         size_bytes: its length.
-        partition_values: by partition column; ``None`` is null.
-        modification_time_ms: when it was made, milliseconds since 1970.
+        partition_values: values by partition column; ``None`` is null.
+        modification_time_ms: when the file was written, in milliseconds since 1970.
         stats: Delta's statistics as JSON text.
-        tags: free words about the file; checkpoints keep them.
+        tags: free-form metadata of the file; checkpoints keep it.
         data_change: false when rows were only moved between files.
     """
 
@@ -78,17 +78,17 @@ class Txn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
     """
-    Who committed and why: what ``DESCRIBE HISTORY`` shows, and Millpond's own part.
+    Provenance of a commit: the columns of ``DESCRIBE HISTORY``, and Millpond's own fields.
 
     Args:
-        operation: one word for the history.
-        timestamp_ms: the writer's wall time.
-        parameters: what the operation was about.
-        metrics: what it did.
+        operation: name of the operation.
+        timestamp_ms: the writer's wall time, in milliseconds since 1970.
+        parameters: parameters of the operation.
+        metrics: counts of the operation's results.
         engine_info: name and version of the writing engine.
         is_blind_append: true when nothing was read or removed.
         read_version: the table version that the commit is built on.
-        millpond: Millpond's own fields; ``None`` in the commits of others.
+        millpond: Millpond's own fields; ``None`` in commits of other engines.
     """
 
     operation: str
@@ -104,7 +104,7 @@ class CommitInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """
-    What a reader and a writer must be able to do.
+    The protocol versions that readers and writers must support.
     """
 
     min_reader_version: int = 1
@@ -114,7 +114,7 @@ class Protocol:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
     """
-    What the table is: its identity, schema, partitioning and configuration.
+    A table's identity, schema, partitioning and configuration.
     """
 
     table_id: str
@@ -128,7 +128,7 @@ class Metadata:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
     """
-    An action that Millpond has no use for; it counts as a line.
+    An action that Millpond does not use; it still counts as a line.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """
 Appending to any Delta table exactly once.
 
-The same log writer as for the store's own table, so a small sink costs a
-millisecond and has the same three outcomes. What makes it exactly once is Delta's
-application transaction: an append whose transaction the table has reached is left out.
+It uses the same log writer as the store's own table, so an append has the same three
+outcomes. Delta's application transactions make it exactly once: an append whose
+transactions the table has already reached is skipped.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def append(
     Add files to a table, once.
 
     Args:
-        writer: of the table.
-        adds: files that lie in the table's folder already.
-        txns: application ids and the versions that this append brings them to.
-        metadata: goes into ``commitInfo.millpond``.
+        writer: the table's writer.
+        adds: files that are already in the table's folder.
+        txns: application ids and the versions that this append advances them to.
+        metadata: stored in ``commitInfo.millpond``.
         rows: how many rows the files hold, for the table's history.
 
     Returns:
         The commit; ``None`` when the table has reached all of ``txns``, so nothing was added.
 
     Raises:
-        OutcomeUnknownError: it may or may not have landed; the same call again decides.
+        OutcomeUnknownError: it may or may not have landed; repeating the call decides.
         ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
         InvalidError: a file's partition values do not fit the table.
     """
@@ -66,7 +66,7 @@ class _AppendPlan:
         if self.txns and len(reached) == len(self.txns):
             return None
         if reached:
-            raise ConflictError("the table holds a part of this append already", app_ids=reached)
+            raise ConflictError("the table already holds a part of this append", app_ids=reached)
         _check_partitions(self.adds, snapshot)
         txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
         return CommitDraft(

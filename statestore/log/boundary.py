@@ -1,17 +1,17 @@
 """
-The boundary of the log: below it, commit files may be gone, and nothing that is put there counts.
+The boundary of the log: commit files below it may be deleted, and puts below it do not count.
 
-A version is won by putting its commit file where there is none. Where a cleanup has deleted
-commits, there is none either: a writer that stood still before the cleanup would win a version
-that everybody has passed, in a part of the log that nobody reads. So a cleanup publishes
-its boundary before it deletes, and every writer looks at it after its put: what lies below
-is no commit. No clock is asked.
+A writer wins a version by putting its commit file where there is none. A cleanup deletes commit
+files, and so frees old versions again: a writer that slept through the cleanup would win a version
+that all others have passed, in a part of the log that no reader looks at. So a cleanup publishes
+its boundary before it deletes, and every writer checks the boundary after its put: a file below it
+is no commit. This relies on no clock.
 
-A boundary is an object whose name is its version; objects are only added until a higher one is
-there, so of two cleanups at once the higher boundary stays. The one before the newest stays as well: a
-local folder is listed by its names first and a look at each then, and who lists it while a boundary
-takes the place of another would find neither. The folder's name begins with an underscore: Delta
-readers and their vacuum leave such folders alone.
+A boundary is an object whose name is its version. Boundaries are deleted only after a higher one
+exists, so of two concurrent cleanups the higher boundary stays. The boundary before the newest stays as
+well: a listing of a local folder reads the names first and each file's metadata afterwards, so a listing
+during a replacement might see neither. The folder's name begins with an underscore, so Delta
+readers and their vacuum ignore it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SAYS: Final = b"Commits below this version may be deleted; nothing that is put 
 
 def log_boundary(objects: Objects) -> TableVersion:
     """
-    The version below which commit files may be gone; 0 where none ever were.
+    The version below which commit files may be deleted; 0 before the first cleanup.
 
     Raises:
-        UnavailableError: the store is away.
+        UnavailableError: the store is unavailable.
     """
     names = (path.rpartition("/")[2] for path in objects.list(BOUNDARY_FOLDER))
     return TableVersion(max((int(name) for name in names if name.isdecimal()), default=0))
@@ -44,10 +44,12 @@ def log_boundary(objects: Objects) -> TableVersion:
 
 def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
     """
-    Say that commits below ``version`` may go, before the first one does; a lower boundary changes nothing.
+    Announce that commits below ``version`` may be deleted; call it before the first deletion.
+
+    A boundary lower than the published one changes nothing.
 
     Raises:
-        UnavailableError: the store is away; it may or may not have been published.
+        UnavailableError: the store is unavailable; the boundary may or may not be published.
     """
     last = log_boundary(objects)
     if version <= last:
@@ -56,7 +58,7 @@ def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
     try:
         objects.put_if_absent(path, _SAYS)
     except ObjectExistsError:
-        # Another cleanup says the same.
+        # Another cleanup has published the same boundary.
         return
     oldest = f"{BOUNDARY_FOLDER}/{last:020d}"
     objects.delete([other for other in objects.list(BOUNDARY_FOLDER) if other < oldest])

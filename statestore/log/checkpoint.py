@@ -1,10 +1,10 @@
 """
-Delta checkpoints: the sum of a log up to a version, for opens whose older commits were cleaned up.
+Delta checkpoints: the state of a log at a version, for opening a table whose older commits were cleaned up.
 
-Reads the classic format, in one or several parts, by whomever it was written
-(delta-rs, delta-spark), and writes it in one part. A checkpoint is no link of the digest
-chain, so the log itself is preferred as long as it is whole. Ours are sealed like row files;
-in others', pages are verified where their writer left checksums.
+It reads the classic format, in one or several parts, of any writer
+(delta-rs, delta-spark), and writes it in one part. A checkpoint is not part of the digest
+chain, so the log itself is preferred as long as it is whole. Our checkpoints are sealed like row files;
+the pages of other writers' checkpoints are verified if they have checksums.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _SCHEMA: Final = pa.schema(
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """
-    A complete checkpoint: the version it sums up, and the paths of its parts.
+    A complete checkpoint: the version whose state it holds, and the paths of its parts.
     """
 
     version: TableVersion
@@ -95,7 +95,7 @@ class Checkpoint:
 
 def checkpoint_path(version: int) -> str:
     """
-    Where a checkpoint in one part lies, relative to the table's root.
+    The path of a checkpoint in one part, relative to the table's root.
 
     Example:
         >>> checkpoint_path(7)
@@ -106,7 +106,7 @@ def checkpoint_path(version: int) -> str:
 
 def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
     """
-    The complete checkpoints among the files of a log, oldest first; half written ones are left out.
+    The complete checkpoints among the files of a log, oldest first; incomplete ones are left out.
     """
     parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for path in sorted(paths):
@@ -114,19 +114,18 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
         if match:
             parts[int(match[1]), int(match[3] or 1)].append(path)
     return tuple(
-        Checkpoint(TableVersion(version), tuple(found))
-        for (version, expected), found in sorted(parts.items())
-        if len(found) >= expected
+        Checkpoint(TableVersion(version), tuple(part_paths))
+        for (version, expected), part_paths in sorted(parts.items())
+        if len(part_paths) >= expected
     )
 
 
 def read_part(data: bytes, path: str) -> Iterator[Action]:
     """
-    The actions of one part that make up a table: protocol, metadata, transactions, live files,
-    and the removed files that are still remembered.
+    The actions of one part: protocol, metadata, transactions, live files and remembered removals.
 
     Raises:
-        DataError: the part cannot be read, or is ours and has changed since.
+        DataError: the part cannot be read, or is sealed and has changed since.
     """
     is_sealed = has_parquet_seal(memoryview(data))
     if is_sealed:
@@ -147,7 +146,7 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
 
 def write_part(actions: Iterable[Action], path: str) -> bytes:
     """
-    The bytes of a checkpoint in one part, sealed under its name; any Delta reader takes it.
+    The bytes of a checkpoint in one part, sealed under its name and readable by any Delta reader.
     """
     rows = [_to_row(action) for action in actions]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
@@ -176,7 +175,7 @@ def _with_pairs(value: Any) -> Any:
 
 
 def _says_it_is_sealed(file: pq.ParquetFile) -> bool:
-    # One flipped bit cannot take both signs of a seal away.
+    # A single flipped bit cannot destroy both marks of a seal.
     return _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
 
 

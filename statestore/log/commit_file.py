@@ -1,13 +1,12 @@
 """
 Commit files: Delta actions as bytes, and back.
 
-`encode` writes one JSON object a line; `decode` reads what anybody wrote, keeping
-count of actions that it does not know. A Millpond commit is *sealed*: its
-``commitInfo`` carries, below the key ``millpond``, the number of lines and a SHA-256
-over the whole file (taken with zeros in place of the seal), so that a file that was
-cut, zeroed or changed by a bit is told from one that is complete. Other readers
-ignore the key. Paths are URL-encoded in the file, as Delta has it, and plain in the
-actions.
+`encode` writes one JSON object per line; `decode` reads the commits of any writer and
+counts unknown actions. A Millpond commit is *sealed*: its ``commitInfo`` carries, under
+the key ``millpond``, the number of lines and a SHA-256 over the whole file (computed with
+zeros in place of the seal), which detects a file that was truncated, zeroed or changed
+by a bit. Other readers ignore the key. Paths are URL-encoded in the file, as Delta
+requires, and plain in the actions.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def digest_of(data: bytes) -> str:
 
 def encode(actions: Iterable[Action]) -> bytes:
     r"""
-    The bytes of a commit file: one JSON object a line, ``commitInfo`` first, sealed if it is Millpond's.
+    The bytes of a commit file: one JSON object per line, ``commitInfo`` first, sealed if it is Millpond's.
 
     Example:
         >>> encode([Txn(app_id="a", version=1)])
@@ -65,7 +64,7 @@ def encode(actions: Iterable[Action]) -> bytes:
     try:
         lines = [orjson.dumps(_to_json(action, count)) for action in ordered]
     except TypeError as error:
-        raise InvalidError("a commit can only say what JSON can", cause=error) from error
+        raise InvalidError("a value in the commit cannot be written as JSON", cause=error) from error
     data = b"\n".join([*lines, b""])
     if ordered and isinstance(ordered[0], CommitInfo) and ordered[0].millpond is not None:
         seal = f'"{_SEAL}":"{digest_of(data)}"'.encode()
@@ -75,11 +74,11 @@ def encode(actions: Iterable[Action]) -> bytes:
 
 def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
     """
-    The actions of a commit file, whoever wrote it.
+    The actions of a commit file of any writer.
 
     Args:
         data: the file's bytes.
-        path: the file's name, for the error.
+        path: the file's path, for errors.
 
     Raises:
         DataError: the file is empty, cannot be parsed, or is a Millpond commit whose seal is broken.
@@ -201,7 +200,7 @@ def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:
 
 def action_from_fields(name: str, fields: Mapping[str, Any]) -> Action:
     """
-    The action of that name; checkpoints hold the same fields in columns.
+    The action with a name and fields; checkpoints hold the same fields in columns.
     """
     return _READERS[name](dict(fields))
 
@@ -281,5 +280,5 @@ _READERS: Final[Mapping[str, Callable[[dict[str, Any]], Action]]] = {
 
 
 def _quote_path(path: str) -> str:
-    # Readers decode the path as a URI, so everything that is not plainly a path is escaped.
+    # Readers decode the path as a URI, so every character with a meaning in URIs is escaped.
     return quote(path, safe="/=-_.~:" if "://" in path else "/=-_.~")

@@ -1,5 +1,5 @@
 """
-Arrow schemas as Delta schema strings.
+Conversion of Arrow schemas into Delta schema strings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SIMPLE: Final[dict[pa.DataType, str]] = {
 
 def delta_schema(schema: pa.Schema) -> str:
     """
-    The schema as Delta's metadata has it.
+    The schema string of Delta's metadata for an Arrow schema.
 
     Example:
         >>> delta_schema(pa.schema([pa.field("key", pa.string())]))
         '{"type":"struct","fields":[{"name":"key","type":"string","nullable":true,"metadata":{}}]}'
 
     Raises:
-        InvalidError: a column's type has no place in a plain Delta table.
+        InvalidError: the basic Delta protocol lacks a column's type.
     """
     return orjson.dumps(_struct(list(schema))).decode()
 
@@ -76,4 +76,4 @@ def _type(kind: pa.DataType, name: str) -> Any:
             "valueType": _type(kind.item_type, name),
             "valueContainsNull": True,
         }
-    raise InvalidError("the column's type has no place in a plain Delta table", column=name, type=kind)
+    raise InvalidError("the basic Delta protocol lacks the column's type", column=name, type=kind)

@@ -1,5 +1,5 @@
 """
-The live files of a table, found by path, by computation and by interval.
+An index of a table's live files by path, by computation and by interval.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["FileIndex"]
 
 class FileIndex:
     """
-    Live files in groups: by computation, then by the interval that they were written for.
+    Live files, grouped by computation and then by the interval that they were written for.
 
-    Putting and removing cost the same whatever the number of files. Files of other
-    engines name no interval; they form a group of their own (""), told apart by key range.
+    `put` and `remove` take constant time. Files of other engines name no interval;
+    they form a group of their own (""), in which key ranges decide.
 
     Attributes:
-        size_bytes: of all of them together.
+        size_bytes: size of all live files together.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class FileIndex:
 
     def get(self, path: str) -> LiveFile | None:
         """
-        The live file at a path.
+        The live file at a path; ``None`` if there is none.
         """
         return self._by_path.get(path)
 
     def put(self, file: LiveFile) -> None:
         """
-        Add a file, or replace what is known of it.
+        Add a file, or replace the entry at its path.
         """
         self.remove(file.path)
         self._by_path[file.path] = file
@@ -53,7 +53,7 @@ class FileIndex:
 
     def remove(self, path: str) -> None:
         """
-        Take a file out; an unknown one is no error.
+        Remove a file; an unknown path is ignored.
         """
         file = self._by_path.pop(path, None)
         if file is None:
@@ -91,13 +91,13 @@ class FileIndex:
         The live files that can hold keys of the interval, in the order in which they were added.
         """
         own = interval.app_id
-        found: list[LiveFile] = []
+        files: list[LiveFile] = []
         for app_id, group in self._groups.get(interval.computation, {}).items():
             if app_id == own:
-                found.extend(group.values())
+                files.extend(group.values())
             elif _may_overlap(app_id, interval):
-                found.extend(file for file in group.values() if file.overlaps(interval))
-        return _in_order(found)
+                files.extend(file for file in group.values() if file.overlaps(interval))
+        return _in_order(files)
 
 
 def _may_overlap(app_id: str, interval: Interval) -> bool:

@@ -1,11 +1,11 @@
 """
-Following a log: a snapshot that is kept at the table's newest version.
+Following a log: keep a snapshot at the table's newest version.
 
-A refresh asks for the next version by name, so it costs what is new and lists
-nothing. One thing that cannot show: a log that was cleaned up while the follower
-slept, where the next version is gone rather than not there yet. So a follower that
-has not seen its own version for a while looks whether it is there still, and opens
-the table anew if it is not.
+A refresh reads the next version by name, so it costs only the new commits and no
+listing. It cannot notice a log that was cleaned up while the follower slept: there the
+next version is deleted rather than not yet written. So a follower that has not seen its
+own version for a while checks whether that version still exists, and reloads the table
+if it does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LogFollower"]
 _Result = TypeVar("_Result")
 
 _TRUSTED_US: Final = 10_000_000
-"""How long a version that was seen is taken to be there still; log cleanups keep far more."""
+"""How long an observed version is assumed to still exist; log cleanups keep commits for longer."""
 
 
 class LogFollower:
@@ -38,11 +38,11 @@ class LogFollower:
 
     Args:
         log: the table's log.
-        snapshot: where to begin.
-        clock: measures how long ago the log was seen, and waits.
+        snapshot: the snapshot to start from.
+        clock: measures how long ago the log was read, and waits.
         rng: for jitter.
-        retry: how often and how patiently reads are tried.
-        high_water: told of every version that is seen.
+        retry: the policy for retries of reads.
+        high_water: advanced to every version that is read.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class LogFollower:
 
     def follow(self) -> Iterator[tuple[TableVersion, bytes, tuple[Action, ...]]]:
         """
-        Apply the commits that are new, one by one: version, bytes and what it did.
+        Apply new commits one by one; yields the version, bytes and actions of each.
 
         Raises:
             DataError: a commit is damaged.
-            UnavailableError: the store is away.
+            UnavailableError: the store is unavailable.
         """
         while True:
             started_us = self._clock.monotonic_us()
@@ -83,35 +83,42 @@ class LogFollower:
 
     def take(self, version: TableVersion, actions: tuple[Action, ...], digest: str, seen_us: int) -> None:
         """
-        Move on by a commit of one's own, seen in the log at ``seen_us``.
+        Apply the caller's own commit, which was in the log at ``seen_us``.
         """
         self.snapshot.apply_actions(version, actions, digest)
         self._moved(seen_us)
 
     def may_be_stale(self) -> bool:
         """
-        Whether the log may have been cleaned up since its newest version was seen.
+        Whether the log may have been cleaned up since its newest version was read.
         """
         slept_us = self._clock.monotonic_us() - self._seen_us
         return slept_us > _TRUSTED_US and self.snapshot.version != NO_TABLE
 
     def is_before_log_start(self, version: TableVersion) -> bool:
         """
-        Whether a checkpoint stands for ``version`` and the log before it was cleaned up.
+        Whether the log was cleaned up behind a checkpoint at or after ``version``.
 
         Raises:
-            DataError: the log was not cleaned up, and yet a commit is missing.
+            DataError: a commit is missing although the log was not cleaned up.
         """
         if self._is_there():
             return False
-        newest = max((known.version for known in self._log.inventory().checkpoints), default=NO_TABLE)
+        checkpoints = self._log.inventory().checkpoints
+        newest = max((checkpoint.version for checkpoint in checkpoints), default=NO_TABLE)
         if newest < self.snapshot.version:
             self._log.require(self.snapshot.version)
         return newest >= version
 
     def reload_if_missing(self) -> bool:
         """
-        Open the table anew if the snapshot's version is no longer in the log; whether it was opened.
+        Reload the table if the snapshot's version is no longer in the log.
+
+        Returns:
+            Whether the table was reloaded.
+
+        Raises:
+            DataError: the log ends before the version that was read earlier.
         """
         if self.retrying(self._is_there):
             return False
@@ -120,10 +127,10 @@ class LogFollower:
 
     def reload(self) -> None:
         """
-        Open the table anew.
+        Load the table again from the log.
 
         Raises:
-            DataError: it ends before the version that was seen.
+            DataError: the log ends before the version that was read earlier.
         """
         started_us = self._clock.monotonic_us()
         fresh = self.retrying(partial(load, self._log))
@@ -134,7 +141,7 @@ class LogFollower:
 
     def retrying(self, action: Callable[[], _Result]) -> _Result:
         """
-        What ``action`` returns, trying it again while the store is away.
+        Run ``action`` and return its result, retrying while the store is unavailable.
         """
         return retrying(action, self._retry, self._clock, self._rng)
 

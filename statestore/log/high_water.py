@@ -1,11 +1,11 @@
 """
 The high-water mark: the newest table version that is known to exist, kept outside the table.
 
-A log that was cut or rolled back reads as older data without an error (the table
-alone cannot tell). So every writer reports what it has committed or read, and an
-open compares: a table that ends before the mark, or whose commit at the mark has
-other bytes, is refused. The mark is an alarm and not part of the commit: it may
-lag a moment behind, and it never falls.
+A log that was cut or rolled back reads as older data without an error: the table
+alone gives no sign of it. So every writer reports the versions that it commits or reads, and
+opening a store compares: a table that ends before the mark, or whose commit at the mark
+has other bytes, is refused. The mark is an alarm and not part of the commit: it may
+lag slightly behind, and it never falls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mark:
 
 class HighWater(Protocol):
     """
-    Where the mark is kept.
+    Storage of the mark.
     """
 
     def read(self) -> Mark | None:
@@ -46,29 +46,29 @@ class HighWater(Protocol):
         The mark; ``None`` before the first one.
 
         Raises:
-            UnavailableError: the keeper is away.
+            UnavailableError: the storage is unavailable.
         """
         ...
 
     def advance(self, version: TableVersion, digest: str) -> None:
         """
-        Raise the mark soon, without waiting and without failing; a lower version changes nothing.
+        Raise the mark asynchronously; never blocks or raises. A lower version changes nothing.
         """
         ...
 
     def flush(self) -> None:
         """
-        Wait, for a bounded time, until what was advanced is kept.
+        Wait, for a bounded time, until the advanced mark is stored.
 
         Raises:
-            UnavailableError: the keeper did not take it in time.
+            UnavailableError: the storage did not confirm it in time.
         """
         ...
 
 
 class MemoryHighWater:
     """
-    `HighWater` within one process, kept at once; the copies of a simulated store share one.
+    `HighWater` within one process, stored synchronously; the writers of a simulated store share one.
     """
 
     def __init__(self) -> None:
@@ -91,21 +91,21 @@ class MemoryHighWater:
 
     def flush(self) -> None:
         """
-        Nothing to wait for.
+        Return at once: `advance` stores the mark synchronously.
         """
 
 
 def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
     """
-    Refuse a table that is not the one that the mark was set on.
+    Refuse a table whose log is not the one that the mark was set on.
 
     Args:
         mark: read *before* the snapshot was loaded, so that a live writer cannot look like a rollback.
-        snapshot: the table as it was found.
-        log: its log.
+        snapshot: the table as it was loaded.
+        log: the table's log.
 
     Raises:
-        DataError: the table ends before the mark, or its commit there is another one.
+        DataError: the table ends before the mark, or has another commit at the mark.
     """
     if mark is None:
         return
@@ -118,13 +118,13 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
             newest=snapshot.version,
             committed=mark.version,
         )
-    found = _digest_at(mark.version, snapshot, log)
-    if mark.digest and found and found != mark.digest:
+    digest = _digest_at(mark.version, snapshot, log)
+    if mark.digest and digest and digest != mark.digest:
         raise DataError(
             "the commit file is not the one that was committed",
             path=path,
             store=log.objects.url,
-            found=found,
+            found=digest,
             committed=mark.digest,
         )
 
@@ -132,6 +132,6 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
 def _digest_at(version: TableVersion, snapshot: Snapshot, log: Log) -> str:
     if version == snapshot.version:
         return snapshot.digest
-    # A missing file here was cleaned up behind a checkpoint, or the snapshot would not have loaded.
+    # A file that is missing here was cleaned up behind a checkpoint; otherwise the load would have failed.
     data = log.read(version)
     return "" if data is None else digest_of(data)

@@ -1,8 +1,8 @@
 """
 Live files: the data files of a table at one version, and the statistics that prune them.
 
-Both directions are here: a row file becomes an add action with Delta statistics, and
-an add action, whoever wrote it, becomes a `LiveFile` with the key range it can hold.
+It converts in both directions: a row file into an add action with Delta statistics, and
+an add action of any writer into a `LiveFile` with the range of keys that it may hold.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class LiveFile:
     A data file that is part of the table.
 
     Args:
-        path: where it lies, relative to the table's root.
+        path: path relative to the table's root.
         size_bytes: its length.
-        computation: whose rows it holds ("" in tables without that partition column).
-        partition_values: all partition values, as the log has them.
+        computation: the computation whose rows it holds ("" in tables without that partition column).
+        partition_values: all partition values, as in the log.
         min_key: a lower bound of its keys; ``None`` when unknown.
         max_key: an upper bound of its keys; ``None`` when unknown.
         min_superstep: the oldest superstep among its rows; ``None`` when unknown.
         max_superstep: the newest superstep among its rows; ``None`` when unknown.
         num_records: how many row updates it holds; ``None`` when unknown.
-        tags: what its writer said about it; files of other engines have none of ours.
-        added_version: the table version that added it (for a foreign file that only a
-            checkpoint still tells of, the checkpoint's).
+        tags: metadata from its writer; files of other engines lack Millpond's tags.
+        added_version: the table version that added it (for another engine's file that only a
+            checkpoint still names, the checkpoint's).
     """
 
     path: str
@@ -63,7 +63,7 @@ class LiveFile:
     @property
     def interval_id(self) -> str:
         """
-        The application id of the interval it was written for; "" for files of other engines.
+        The application id of the interval that it was written for; "" for files of other engines.
         """
         return self.tags.get("interval", "")
 
@@ -77,7 +77,7 @@ class LiveFile:
 
     def overlaps(self, interval: Interval) -> bool:
         """
-        Whether it can hold keys of the interval.
+        Whether it may hold keys of the interval.
         """
         return (
             self.computation == interval.computation
@@ -88,7 +88,7 @@ class LiveFile:
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
         """
-        What an add action says, with the version that it was committed or read at.
+        The live file of an add action that was committed, or read from a checkpoint, at ``version``.
         """
         stats = _parse(add.stats)
         low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
@@ -120,13 +120,13 @@ def row_file_to_add(
     The add action of a row file.
 
     Args:
-        file: the file that was written.
-        interval: whose rows it holds.
-        version: the table version that it will be part of, kept as a tag for checkpoints.
+        file: the written file.
+        interval: the interval whose rows it holds.
+        version: the table version that will add it; kept as a tag for checkpoints.
         modification_time_ms: the writer's wall time.
-        rewrite: true when it holds rows of older commits, as a compaction does: then its lease,
-            commit number and superstep bound its rows from above only, and are left out
-            of the statistics, which readers take as exact.
+        rewrite: true when it holds rows of older commits, as a compaction's output does: then its lease,
+            commit number and superstep bound its rows only from above, and are left out
+            of the statistics, which readers treat as exact.
     """
     return Add(
         path=file.path,
@@ -145,7 +145,7 @@ def row_file_to_add(
 
 
 def _number_tag(tags: Mapping[str, str], name: str) -> int | None:
-    # Only beside our own tag: another engine may mean something else by the word.
+    # Only together with our own tag: another engine may use the same name for something else.
     text = tags.get(name, "") if "interval" in tags else ""
     return int(text) if text.isdecimal() else None
 
@@ -171,7 +171,7 @@ def _statistics(file: RowFile, *, rewrite: bool) -> str:
 
 
 def _shorten_upward(key: str) -> str | None:
-    # A cut key must stay an upper bound, so the greatest character is put in place of the rest.
+    # A truncated key must stay an upper bound, so the greatest character replaces the rest.
     if len(key) <= _KEY_CHARACTERS_MAX:
         return key
     if key[_KEY_CHARACTERS_MAX] == _LAST_CHARACTER:

@@ -1,9 +1,9 @@
 """
 The log: one commit file per table version, each put once and never changed.
 
-Everything that decides who commits first is here and is one operation of the
-object store, put-if-absent (`Log.put`). The next version is looked for by name, so
-that following the log costs what is new in it; the folder is listed on a cold open only.
+A single operation of the object store, put-if-absent (`Log.put`), decides which writer
+commits a version. The next version is read by name, so that following the log costs only
+its new commits; the folder is listed only when a table is opened cold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 def commit_path(version: int) -> str:
     """
-    Where the commit of a version lies, relative to the table's root.
+    The path of a version's commit file, relative to the table's root.
 
     Example:
         >>> commit_path(7)
@@ -41,7 +41,7 @@ def commit_path(version: int) -> str:
 @dataclass(frozen=True, slots=True)
 class LogInventory:
     """
-    What a listing of the log shows: versions with a commit file, and complete checkpoints; both rising.
+    The result of listing the log: versions with a commit file and complete checkpoints, both rising.
     """
 
     versions: tuple[TableVersion, ...]
@@ -50,7 +50,7 @@ class LogInventory:
     @property
     def latest(self) -> TableVersion | None:
         """
-        The newest version that the listing knows; ``None`` when there is no table.
+        The newest version in the listing; ``None`` when there is no table.
         """
         known = [*self.versions[-1:], *(checkpoint.version for checkpoint in self.checkpoints[-1:])]
         return max(known, default=None)
@@ -85,22 +85,13 @@ class Log:
 
     def put(self, version: TableVersion, data: bytes) -> None:
         """
-        Make ``data`` the commit of that version, unless it has one.
+        Make ``data`` the commit of that version, unless the version has a commit.
 
         Raises:
             ObjectExistsError: the version is taken, perhaps by an earlier attempt of the caller's own.
             UnavailableError: the commit may or may not have landed.
         """
         self._objects.put_if_absent(commit_path(version), data)
-
-    def versions_after(self, version: int) -> Iterator[tuple[TableVersion, bytes]]:
-        """
-        The commits that follow a version, in order, until the newest; one look-up for each and one more.
-        """
-        following = TableVersion(version + 1)
-        while (data := self.read(following)) is not None:
-            yield following, data
-            following = TableVersion(following + 1)
 
     def latest_version(self) -> TableVersion | None:
         """
@@ -110,14 +101,14 @@ class Log:
 
     def inventory(self) -> LogInventory:
         """
-        What is there, by a listing.
+        List the versions and checkpoints of the log.
         """
         paths = self._objects.list(LOG_FOLDER)
         return LogInventory(_versions_among(paths), checkpoints_among(paths))
 
     def read_checkpoint(self, checkpoint: Checkpoint) -> Iterator[Action]:
         """
-        The actions that a checkpoint sums up.
+        The actions of a checkpoint.
 
         Raises:
             DataError: a part is missing or cannot be read.
@@ -127,7 +118,7 @@ class Log:
 
     def require(self, version: TableVersion) -> bytes:
         """
-        The bytes of a commit file that must be there.
+        The bytes of a commit file that must exist.
 
         Raises:
             ObjectMissingError: it is missing (a `DataError`).
@@ -141,5 +132,5 @@ class Log:
 
 
 def _versions_among(paths: Iterable[str]) -> tuple[TableVersion, ...]:
-    found = (_COMMIT.search(path) for path in paths)
-    return tuple(sorted(TableVersion(int(match[1])) for match in found if match))
+    matches = (_COMMIT.search(path) for path in paths)
+    return tuple(sorted(TableVersion(int(match[1])) for match in matches if match))

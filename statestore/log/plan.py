@@ -1,5 +1,5 @@
 """
-Plans: what is to be committed, told apart from how a commit is made.
+Plans: the content of a commit, separate from the protocol that makes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CommitDraft", "Committed", "Plan"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """
-    A commit that is part of the table: the version that it made, and its digest.
+    A commit that is part of the table: the version that it made, and its file's SHA-256.
     """
 
     version: TableVersion
@@ -30,13 +30,13 @@ class Committed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDraft:
     """
-    What a plan wants to commit on a given snapshot.
+    The commit that a plan makes on a given snapshot.
 
     Args:
-        operation: for the table's history.
-        actions: everything but the ``commitInfo``.
+        operation: name of the operation, for the table's history.
+        actions: all actions except the ``commitInfo``.
         fields: Millpond's own part of the ``commitInfo``.
-        parameters: for the table's history.
+        parameters: parameters of the operation, for the table's history.
         rows: how many rows the added files hold, for the table's history.
     """
 
@@ -49,14 +49,14 @@ class CommitDraft:
 
 class Plan(Protocol):
     """
-    What is to be committed, whatever the table's version turns out to be.
+    The content of a commit, independent of the table version that it will make.
 
-    Two plans that are equal ask for the same commit.
+    Equal plans ask for the same commit.
     """
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         """
-        The commit on this very snapshot; ``None`` when the table holds it already.
+        The commit on this very snapshot; ``None`` when the table already holds it.
 
         Raises:
             MillpondError: the snapshot forbids it.
@@ -65,9 +65,9 @@ class Plan(Protocol):
 
     def admit(self, winner: tuple[Action, ...]) -> None:
         """
-        Look at a commit that came first.
+        Check whether the plan is still valid after another writer's commit.
 
         Raises:
-            MillpondError: after that commit this one must not be made.
+            MillpondError: that commit rules this one out.
         """
         ...

@@ -1,8 +1,8 @@
 """
-Replacing files of any Delta table exactly once: some go, others come, in one commit.
+Replacing files of any Delta table exactly once, in one commit.
 
-Like `millpond.statestore.log.append`, with the application transaction that leaves out what the table
-has reached; and because what comes was made from what goes, the commit is made on the very version
+Like `millpond.statestore.log.append`, it uses application transactions to skip a replacement that the table
+already has. Because the new files were made from the old ones, the commit is made on the very version
 that was read, or not at all.
 """
 
@@ -37,15 +37,15 @@ def replace_files(
     rows: int = 0,
 ) -> Committed | None:
     """
-    Take files out of an unpartitioned table and put others in, once.
+    Replace files of an unpartitioned table, once.
 
     Args:
-        writer: of the table.
-        removed: live files whose rows the new ones replace.
-        added: files that lie in the table's folder already.
+        writer: the table's writer.
+        removed: live files whose rows the new files replace.
+        added: files that are already in the table's folder.
         read_at: the version from which ``added`` was made.
-        txns: application ids and the versions that this commit brings them to.
-        metadata: goes into ``commitInfo.millpond``.
+        txns: application ids and the versions that this commit advances them to.
+        metadata: stored in ``commitInfo.millpond``.
         rows: how many rows the new files hold, for the table's history.
 
     Returns:
@@ -54,7 +54,7 @@ def replace_files(
     Raises:
         ConflictError: the table is at another version than ``read_at``: read again; nothing was written.
         OutcomeUnknownError: it may or may not have landed; the next call decides.
-        UnavailableError: the store is away; nothing was written.
+        UnavailableError: the store is unavailable; nothing was written.
     """
     plan = _ReplacePlan(
         removed=tuple(removed),
@@ -97,5 +97,5 @@ class _ReplacePlan:
 
     def admit(self, winner: tuple[Action, ...]) -> None:
         """
-        Whatever it was, `build` sees that the version is another one.
+        Accept every commit here: `build` refuses any version except the one that was read.
         """

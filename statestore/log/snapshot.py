@@ -1,10 +1,10 @@
 """
-The snapshot: a table at one version, in memory, kept up by applying commits.
+The snapshot: a table at one version, in memory, kept current by applying commits.
 
-`Snapshot.apply` costs what the commit changes, whatever the size of the table, and
-verifies that the commit is whole (its seal) and follows the one before (the digest
-chain). `load` opens a table cold: it replays the log as long as it is whole, because
-commits carry digests and checkpoints do not; else it starts from the newest checkpoint.
+The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It
+verifies that the commit is whole (its seal) and follows the commit before it (the digest
+chain). `load` opens a table cold: it replays a log that is whole from its start, because
+commits carry digests and checkpoints do not; otherwise it starts from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Snapshot:
     """
     A table at one version.
 
-    It changes when commits are applied, and is meant for one thread at a time.
+    It changes when commits are applied, and is for one thread at a time.
 
     Attributes:
-        version: the newest commit that was applied; `NO_TABLE` at first.
-        digest: SHA-256 of that commit's bytes; "" when only a checkpoint tells of it.
+        version: the newest applied commit; `NO_TABLE` at first.
+        digest: SHA-256 of that commit's bytes; "" when only a checkpoint records it.
         txns: the Delta application transactions: fences, input positions, supersteps.
         watermarks: the last journaled input watermark of each interval, by application id,
-            as far as the commits that were read tell.
+            as far as the applied commits contain them.
         metadata: schema, partitioning and configuration.
-        protocol: what the table asks of readers and writers.
+        protocol: the protocol versions that the table requires.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """
-        How large the live files are together.
+        Size of all live files together.
         """
         return self._files.size_bytes
 
@@ -92,7 +92,7 @@ class Snapshot:
 
     def file(self, path: str) -> LiveFile | None:
         """
-        The live file at a path.
+        The live file at a path; ``None`` if there is none.
         """
         return self._files.get(path)
 
@@ -120,25 +120,25 @@ class Snapshot:
 
     def fence_of(self, interval: Interval) -> Fence | None:
         """
-        The owner and commit number that the table stores for an interval.
+        The fence that the table stores for an interval; ``None`` if it has never been owned.
         """
         version = self.txns.get(interval.app_id)
         return None if version is None else unpack_fence(version)
 
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """
-        Move on by one commit; nothing changes when it is refused.
+        Apply one commit; a refused commit changes nothing.
 
         Args:
-            version: the commit's version, which must be the next one.
+            version: the commit's version, which must be the next version.
             data: the bytes of its commit file.
 
         Returns:
-            What the commit did.
+            The commit's actions.
 
         Raises:
             DataError: the file is damaged or does not follow the one before it.
-            InvalidError: it makes the table ask for a newer reader.
+            InvalidError: it makes the table require a newer reader.
         """
         actions = decode(data, commit_path(version))
         self._check_chain(version, actions)
@@ -147,27 +147,27 @@ class Snapshot:
 
     def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
         """
-        Move on by a commit that the caller has verified, or has just written.
+        Apply a commit that the caller has verified, or has just written.
         """
         check(version == self.version + 1, "commits are applied in order", at=self.version, next=version)
-        taken = tuple(actions)
-        _check_readable(taken, commit_path(version))
-        self._take(taken, version)
+        verified = tuple(actions)
+        _check_readable(verified, commit_path(version))
+        self._take(verified, version)
         self.version, self.digest = version, digest
 
     def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], digest: str) -> None:
         """
-        Begin with what a checkpoint sums up.
+        Start from the state in a checkpoint.
 
         Args:
-            checkpoint: which one it is.
-            actions: what is in it.
-            digest: that of its version's commit file; "" when that is gone.
+            checkpoint: the checkpoint.
+            actions: its actions.
+            digest: digest of its version's commit file; "" when that file was cleaned up.
         """
         check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
-        taken = tuple(actions)
-        _check_readable(taken, checkpoint.paths[0])
-        self._take(taken, checkpoint.version)
+        verified = tuple(actions)
+        _check_readable(verified, checkpoint.paths[0])
+        self._take(verified, checkpoint.version)
         self.version, self.digest = checkpoint.version, digest
 
     def _check_chain(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
@@ -203,13 +203,13 @@ class Snapshot:
 
     def _take_add(self, add: Add, version: TableVersion) -> None:
         known = self._files.get(add.path)
-        # The same file again, with other statistics or tags, came when it first came.
+        # A file that is added again, with other statistics or tags, keeps the version of its first add.
         self._files.put(LiveFile.from_add(add, version if known is None else known.added_version))
 
     def _take_watermarks(self, info: CommitInfo) -> None:
-        marks = (info.millpond or {}).get("watermarks")
-        if isinstance(marks, Mapping):
-            self.watermarks.update({app_id: mark for app_id, mark in marks.items() if isinstance(mark, int)})
+        watermarks = (info.millpond or {}).get("watermarks")
+        if isinstance(watermarks, Mapping):
+            self.watermarks.update({app_id: at for app_id, at in watermarks.items() if isinstance(at, int)})
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:
@@ -217,9 +217,9 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
     Open a table cold, at its newest or an older version.
 
     Raises:
-        ObjectMissingError: there is no table, or none of that version.
+        ObjectMissingError: there is no table, or no such version.
         DataError: a commit file is missing, damaged or out of the chain.
-        InvalidError: the table asks for a newer reader.
+        InvalidError: the table requires a newer reader.
     """
     for _ in range(_LOAD_TRIES - 1):
         try:
@@ -251,14 +251,14 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
             try:
                 return _from_checkpoint(log, checkpoint)
             except DataError as error:
-                # An older checkpoint and the commits after it say the same, if they are there.
+                # An older checkpoint and the commits after it give the same state, if they exist.
                 failure = failure or error
     if failure is not None:
         raise failure
     first = inventory.versions[0] if inventory.versions else 0
     if 0 < first <= target:
         raise ObjectMissingError(
-            "the log begins with a version of which there is no checkpoint",
+            "the log begins at a version that has no checkpoint",
             path=checkpoint_path(first),
             store=log.objects.url,
         )
@@ -276,7 +276,7 @@ def _check_readable(actions: Iterable[Action], path: str) -> None:
     for action in actions:
         if isinstance(action, Protocol) and action.min_reader_version > _READER_VERSION_MAX:
             raise InvalidError(
-                "the table asks for a newer Delta reader than Millpond is",
+                "the table requires a newer Delta reader than Millpond",
                 path=path,
                 min_reader_version=action.min_reader_version,
             )

@@ -1,7 +1,7 @@
 """
 Tables at version 0: the store's ``rows``, and plain Delta tables for sinks.
 
-Tables ask for reader version 1 and writer version 2 and use no table feature, so that
+Tables require reader version 1 and writer version 2 and use no table feature, so that
 every Delta reader and writer can work on them.
 """
 
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final = 1
-"""The format of the store that this code reads and writes."""
+"""The store format that this code reads and writes."""
 
 FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
-"""Where a store's table keeps its format."""
+"""Key of the store's format in the table's configuration."""
 
 STORE_ID_KEY: Final = "millpond.storeId"
-"""Where a store's table keeps the store's identity."""
+"""Key of the store's identity in the table's configuration."""
 
 
 def create_table(
@@ -60,30 +60,30 @@ def create_table(
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
     """
-    Make an empty Delta table.
+    Create an empty Delta table.
 
     Args:
-        log: where; there must be no table yet.
+        log: the table's log; there must be no table yet.
         clock: for timestamps.
         rng: for the table's identity.
-        schema: all columns, those that partition included.
+        schema: all columns, including partition columns.
         name: the table's name.
         partition_columns: names of the columns that partition it.
         configuration: the table's properties.
-        retry: how often and how patiently.
+        retry: the policy for retries.
 
     Returns:
-        A writer to the table, at version 0.
+        A writer of the table, at version 0.
 
     Raises:
-        ObjectExistsError: there is a table already, perhaps since a moment ago.
-        InvalidError: the schema has no place in Delta.
+        ObjectExistsError: there is already a table; another process may have just created it.
+        InvalidError: the basic Delta protocol cannot represent the schema.
     """
     missing = [column for column in partition_columns if column not in schema.names]
     if missing:
         raise InvalidError("a partition column is not in the schema", columns=missing)
     if log.latest_version() is not None:
-        raise ObjectExistsError("there is a table already", store=log.objects.url)
+        raise ObjectExistsError("there is already a table", store=log.objects.url)
     metadata = Metadata(
         table_id=_table_id(rng.token()),
         name=name,
@@ -101,10 +101,10 @@ def create_rows_table(
     log: Log, clock: Clock, rng: Rng, *, store_id: str | None = None, retry: RetryPolicy | None = None
 ) -> LogWriter:
     """
-    Make the table ``rows`` of a new store.
+    Create the table ``rows`` of a new store.
 
     Raises:
-        ObjectExistsError: there is a table already, perhaps since a moment ago.
+        ObjectExistsError: there is already a table; another process may have just created it.
     """
     partition = pa.field(PARTITION_COLUMN, pa.string())
     return create_table(
@@ -124,10 +124,10 @@ def create_rows_table(
 
 def check_format(snapshot: Snapshot) -> None:
     """
-    Refuse a table that is no store's, or a newer one's.
+    Refuse a table that does not belong to a store, or belongs to a store of a newer format.
 
     Raises:
-        InvalidError: it is not a store that this code reads.
+        InvalidError: this code cannot read the table as a store.
     """
     text = snapshot.configuration.get(FORMAT_VERSION_KEY)
     if text is None or not text.isdecimal():
@@ -145,7 +145,7 @@ def store_id_of(snapshot: Snapshot) -> str:
     The identity of the store that a table belongs to.
 
     Raises:
-        InvalidError: it has none.
+        InvalidError: the table has no store's identity.
     """
     store_id = snapshot.configuration.get(STORE_ID_KEY)
     if not store_id:
@@ -160,7 +160,7 @@ class _CreatePlan:
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         del now_ms
         if snapshot.version != NO_TABLE:
-            raise ObjectExistsError("there is a table already", version=snapshot.version)
+            raise ObjectExistsError("there is already a table", version=snapshot.version)
         return CommitDraft(
             operation="CREATE TABLE",
             actions=(Protocol(), self.metadata),
@@ -169,10 +169,10 @@ class _CreatePlan:
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        raise ObjectExistsError("another process made the table first", actions=len(winner))
+        raise ObjectExistsError("another process created the table first", actions=len(winner))
 
 
 def _table_id(token: str) -> str:
-    # Delta wants the shape of a UUID.
+    # Delta requires the form of a UUID.
     cuts = (0, 8, 12, 16, 20, 32)
     return "-".join(token[low:high] for low, high in pairwise(cuts))

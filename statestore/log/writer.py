@@ -1,14 +1,14 @@
 """
-The log writer: one way to make a table's next version, for every kind of commit.
+The log writer: the only way to make a table's next version, for every kind of commit.
 
 A commit has three outcomes: done, not done, unknown. Putting the *same bytes* at
-the *same version* again is safe, because of all attempts at most one lands; so a
-failure is settled by trying once more and, when the version turns out to be taken,
-by reading who took it. A commit whose outcome stays unknown is kept, and settled
-before anything else is written. When another writer took the version, the plan is
-asked whether that is a conflict, and rebuilt on the newer snapshot if it is not.
+the *same version* again is safe, because at most one of all attempts lands; so after a
+failure the writer tries again and, when the version turns out to be taken,
+reads the file to see whose commit it is. A commit whose outcome stays unknown is kept, and
+settled before anything else is written. When another writer took the version, the plan
+decides whether that is a conflict; if not, it is rebuilt on the newer snapshot.
 
-What a commit contains and when it is refused is the business of its `Plan`:
+A commit's `Plan` decides what it contains and when it is refused:
 `millpond.statestore.commit.committer`, `millpond.statestore.log.append`, `millpond.statestore.log.table`.
 """
 
@@ -51,7 +51,7 @@ __all__ = ["FAILPOINTS", "LogWriter"]
 _WRITER_VERSION_MAX: Final = 2
 
 FAILPOINTS: Final = tuple(name for name in ALL_FAILPOINTS if name.startswith("commit."))
-"""The named places of a commit at which the ``failpoints`` seam is called."""
+"""Names of the failpoints of a commit, with which the ``failpoints`` seam is called."""
 
 
 class _AttemptOutcome(Enum):
@@ -79,19 +79,18 @@ class LogWriter:
     """
     Writes commits to one table and keeps its snapshot.
 
-    Calls exclude one another, so several threads may share it; what they read from the
-    snapshot between calls may be a version apart.
+    Calls exclude one another, so several threads may share it; between calls the snapshot
+    may change under a thread that reads it.
 
     Args:
         log: the table's log.
-        snapshot: where it stands.
+        snapshot: the snapshot to start from.
         clock: for timestamps and waiting.
         rng: for jitter and the writer's id.
-        writer_id: names the writer in its commits; drawn when not given.
-        retry: how often and how patiently.
-        high_water: told of every version that is written or read.
-        failpoints: called with a name of `FAILPOINTS` at each of these places; by default
-            whoever listens to all failpoints is.
+        writer_id: names the writer in its commits; drawn at random if not given.
+        retry: the policy for retries.
+        high_water: advanced to every version that is written or read.
+        failpoints: called with each name of `FAILPOINTS`; the process-wide listener by default.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class LogWriter:
     @property
     def snapshot(self) -> Snapshot:
         """
-        The table as far as this writer has followed it.
+        The table at the last version that this writer has read or written.
         """
         return self._follower.snapshot
 
@@ -136,7 +135,7 @@ class LogWriter:
 
         Raises:
             DataError: a commit is damaged or missing.
-            UnavailableError: the store is away.
+            UnavailableError: the store is unavailable.
         """
         with self._lock:
             for version, data, _actions in self._follower.follow():
@@ -150,13 +149,13 @@ class LogWriter:
         Make the plan the next version of the table.
 
         Returns:
-            The commit; ``None`` when the plan found the table to hold it already.
+            The commit; ``None`` when the table already holds it.
 
         Raises:
             OutcomeUnknownError: it may or may not have landed: call `settle`, or write the same plan again.
-            ConflictError: other writers kept coming first, or the plan objects.
-            FencedError: the plan objects.
-            UnavailableError: the store is away; nothing was written.
+            ConflictError: other writers kept coming first, or the plan refused the commit.
+            FencedError: the plan refused the commit.
+            UnavailableError: the store is unavailable; nothing was written.
         """
         with self._lock:
             if self._in_flight is not None:
@@ -176,12 +175,12 @@ class LogWriter:
             The commit if it is part of the table now; ``None`` if it never will be, or if there was none.
 
         Raises:
-            OutcomeUnknownError: the store still does not say, or never will: the log was cleaned up since.
+            OutcomeUnknownError: the outcome still cannot be read, or never will: the log was cleaned up since.
         """
         with self._lock:
             if self._in_flight is not None:
                 self._unknown = self._in_flight
-                # In a part of the log that was cleaned up it is no commit, which is an answer.
+                # In a part of the log that was cleaned up it is no commit, which settles it.
                 with contextlib.suppress(ConflictError):
                     self._land(self._in_flight)
             if self._unknown is not None and self._unknown.outcome is _AttemptOutcome.UNKNOWN:
@@ -190,7 +189,7 @@ class LogWriter:
 
     def _refuse_to_repeat(self, attempt: _Attempt) -> None:
         """
-        A commit whose outcome nobody can tell any more is repeated only where its transactions guard it.
+        Refuse to repeat a commit whose outcome can no longer be determined, unless its transactions guard it.
         """
         is_guarded = any(isinstance(action, Txn) for action in attempt.actions)
         if attempt.outcome is _AttemptOutcome.UNKNOWN and not is_guarded:
@@ -233,7 +232,7 @@ class LogWriter:
 
     def _land(self, attempt: _Attempt) -> None:
         """
-        Give the attempt its outcome, or raise `OutcomeUnknownError` and keep it.
+        Put the attempt and set its outcome, or keep it and raise `OutcomeUnknownError`.
         """
         self._in_flight = attempt
         try:
@@ -273,8 +272,8 @@ class LogWriter:
 
     def _take(self, attempt: _Attempt, started_us: int) -> None:
         if self._was_passed(attempt.version):
-            # The log was cleaned up past this writer while it slept. Either it slept before its put, which
-            # went where nobody reads any more, or after it, and its commit was cleaned up with the others.
+            # The log was cleaned up past this writer while it slept. If it slept before its put, the put went
+            # to a part that no reader looks at; if after it, its commit was cleaned up with the others.
             self._follower.reload()
             attempt.outcome, self._in_flight = self._outcome_from_txns(attempt), None
             if attempt.outcome is _AttemptOutcome.NOT_DONE:
@@ -297,12 +296,12 @@ class LogWriter:
 
     def _outcome_from_txns(self, attempt: _Attempt) -> _AttemptOutcome:
         """
-        What a table that was opened anew tells of a commit whose file is gone, or counts no more.
+        The outcome, by a reloaded table's transactions, of a commit whose file is gone or no longer counts.
 
         Transactions never fall, and a fence belongs to one commit of one owner.
         """
         txns = self.snapshot.txns
-        own = [(each, txns.get(each.app_id)) for each in attempt.actions if isinstance(each, Txn)]
+        own = [(action, txns.get(action.app_id)) for action in attempt.actions if isinstance(action, Txn)]
         if any(now is None or now < txn.version for txn, now in own):
             return _AttemptOutcome.NOT_DONE
         fences = [pair for pair in own if Interval.from_app_id(pair[0].app_id) is not None]
@@ -313,7 +312,7 @@ class LogWriter:
         return _AttemptOutcome.UNKNOWN
 
     def _recognise(self, version: TableVersion, data: bytes | None) -> None:
-        # A commit of unknown outcome may show up, or be beaten, while the log is followed.
+        # While the log is followed, a commit of unknown outcome may appear, or lose its version to another.
         attempt = self._in_flight
         if attempt is None or attempt.version != version:
             return
@@ -322,7 +321,7 @@ class LogWriter:
         elif data != attempt.data:
             attempt.outcome = _AttemptOutcome.NOT_DONE
         elif version < self._follower.retrying(partial(log_boundary, self._log.objects)):
-            # It is where the log was cleaned up, and the follower went there after it.
+            # It lies in the part that was cleaned up, and the follower has followed it there.
             self._follower.reload()
             attempt.outcome = self._outcome_from_txns(attempt)
         else:
@@ -337,7 +336,7 @@ class LogWriter:
 
 def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        "the log was cleaned up past this writer: whether its commit had landed before cannot be told any more; "
+        "the log was cleaned up past this writer: whether its commit had landed is no longer known; "
         "start again",
         path=commit_path(attempt.version),
     )
@@ -346,7 +345,7 @@ def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:
 def _check_writable(snapshot: Snapshot) -> None:
     if snapshot.protocol.min_writer_version > _WRITER_VERSION_MAX:
         raise InvalidError(
-            "the table asks for a newer Delta writer than Millpond is",
+            "the table requires a newer Delta writer than Millpond",
             min_writer_version=snapshot.protocol.min_writer_version,
         )
 

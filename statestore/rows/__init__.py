@@ -1,3 +1,3 @@
 """
-Rows and the files that they are in: format, merge, checksums, codecs, Bloom filters.
+Rows and row files: format, merge, checksums, codecs, Bloom filters.
 """

@@ -1,14 +1,14 @@
 """
-Which record ids have been seen: "never", for certain, or "maybe" (MillWheel §6.1.1).
+Bloom filter of seen record ids: "never seen", for certain, or "maybe" (MillWheel §6.1.1).
 
-Nearly every record id is fresh, and a Bloom filter says so without reading the
+Nearly every record id is new, and a Bloom filter proves it without reading the
 store. The filter is soft state: it is never stored, and rebuilt from the
-``record_ids`` of the row files. A "maybe" is settled by reading them.
+``record_ids`` of the row files. Reading the row files decides a "maybe".
 
 Whole columns are hashed and tested at once. A block is 64 bytes, four pairs of
 words; an id sets three bits in one word of each pair, and so touches one cache
-line instead of twenty. For the same rate of false hits such blocks need more bits
-than scattered ones (`_SPREAD`). pybloom-live computes the scattered size and holds
+line instead of twenty. For the same rate of false positives such blocks need more bits
+than scattered bits do (`_SPREAD`). pybloom-live computes the scattered size and holds
 the bits.
 """
 
@@ -29,7 +29,7 @@ from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
 __all__ = ["Fingerprints", "Ids", "RecordIdFilter", "fingerprints"]
 
 Ids: TypeAlias = pa.Array | pa.ChunkedArray | Fingerprints
-"""A column of ids, or their `fingerprints` where these are at hand."""
+"""A column of ids, or their `fingerprints` where the caller has computed them."""
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Index: TypeAlias = npt.NDArray[np.int64]
@@ -38,23 +38,23 @@ _GROWTH: Final = 4
 _ERROR_RATE_MIN: Final = 1e-8
 _PAIRS: Final = 4
 _BLOCK_BITS: Final = 2 * 64 * _PAIRS
-# How many times the scattered size keeps an error rate of 10 to the minus key; a test derives it.
+# Multiple of the scattered size that gives an error rate of 10 to the minus key; a test derives it.
 _SPREAD: Final = {2: 1.2, 3: 1.2, 4: 1.2, 5: 1.3, 6: 1.5, 7: 1.75, 8: 2.15}
 
 
 class RecordIdFilter:
     """
-    A growing set of ids that forgets nothing and may claim a little too much.
+    A growing set of ids without false negatives and with few false positives.
 
-    Memory is about 8 bytes an id at the default rate, in blocks made as ids come:
+    Memory is about 8 bytes per id at the default rate, allocated as ids arrive:
     filters of growing size and falling error rate, whose rates sum up to
     ``error_rate``. Past ``capacity_max`` ids the size stays and the rate rises,
-    which costs reads and never correctness.
+    which costs reads but never correctness.
 
     Args:
-        capacity: ids that the first filter is made for.
-        error_rate: at most this share of fresh ids is taken for maybe seen, from 1e-6 to 1e-2.
-        capacity_max: ids after which no memory is added.
+        capacity: number of ids that the first filter is sized for.
+        error_rate: greatest share of unseen ids that are reported as "maybe", from 1e-6 to 1e-2.
+        capacity_max: number of ids after which no memory is added.
 
     Example:
         >>> seen = RecordIdFilter()
@@ -78,27 +78,27 @@ class RecordIdFilter:
     @property
     def count(self) -> int:
         """
-        How many ids have been added; one that was added twice counts twice.
+        How many ids have been added; an id that was added twice counts twice.
         """
         return sum(part.count for part in self._filters)
 
     @property
     def capacity(self) -> int:
         """
-        How many ids the present memory is made for.
+        How many ids the allocated memory is sized for.
         """
         return sum(part.capacity for part in self._filters)
 
     @property
     def size_bytes(self) -> int:
         """
-        Memory held.
+        Allocated memory in bytes.
         """
         return sum(part.size_bytes for part in self._filters)
 
     def add(self, ids: Ids) -> None:
         """
-        Remember the ids.
+        Add the ids to the set.
         """
         rest = _fingerprints_of(ids)
         while len(rest):
@@ -109,14 +109,14 @@ class RecordIdFilter:
 
     def might_contain(self, ids: Ids) -> _Mask:
         """
-        For each id: false, it has never been added; true, it may have been.
+        One flag per id: false if it has never been added, true if it may have been.
         """
         wanted = _fingerprints_of(ids)
-        found = np.zeros(len(wanted), dtype=np.bool_)
+        hits = np.zeros(len(wanted), dtype=np.bool_)
         for part in reversed(self._filters):
-            (unknown,) = np.nonzero(~found)
-            found[unknown] = part.might_contain(wanted[unknown])
-        return found
+            (unknown,) = np.nonzero(~hits)
+            hits[unknown] = part.might_contain(wanted[unknown])
+        return hits
 
     def _part_with_room(self, ids: int) -> _BlockFilter:
         if not self._filters:
@@ -160,16 +160,16 @@ class _BlockFilter:
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
-        found = np.zeros(len(ids), dtype=np.bool_)
+        result = np.zeros(len(ids), dtype=np.bool_)
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         left: _Index | slice = slice(None)
         for pair in range(_PAIRS):
-            # A fresh id mostly fails at its first word, so the others are seldom looked at.
+            # Most unseen ids miss in their first word, so the other words are rarely read.
             bits = _PATTERNS[patterns[left, pair]]
             hits = self._words[_word_of(ids[left], blocks[left], pair)] & bits == bits
             left = np.flatnonzero(hits) if isinstance(left, slice) else left[hits]
-        found[left] = True
-        return found
+        result[left] = True
+        return result
 
     def _block_of(self, ids: Fingerprints) -> Fingerprints:
         """
@@ -180,7 +180,7 @@ class _BlockFilter:
 
 def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
     """
-    Which word of the pair each id uses, chosen by a low bit of its fingerprint.
+    The word of the pair that each id uses, chosen by a low bit of its fingerprint.
     """
     half = (ids >> np.uint64(pair)) & np.uint64(1)
     return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
@@ -188,7 +188,7 @@ def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
 
 def _patterns_of(ids: Fingerprints) -> npt.NDArray[np.uint16]:
     """
-    For each id the numbers of its four patterns of bits, from a second hash.
+    For each id the indices of its four bit patterns, from a second hash.
     """
     return mix(ids ^ _SECOND).view(np.uint16).reshape(-1, _PAIRS)
 

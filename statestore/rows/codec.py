@@ -1,10 +1,10 @@
 """
-Codecs: how a user's state becomes the bytes of a row.
+Codecs: the conversion between a user's state and the bytes of a row.
 
-A codec promises a round trip: ``decode(encode(value))`` is a value equal to the
-first, or ``encode`` refuses. Text codecs fill the row's ``state`` column, which
-SQL can look into; the others fill ``state_bytes`` (MillWheel §4.1: state is an
-opaque byte string to the system).
+A codec promises a round trip: ``decode(encode(value))`` equals ``value``, or
+``encode`` refuses it. Text codecs fill the row's ``state`` column, which SQL
+can query; the others fill ``state_bytes`` (MillWheel §4.4: state is an opaque
+byte string to the system).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec"]
 @runtime_checkable
 class Codec(Protocol):
     """
-    Turns values into text or bytes and back.
+    Converts values into text or bytes and back.
 
     Implementations are picklable and hold no state.
     """
@@ -38,7 +38,7 @@ class Codec(Protocol):
     @property
     def is_text(self) -> bool:
         """
-        Whether `encode` gives ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``).
+        Whether `encode` returns ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``).
         """
         ...
 
@@ -47,7 +47,7 @@ class Codec(Protocol):
         The value's encoded form.
 
         Raises:
-            InvalidError: the codec cannot carry this value.
+            InvalidError: the codec cannot represent this value.
         """
         ...
 
@@ -56,7 +56,7 @@ class Codec(Protocol):
         The value that was encoded.
 
         Raises:
-            DataError: this is not the codec's output.
+            DataError: ``encoded`` is not the codec's output.
         """
         ...
 
@@ -71,17 +71,17 @@ def _refusal(codec: Codec, value: object, reason: str) -> InvalidError:
 
 
 def _damage(codec: Codec, reason: str) -> DataError:
-    return DataError("the codec cannot decode what is stored", codec=codec.name, reason=reason)
+    return DataError("the codec cannot decode the stored state", codec=codec.name, reason=reason)
 
 
 class JsonCodec:
     """
     JSON text, the default: SQL can read it (``state ->> 'count'``).
 
-    Carries what JSON has: ``None``, booleans, 64-bit integers, finite floats,
+    It represents JSON's types: ``None``, booleans, 64-bit integers, finite floats,
     strings, lists, and dicts with string keys, in their order. Tuples come back
     as lists. Dates, dataclasses, NaN and infinities are refused, since they
-    would come back as something else.
+    would come back as other values.
 
     Example:
         >>> JsonCodec().encode({"count": 3})
@@ -91,27 +91,33 @@ class JsonCodec:
     name: Final = "json"
     is_text: Final = True
 
-    # orjson would turn these into strings, dicts and bare base types without a word.
+    # By default orjson silently converts these into strings, dicts and bare base types.
     _OPTIONS: Final = (
         orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
     )
 
     def encode(self, value: Any) -> str:
         """
-        Compact JSON with the keys in their own order.
+        Encode as compact JSON with keys in their own order.
+
+        Raises:
+            InvalidError: the value contains a type that JSON lacks, NaN or an infinity.
         """
         try:
             encoded = orjson.dumps(value, option=self._OPTIONS)
         except TypeError as error:
             raise _refusal(self, value, str(error)) from error
-        # orjson writes NaN and infinities as null; only then is a look at the value needed.
+        # orjson writes NaN and infinities as null, so the value is searched only if there is a null.
         if b"null" in encoded and _has_non_finite(value):
             raise _refusal(self, value, "not a finite number")
         return encoded.decode()
 
     def decode(self, encoded: str | bytes) -> Any:
         """
-        The value of JSON text.
+        Parse JSON text.
+
+        Raises:
+            DataError: the text is not JSON.
         """
         try:
             return orjson.loads(encoded)
@@ -129,7 +135,7 @@ def _has_non_finite(value: object) -> bool:
 
 class MsgpackCodec:
     """
-    MessagePack: smaller and quicker than JSON, carries bytes and any plain dict key.
+    MessagePack: smaller and faster than JSON, with bytes and any plain dict key.
 
     Tuples come back as lists.
     """
@@ -139,7 +145,10 @@ class MsgpackCodec:
 
     def encode(self, value: Any) -> bytes:
         """
-        MessagePack with distinct text and binary types.
+        Encode as MessagePack with distinct text and binary types.
+
+        Raises:
+            InvalidError: the value contains a type that MessagePack lacks.
         """
         try:
             encoded: bytes = msgpack.packb(value, use_bin_type=True)
@@ -149,7 +158,10 @@ class MsgpackCodec:
 
     def decode(self, encoded: str | bytes) -> Any:
         """
-        The value of a MessagePack byte string.
+        Parse a MessagePack byte string.
+
+        Raises:
+            DataError: the bytes are not MessagePack.
         """
         try:
             return msgpack.unpackb(encoded, raw=False, strict_map_key=False)
@@ -159,7 +171,7 @@ class MsgpackCodec:
 
 class BytesCodec:
     """
-    No encoding: the state is a byte string that the user's code understands.
+    No encoding: the state is a byte string that user code interprets.
     """
 
     name: Final = "bytes"

@@ -1,11 +1,11 @@
 """
 Row files: the Parquet files that hold row updates (MillWheel §7.1).
 
-A file is sorted by key, holds a key once, and is written whole or not at all.
-Whatever the engine reads is verified first: a damaged or missing file is a
-`DataError` that names it, never other rows. Files that other Delta writers made
-of ours (Spark's OPTIMIZE, delta-rs) are read as well, with such checksums as
-they have.
+A file is sorted by key, contains each key once, and is written whole or not at all.
+The engine verifies everything that it reads: a damaged or missing file raises a
+`DataError` that names it, and never yields wrong rows. Files into which other Delta
+writers (Spark's OPTIMIZE, delta-rs) have rewritten ours are read as well, verified by the
+checksums that they have.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ _OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
     """
-    A row file that has been written and waits to be named in a commit.
+    A row file that is written but not yet named in a commit.
 
     Args:
-        path: where it lies, relative to the table's root and not URL-encoded.
+        path: path relative to the table's root, not URL-encoded.
         size_bytes: its length.
         rows: how many row updates it holds.
-        min_key: its least key.
+        min_key: its smallest key.
         max_key: its greatest key.
         superstep: the superstep that wrote it.
         sequencer: the lease under which it was written.
-        commit_number: the commit of that lease which it belongs to.
+        commit_number: the commit of that lease that it belongs to.
         productions: how many productions it carries.
     """
 
@@ -92,7 +92,7 @@ class RowFile:
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
     """
-    Where a row file lies, relative to the table's root.
+    The path of a row file, relative to the table's root.
 
     Example:
         >>> row_file_path("window counter", Superstep(7), "ab" * 16)
@@ -103,7 +103,7 @@ def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
 
 def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
     """
-    The bytes of a row file for this path only; see `write_row_file` for what the table must be.
+    The bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table.
     """
     check(table.num_rows > 0, "a row file holds at least one row update")
     check_keys_rise(table)
@@ -112,7 +112,10 @@ def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET)
 
 def check_keys_rise(table: pa.Table) -> None:
     """
-    Row updates as a row file has them: in `ROW_SCHEMA`, sorted by key, each key once.
+    Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once.
+
+    Raises:
+        InternalError: they are not.
     """
     check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
@@ -122,10 +125,13 @@ def check_keys_rise(table: pa.Table) -> None:
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
     """
-    Row updates, one at least, whose keys rise within the interval, and none of them newer than the fence.
+    Check that sorted row updates lie in the interval and that none is newer than the fence.
 
     Returns:
-        Their least key and their greatest one.
+        Their smallest and their greatest key.
+
+    Raises:
+        InternalError: a key lies outside the interval, or a row is newer than the fence.
     """
     keys = table.column("key")
     low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
@@ -152,19 +158,19 @@ def write_row_file(
     row_format: RowFormat = PARQUET,
 ) -> RowFile:
     """
-    Write one interval's row updates; nobody sees them before a commit names the file.
+    Write one interval's row updates; they stay invisible until a commit names the file.
 
     Args:
         objects: the table's root.
         interval: the interval that all keys lie in.
         table: at least one row update in `ROW_SCHEMA`, keys rising (so each key once).
         superstep: the superstep that writes.
-        fence: the commit that is to name the file; no row may claim to be newer.
-        token: 32 fresh hexadecimal digits, so that no two attempts share a file.
-        row_format: the encoding; Parquet unless a simulation says otherwise.
+        fence: the commit that will name the file; no row may be newer.
+        token: 32 unique hexadecimal digits, so that no two attempts share a file.
+        row_format: the encoding; Parquet except in simulations.
 
     Raises:
-        ObjectExistsError: the token is not fresh.
+        ObjectExistsError: the token is not unique.
         UnavailableError: the file may or may not have been written.
     """
     path = row_file_path(interval.computation, superstep, token)
@@ -205,12 +211,12 @@ def read_row_files(
     Args:
         objects: the table's root.
         paths: live files; missing ones are an error.
-        columns: row columns wanted, all by default; nothing else is decoded.
+        columns: row columns to decode, all by default.
         keys: only the updates of these keys.
-        interval: only the updates whose key lies in it; files of other writers may span several.
+        interval: only the updates whose key lies in it; files of other writers may span several intervals.
 
     Raises:
-        DataError: a file is missing, damaged or not made of rows; it is named.
+        DataError: a file is missing, damaged or not a row file; the error names it.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
@@ -222,7 +228,7 @@ def read_row_files(
 
 def sealed_name(path: str) -> str | None:
     """
-    The name under which a row file of ours must be sealed; ``None`` for another writer's file.
+    The name under which one of our row files must be sealed; ``None`` for another writer's file.
     """
     return file_name_of(path) if _OWN_NAME.search(path) else None
 
@@ -243,7 +249,7 @@ def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Se
 
 class _Selection:
     """
-    Which rows a read wants: by keys, by interval, by both, or all.
+    The rows that a read selects: by keys, by interval, by both, or all.
     """
 
     def __init__(self, keys: Iterable[str] | None, interval: Interval | None) -> None:
@@ -259,18 +265,18 @@ class _Selection:
 
     def may_hold(self, low: str, high: str) -> bool:
         """
-        Whether rows with keys in ``low..high`` can contain a wanted one.
+        Whether a range of keys ``low..high`` may contain a selected key.
         """
         if self._interval is not None and not _overlaps(self._interval, low, high):
             return False
         if self._keys is None:
             return True
-        at = bisect_left(self._keys, low)
-        return at < len(self._keys) and self._keys[at] <= high
+        index = bisect_left(self._keys, low)
+        return index < len(self._keys) and self._keys[index] <= high
 
     def apply(self, table: pa.Table) -> pa.Table:
         """
-        The wanted rows of the table.
+        The selected rows of the table.
         """
         if self._interval is not None:
             table = rows_within(table, self._interval)
@@ -285,7 +291,7 @@ def _overlaps(interval: Interval, low: str, high: str) -> bool:
 
 def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
     """
-    Those rows whose keys lie in the interval.
+    The rows of the table whose keys lie in the interval.
     """
     bounds = pc.min_max(table.column("key")).as_py()
     if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):

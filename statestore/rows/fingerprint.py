@@ -1,13 +1,13 @@
 """
 64-bit fingerprints of record ids, a whole Arrow column at a time.
 
-A fingerprint depends on the id's bytes alone: the same in every process, on
-every machine, and however the column lies in memory. Equal ids have equal
-fingerprints; different ids have different ones but for about n²/2⁶⁵ chances, so
-equality of fingerprints is a reason to look, never a proof.
+A fingerprint depends only on the id's bytes: it is the same in every process, on
+every machine, and for every memory layout of the column. Equal ids have equal
+fingerprints; among n different ids a collision has a probability of about n²/2⁶⁵, so
+equal fingerprints are a reason to compare the ids, never a proof.
 
-Ids are hashed eight bytes at a time, all ids together; only those longer than
-256 bytes are hashed one by one.
+Ids are hashed eight bytes at a time, all ids together; only ids longer than
+256 bytes are hashed one at a time. They serve duplicate detection (MillWheel §6.1.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["Fingerprints", "fingerprints", "mix"]
 
 Fingerprints: TypeAlias = npt.NDArray[np.uint64]
-"""One 64-bit fingerprint an id."""
+"""One 64-bit fingerprint per id."""
 
 _Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
 
 def mix(values: Fingerprints) -> Fingerprints:
     """
-    Each value spread over all 64 bits, one to one (Murmur's finaliser).
+    Spread each value over all 64 bits, one to one (Murmur's finaliser).
     """
     mixed = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -86,7 +86,7 @@ def _fingerprints(ids: pa.Array) -> Fingerprints:
 
 def _bytes_of(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], _Lengths]:
     """
-    The bytes of all ids in one row, and where each begins and ends.
+    The concatenated bytes of all ids, and the offsets at which each begins and ends.
     """
     if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
         ids = _as_binary(ids)
@@ -109,7 +109,7 @@ def _as_binary(ids: pa.Array) -> pa.BinaryArray:
 
 def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int, length: int) -> None:
     """
-    Ids of one length are the rows of a matrix.
+    Hash ids of equal length as the rows of a matrix.
     """
     words = -(-length // _WORD_BYTES)
     padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
@@ -123,9 +123,9 @@ def _absorb_any(
     hashes: Fingerprints, data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths
 ) -> None:
     """
-    Ids of different lengths: the n-th words of those that are long enough, then the next.
+    Hash ids of different lengths: the n-th word of every id that is long enough, then the next word.
     """
-    # A word may be read at any byte; those that reach past the last id read zeros.
+    # A word may start at any byte; words that reach past the last id read zeros.
     readable = np.concatenate([data, np.zeros(_WORD_BYTES, np.uint8)])
     words = np.ndarray(len(data) + 1, "<u8", readable.data, strides=(1,))
     at_once = lengths <= _LONG_BYTES

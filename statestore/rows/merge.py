@@ -2,11 +2,11 @@
 The reader's rule over Arrow: many row updates in, one row per key out.
 
 The rule itself is stated in `millpond.statestore.rows.row`. `combine_updates` turns
-the updates of a key into one that means the same; it may be applied to part of
-a key's updates and again to its own results, which is what lets a compaction rewrite
-a few files and leave the older ones alone. `merge_updates` is what readers see.
+the updates of a key into one equivalent update; it may be applied to some of
+a key's updates and again to its own results, so a compaction can rewrite
+a few files and leave the older files alone. `merge_updates` gives the rows that readers see.
 No Python runs per row: keys become small integers, and "the last update that…"
-is one assignment through them.
+is a single indexed assignment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MERGE_COLUMNS: Final = (
     "commit_number",
     "deleted",
 )
-"""What the rule needs to know of an update; readers need not read more."""
+"""The columns of an update that the rule needs; readers need no others."""
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Index: TypeAlias = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 
 def merge_updates(updates: pa.Table) -> pa.Table:
     """
-    One row per key, sorted by key: what every reader sees.
+    One row per key, sorted by key: the rows that every reader sees.
 
     A key with neither state nor timers has no row.
 
@@ -64,7 +64,7 @@ def merge_updates(updates: pa.Table) -> pa.Table:
 
 def combine_updates(updates: pa.Table) -> pa.Table:
     """
-    One update per key, sorted by key, that means what all the key's updates together mean.
+    One update per key, sorted by key, equivalent to all of the key's updates together.
 
     ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s
     updates of a key are older than ``b``'s. Tombstones stay; drop them only when no older
@@ -74,11 +74,14 @@ def combine_updates(updates: pa.Table) -> pa.Table:
         updates: row updates with at least `MERGE_COLUMNS`, in any order.
 
     Returns:
-        `MERGE_COLUMNS`, in the meaning of a row update: null is unchanged.
+        `MERGE_COLUMNS`, with the meaning of a row update: null means unchanged.
+
+    Raises:
+        InvalidError: a column of `MERGE_COLUMNS` is missing.
     """
     missing = [name for name in MERGE_COLUMNS if name not in updates.column_names]
     if missing:
-        raise InvalidError("columns are missing that merging needs", columns=missing)
+        raise InvalidError("columns that a merge needs are missing", columns=missing)
     table = updates.select(MERGE_COLUMNS).combine_chunks()
     keys = table.column("key").combine_chunks().dictionary_encode()
     return _combine(table, keys).select(MERGE_COLUMNS)
@@ -111,7 +114,7 @@ def _oldest_first(table: pa.Table) -> _Index:
     """
     Row numbers by rising (sequencer, commit number).
 
-    Files come in the order of their commits, so the rows mostly are in order already.
+    Files come in the order of their commits, so the rows are usually in order already.
     """
     sequencers = table.column("sequencer").to_numpy()
     commit_numbers = table.column("commit_number").to_numpy()
@@ -128,7 +131,7 @@ def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
     The last row number in ``order`` of each key; -1 where there is none.
     """
     last = np.full(keys, -1, dtype=np.int64)
-    # With repeated indices numpy keeps the value that is assigned last: the newest update.
+    # With repeated indices NumPy keeps the last assigned value: the newest update.
     last[codes[order]] = order
     return last
 
@@ -139,9 +142,9 @@ def _take(table: pa.Table, name: str, rows: _Index) -> pa.Array | pa.ChunkedArra
 
 def _empty_lists(lists: pa.ListArray, unless: pa.BooleanArray | None = None) -> pa.ListArray:
     """
-    Empty lists in the place of null ones, except where ``unless`` says to keep the null.
+    Replace null lists by empty lists, except where ``unless`` is true.
 
-    Arrow's own ``coalesce`` does it too, a hundred times slower on nested lists.
+    Arrow's own ``coalesce`` does the same, a hundred times slower on nested lists.
     """
     nulls = pa.array(np.zeros(len(lists), np.bool_)) if unless is None else pc.and_(lists.is_null(), unless)
     return with_values(lists, lists.flatten(), lists.type, nulls)

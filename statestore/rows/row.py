@@ -1,9 +1,9 @@
 """
-The row: everything durable about one key of one computation (MillWheel §7.1).
+The row: all durable data of one key of one computation (MillWheel §7.1).
 
 One Parquet row is one *row update*: the new value of a key's row after a bundle,
 appended and never updated in place (a "blind write", §6.1.2). The reader's rule,
-which `millpond.statestore.view` implements once for everybody:
+which `millpond.statestore.view` implements once for all readers:
 
 - updates of a key are ordered by (``sequencer``, ``commit_number``);
 - the state is that of the last update that set or deleted it (``state`` or
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-"""Every time in a row: UTC microseconds."""
+"""Type of every time in a row: UTC microseconds."""
 
 TIMER_TYPE: Final = pa.struct(
     [
@@ -50,13 +50,13 @@ TIMER_TYPE: Final = pa.struct(
     ]
 )
 """
-A pending timer: its tag, its clock, when it fires, what it holds the watermark at.
+A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
-The clock is a `TimeDomain`, or ``event@`` and a number: that percentile watermark.
+The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark.
 """
 
 RECORD_ID_TYPE: Final = pa.struct([pa.field("id", pa.binary()), pa.field("at", TIMESTAMP)])
-"""The id of an outside record that was consumed, and that record's event time."""
+"""The id of a consumed external record, and that record's event time."""
 
 PRODUCTION_TYPE: Final = pa.struct(
     [
@@ -67,10 +67,10 @@ PRODUCTION_TYPE: Final = pa.struct(
         pa.field("at", TIMESTAMP),
     ]
 )
-"""A produced record, checkpointed before delivery (strong productions, §6.1.2)."""
+"""A produced record, checkpointed before its delivery (strong productions, §6.1.2)."""
 
 PARTITION_COLUMN: Final = "computation"
-"""The Delta partition column; it is in the path and the add action, not in the files."""
+"""The Delta partition column; the path and the add action hold it, the files do not."""
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -100,7 +100,7 @@ class TimeDomain(StrEnum):
     EVENT = "event"
     WALL = "wall"
     HOLD = "hold"
-    """No clock: a state's hold on the output watermark (§5.2), kept like a timer that never fires."""
+    """No clock: a state's hold on the output watermark (§5.2), stored as a timer that never fires."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -147,6 +147,6 @@ def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
 
 def unpack_fence(version: int) -> Fence:
     """
-    The owner and commit number that a ``txn`` version stands for.
+    The fence that a ``txn`` version encodes; the inverse of `pack_fence`.
     """
     return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))

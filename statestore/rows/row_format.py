@@ -1,12 +1,12 @@
 """
-Row formats: how a table of row updates becomes the bytes of a file.
+Row formats: the encoding of row updates as the bytes of a file.
 
-Parquet is what every Delta reader understands and what a store holds. The
-simulation, which writes many tiny files to memory, plugs in Arrow IPC instead.
-Both are *sealed*: a checksum over every other byte of the file and over its name, so that no
-flipped bit, no cut, and no other file in its place goes unnoticed. In Parquet the seal lies between the last
-page and the footer, where no reader looks: pages carry checksums of their own,
-but the footer, whose statistics decide what is read at all, has none.
+Stores use Parquet, which every Delta reader understands. The simulation, which writes many
+tiny files to memory, uses Arrow IPC instead. Both are *sealed*: a checksum covers every other
+byte of the file and its name, so that a flipped bit, a truncated file and a swapped file are
+all detected. In Parquet the seal lies between the last page and the footer, where no reader
+looks: pages have checksums of their own, but the footer, whose statistics decide which pages
+are read at all, has none.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ __all__ = [
 ]
 
 ROWS_PER_GROUP: Final = 16_384
-"""Rows in a Parquet row group: the least that a point read has to decode."""
+"""Rows per Parquet row group: the minimum that a point read decodes."""
 
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
     "write_page_checksum": True,
     "store_schema": False,
-    # Keys, states and ids hardly repeat: a dictionary would cost a third of the time for nothing.
+    # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
     "use_dictionary": ["sequencer", "commit_number", "superstep"],
     "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
     "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
 }
-"""How row files are written, by whichever of Arrow's writers."""
+"""Options for both of Arrow's Parquet writers."""
 
 MayHold: TypeAlias = Callable[[str, str], bool]
-"""Whether a run of rows with this least and greatest key may hold wanted keys."""
+"""Whether a run of rows with this smallest and greatest key may contain selected keys."""
 
 _SEAL: Final = b"MPSEAL02"
 _NAMELESS_SEAL: Final = b"MPSEAL01"
-"""Of files that were written before the name was part of the checksum."""
+"""Seal of files written before the name became part of the checksum."""
 
 _SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
@@ -89,13 +89,13 @@ class RowFormat(Protocol):
         Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
 
         Args:
-            data: the file.
+            data: the file's bytes.
             columns: names of row columns.
-            may_hold: lets the format skip runs of rows; ``None``: all rows are wanted.
-            name: the file must carry a seal under this name; ``None`` for other writers' files.
+            may_hold: lets the format skip runs of rows; ``None`` selects all rows.
+            name: the name under which the file must be sealed; ``None`` for other writers' files.
 
         Raises:
-            DataError: the bytes are not what was written.
+            DataError: the bytes have changed since they were written.
         """
         ...
 
@@ -115,7 +115,7 @@ class ParquetRowFormat:
 
     def encode(self, table: pa.Table, name: str) -> bytes:
         """
-        The bytes of a Parquet file; any Parquet reader takes it.
+        The bytes of a Parquet file, readable by any Parquet reader.
         """
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
@@ -125,7 +125,7 @@ class ParquetRowFormat:
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
         """
-        Read the row groups that may hold wanted keys, checking seal and pages.
+        Read the row groups that may hold selected keys, verifying seal and pages.
         """
         if name is not None and not parquet_seal_holds(memoryview(data), name):
             raise DataError("row file is damaged: its seal is broken")
@@ -138,7 +138,7 @@ class ParquetRowFormat:
         names = [name for name in columns if name in known]
         groups = list(range(file.num_row_groups))
         if may_hold is not None:
-            # Nothing vouches for the statistics of a file without a seal, so its keys are looked at.
+            # Without a seal the statistics are unprotected, so the keys themselves are read.
             bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
             groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
         return file.read_row_groups(groups, columns=names, use_threads=False)
@@ -146,7 +146,7 @@ class ParquetRowFormat:
 
 class IpcRowFormat:
     """
-    Arrow IPC in memory: a tenth of Parquet's cost for a few rows, and no other reader knows it.
+    Arrow IPC for stores in memory: a tenth of Parquet's cost for a few rows; Delta readers cannot read it.
     """
 
     def encode(self, table: pa.Table, name: str) -> bytes:
@@ -163,7 +163,7 @@ class IpcRowFormat:
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
         """
-        Read all rows; ``may_hold`` saves nothing here, and a seal is always demanded.
+        Read all rows; ``may_hold`` is ignored, and a seal is always required.
         """
         del may_hold
         view = memoryview(data)
@@ -176,7 +176,7 @@ class IpcRowFormat:
 
 def file_name_of(path: str) -> str:
     """
-    The last part of a path, under which files of ours are sealed.
+    The last part of a path, under which our files are sealed.
     """
     return path.rpartition("/")[2]
 
@@ -191,7 +191,7 @@ def _seed(name: str) -> int:
 
 def _footer_start(view: memoryview) -> int:
     """
-    Where a Parquet file's footer begins, as its last eight bytes tell; may lie anywhere if they lie.
+    The start of a Parquet file's footer according to its last eight bytes; any number if they are damaged.
     """
     footer_bytes = int.from_bytes(view[-_PARQUET_TAIL_BYTES:-4], "little")
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
@@ -199,7 +199,7 @@ def _footer_start(view: memoryview) -> int:
 
 def seal_parquet(view: memoryview, name: str) -> bytes:
     """
-    The Parquet file with a seal before its footer, good under this file name only.
+    The Parquet file with a seal before its footer, valid under this file name only.
     """
     start = _footer_start(view)
     return b"".join((view[:start], _seal(_checksum(view, start, start, _seed(name))), view[start:]))
@@ -207,7 +207,7 @@ def seal_parquet(view: memoryview, name: str) -> bytes:
 
 def seal_parquet_file(path: Path, name: str) -> None:
     """
-    Put the seal into a Parquet file on this machine, which `seal_parquet` would put into its bytes.
+    Seal a local Parquet file in place, with the result of `seal_parquet`.
     """
     with path.open("r+b") as file:
         start, footer = _footer_of(file)
@@ -218,7 +218,7 @@ def seal_parquet_file(path: Path, name: str) -> None:
 
 def parquet_file_seal_holds(path: Path, name: str) -> bool:
     """
-    Whether a file on this machine is what was sealed under this name; see `parquet_seal_holds`.
+    Whether a local file is intact and sealed under this name; see `parquet_seal_holds`.
     """
     with path.open("rb") as file:
         start, footer = _footer_of(file)
@@ -226,13 +226,13 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
         if pages_end < 0 or not footer.endswith(_PARQUET):
             return False
         file.seek(pages_end)
-        found = file.read(_SEAL_BYTES)
-        return _is_seal(found, name, lambda seed: _file_checksum(file, pages_end, footer, seed))
+        seal = file.read(_SEAL_BYTES)
+        return _is_seal(seal, name, lambda seed: _file_checksum(file, pages_end, footer, seed))
 
 
 def _footer_of(file: IO[bytes]) -> tuple[int, bytes]:
     """
-    Where the footer begins, and all from there; before the file's begin if its end lies.
+    The footer's start and bytes; a negative start and no bytes if the file's end is damaged.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - _PARQUET_TAIL_BYTES, 0))
@@ -250,7 +250,7 @@ def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) ->
 
 def has_parquet_seal(view: memoryview) -> bool:
     """
-    Whether there is a seal where one would be, broken or not.
+    Whether the file contains a seal, broken or not.
     """
     start = _footer_start(view)
     return bytes(view[max(start - _SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
@@ -258,7 +258,7 @@ def has_parquet_seal(view: memoryview) -> bool:
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
     """
-    Whether the file carries a seal, is what was sealed, and was sealed under this file name.
+    Whether the file has a seal, is unchanged since, and was sealed under this file name.
     """
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
@@ -266,14 +266,14 @@ def parquet_seal_holds(view: memoryview, name: str) -> bool:
     pages_end = start - _SEAL_BYTES
     if pages_end < 0:
         return False
-    found = bytes(view[pages_end:start])
-    return _is_seal(found, name, lambda seed: _checksum(view, pages_end, start, seed))
+    seal = bytes(view[pages_end:start])
+    return _is_seal(seal, name, lambda seed: _checksum(view, pages_end, start, seed))
 
 
-def _is_seal(found: bytes, name: str, checksum: Callable[[int], int]) -> bool:
-    if found.startswith(_NAMELESS_SEAL):
-        return found == _seal(checksum(0), _NAMELESS_SEAL)
-    return found == _seal(checksum(_seed(name)))
+def _is_seal(seal: bytes, name: str, checksum: Callable[[int], int]) -> bool:
+    if seal.startswith(_NAMELESS_SEAL):
+        return seal == _seal(checksum(0), _NAMELESS_SEAL)
+    return seal == _seal(checksum(_seed(name)))
 
 
 def _checksum(view: memoryview, pages_end: int, footer_start: int, seed: int) -> int:
@@ -287,7 +287,7 @@ def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
 
 def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
     """
-    Least and greatest key of a row group of our own; without statistics if the keys are too long.
+    Smallest and greatest key of a row group of ours; ``None`` if the keys are too long for statistics.
     """
     statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
     if statistics is None or not statistics.has_min_max:

@@ -1,12 +1,12 @@
 """
-Bring what another writer's Parquet says about rows into our schema.
+Conversion of other writers' Parquet files into the row schema.
 
-Spark's OPTIMIZE and delta-rs rewrite row files at any time. What they mean stays
-the same, what they look like does not: timestamps without a time zone or as
+Spark's OPTIMIZE and delta-rs rewrite row files at any time. The values stay
+the same but their shape changes: timestamps without a time zone or as
 INT96, narrower integers, large strings, nested fields in another order or
-under other list names, columns left out. `conform` maps all that by name; a name
-that rows do not have is an error, since a damaged name must not read as a column
-left out.
+under other list names, missing columns. `conform` maps all of these by name; a name
+that rows do not have is an error, since a damaged name must not read as a missing
+column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_names(schema: pa.Schema) -> None:
     Refuse a file with columns that rows do not have.
 
     Raises:
-        DataError: it has; they are named.
+        DataError: there are such columns; the error names them.
     """
     unknown = sorted(set(schema.names) - {PARTITION_COLUMN, *ROW_SCHEMA.names})
     if unknown:
@@ -41,17 +41,17 @@ def check_names(schema: pa.Schema) -> None:
 
 def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     """
-    ``columns`` of the table with the types of `ROW_SCHEMA`; a column that it lacks is null.
+    ``columns`` of the table with the types of `ROW_SCHEMA`; a missing column is null.
 
     Raises:
-        DataError: a value cannot be carried over, or a row has no key or no order.
+        DataError: a row lacks its key, sequencer or commit number, or a nested field is unknown.
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
-    known = {name: place for place, name in enumerate(table.column_names)}
-    arrays = [_column(table, field, known.get(field.name)) for field in schema]
+    indices = {name: index for index, name in enumerate(table.column_names)}
+    arrays = [_column(table, field, indices.get(field.name)) for field in schema]
     for field, array in zip(schema, arrays, strict=True):
         if field.name in _NEVER_NULL and array.null_count:
-            raise DataError("a row update lacks a value that every one has", column=field.name)
+            raise DataError("a row update lacks a required value", column=field.name)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -59,11 +59,11 @@ def with_values(
     lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
     """
-    Lists as long as ``lists`` over other values.
+    Lists with the lengths of ``lists`` over other values.
 
     Args:
-        lists: lists of any layout; null ones count as empty.
-        values: what is in the lists, one after the other.
+        lists: lists of any layout; null lists count as empty.
+        values: the concatenated values of the new lists.
         target: the type of the result.
         nulls: which lists of the result are null.
     """
@@ -72,10 +72,10 @@ def with_values(
     return pa.ListArray.from_arrays(offsets, values, type=target, mask=nulls)
 
 
-def _column(table: pa.Table, field: pa.Field, place: int | None) -> pa.ChunkedArray:
-    if place is None:
+def _column(table: pa.Table, field: pa.Field, index: int | None) -> pa.ChunkedArray:
+    if index is None:
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(place)
+    column = table.column(index)
     if column.type.equals(field.type):
         return column
     return pa.chunked_array([_convert(chunk, field.type) for chunk in column.chunks], type=field.type)
@@ -89,7 +89,7 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
         return _convert_struct(array, target)
     if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
-        # Other writers' clocks may be finer than ours; their extra digits never came from us.
+        # Other writers may store finer times; our values have no digits below a microsecond.
         return pc.cast(pc.cast(array, pa.timestamp("us", tz=array.type.tz), safe=False), target)
     return pc.cast(array, target)
 

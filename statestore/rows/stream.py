@@ -1,9 +1,9 @@
 """
-Row streams: row files that are read and written piece by piece, in memory that does not grow with them.
+Row streams: read and write row files piece by piece, in memory that does not grow with them.
 
-A file is copied to this machine's disk as it comes, its seal is checked there, and batches of a
-bounded size are decoded from it. A new file is encoded there a row group at a time, sealed, and sent in pieces.
-What is read and what is written is the same as with `read_row_files` and `write_row_file`.
+A file is copied to the local disk unchanged, its seal is checked there, and batches of
+bounded size are decoded from it. A new file is encoded there a row group at a time, sealed, and
+uploaded in pieces. The results equal those of `read_row_files` and `write_row_file`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from millpond.statestore.types import Objects, Superstep
 __all__ = ["RowFileWriter", "Run", "open_runs"]
 
 Run = Iterator[pa.Table]
-"""Row updates sorted by key, in pieces; no key is in two of them."""
+"""Row updates sorted by key, in pieces; no key is in two pieces."""
 
 _NAMES: Final = list(ROW_SCHEMA.names)
 _BUFFER_BYTES: Final = 1 << 18
@@ -57,22 +57,22 @@ def open_runs(
     objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
 ) -> Sequence[Run]:
     """
-    A row file as runs of updates; together they are what `read_row_files` reads of it.
+    A row file as runs of updates; together they equal the result of `read_row_files`.
 
-    A file of ours is one run. Another writer's need not be sorted, so each of its row groups is
-    sorted by itself, and set aside on disk.
+    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
+    sorted on its own and spilled to disk.
 
     Args:
         objects: the table's root.
         path: a live file.
         interval: only the updates whose key lies in it.
-        scratch: an empty folder of this machine, which stays until the runs are read.
-        batch_bytes: about how much of a run is decoded at a time.
+        scratch: an empty local folder, which must stay until the runs are read.
+        batch_bytes: approximate number of bytes of a run that are decoded at a time.
 
     Raises:
-        DataError: the file is missing, damaged or not made of rows; it is named. A page that is
-            damaged is found when the run comes to it.
-        UnavailableError: the store is away, or this machine's disk is full.
+        DataError: the file is missing, damaged or not a row file; the error names it. A damaged
+            page raises it only when the run reaches the page.
+        UnavailableError: the store is unavailable, or the local disk failed or is full.
     """
     local = scratch / "file"
     name = sealed_name(path)
@@ -95,7 +95,7 @@ def open_runs(
 
 def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> Run:
     with _named(path), file:
-        # Asked for all groups at once, Arrow's reader keeps what it has read until the end.
+        # One group at a time: over all groups Arrow's reader keeps everything that it has read.
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
                 yield rows_within(conform(pa.Table.from_batches([batch]), _NAMES), interval)
@@ -104,18 +104,18 @@ def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> 
 def _sorted_group(
     file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int
 ) -> Run:
-    found = file.read_row_group(group, use_threads=False)
-    table = rows_within(conform(found, _NAMES), interval)
-    # Arrow sorts stably: updates of a key stay in the file's order.
+    rows = file.read_row_group(group, use_threads=False)
+    table = rows_within(conform(rows, _NAMES), interval)
+    # Arrow's sort is stable: updates of a key stay in the file's order.
     table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
-    aside = scratch / f"group{group}"
-    with pa.ipc.new_file(aside, ROW_SCHEMA) as writer:
+    spill = scratch / f"group{group}"
+    with pa.ipc.new_file(spill, ROW_SCHEMA) as writer:
         for piece in _cut_between_keys(table, batch_bytes):
             writer.write_table(piece)
-    return _set_aside(aside)
+    return _spilled_run(spill)
 
 
-def _set_aside(path: Path) -> Run:
+def _spilled_run(path: Path) -> Run:
     with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
         for number in range(reader.num_record_batches):
             yield pa.Table.from_batches([reader.get_batch(number)])
@@ -145,7 +145,7 @@ def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
 @contextmanager
 def _named(path: str) -> Iterator[None]:
     """
-    Have errors name the row file that is read; what the disk refuses is no fault of the file.
+    Add the row file's path to errors, and tell a failed local disk from a damaged file.
     """
     try:
         yield
@@ -166,11 +166,11 @@ class RowFileWriter:
     Writes one row file of any size, keys rising from call to call.
 
     Args:
-        scratch: a folder of this machine.
+        scratch: a local folder.
         interval: the interval that all keys lie in.
         superstep: the superstep that writes.
-        fence: the commit that is to name the file; no row may claim to be newer.
-        token: 32 fresh hexadecimal digits, so that no two attempts share a file.
+        fence: the commit that will name the file; no row may be newer.
+        token: 32 unique hexadecimal digits, so that no two attempts share a file.
     """
 
     def __init__(
@@ -192,10 +192,11 @@ class RowFileWriter:
 
     def write(self, table: pa.Table) -> None:
         """
-        Take row updates in `ROW_SCHEMA`, whose keys rise and are greater than all before.
+        Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys.
 
         Raises:
-            UnavailableError: this machine's disk is full.
+            InternalError: the updates break a condition on row files.
+            UnavailableError: the local disk failed or is full.
         """
         if not table.num_rows:
             return
@@ -210,10 +211,13 @@ class RowFileWriter:
 
     def finish(self, objects: Objects) -> RowFile | None:
         """
-        Seal the file and send it; ``None`` when there were no rows. Nobody sees it before a commit names it.
+        Seal and upload the file; it stays invisible until a commit names it.
+
+        Returns:
+            The file; ``None`` when there were no rows.
 
         Raises:
-            ObjectExistsError: the token is not fresh.
+            ObjectExistsError: the token is not unique.
             UnavailableError: the file may or may not have been written.
         """
         if self._low is None or self._high is None:
@@ -238,7 +242,7 @@ class RowFileWriter:
 
     def close(self) -> None:
         """
-        Let go of the local file; what was not finished is nobody's.
+        Close the local file; an unfinished file is discarded.
         """
         if self._writer is not None:
             self._writer.close()
@@ -253,7 +257,7 @@ class RowFileWriter:
 
     def _write_groups(self, *, is_end: bool) -> None:
         """
-        Write whole row groups; of rows that are wide fewer make one.
+        Write whole row groups; wide rows make smaller groups.
         """
         table = pa.concat_tables(self._waiting)
         rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))

@@ -1,9 +1,9 @@
 """
 Columns that are too large for one Arrow array.
 
-A text or binary array of Arrow holds at most 2 GiB, for its offsets have 32 bits. The states of
-an interval may be more, in all their updates or even in the last ones, and must not become
-unreadable by that: such a column is gathered with 64-bit offsets and handed back in chunks.
+Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits. The states of
+an interval may be larger, over all updates or even over the last updates alone, and must stay
+readable: such a column is gathered with 64-bit offsets and returned in chunks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def take_rows(
     Args:
         column: any column.
         rows: row numbers.
-        chunk_bytes_max: of this many bytes a text or binary column comes back in chunks.
+        chunk_bytes_max: size from which a text or binary column is returned in chunks.
 
     Example:
         >>> take_rows(pa.chunked_array([["a", "b"], ["c"]]), pa.array([2, None, 0])).to_pylist()
@@ -43,7 +43,7 @@ def take_rows(
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     chosen = column.cast(wide).combine_chunks()
     pieces = [
-        # Taken piece by piece, so that each one's offsets begin at zero.
+        # Taken piece by piece, so that the offsets of each piece begin at zero.
         chosen.take(rows.slice(start, stop - start)).cast(column.type)
         for start, stop in _cuts(lengths, rows, chunk_bytes_max)
     ]

@@ -1,5 +1,5 @@
 """
-What a compaction keeps and what it lets go.
+The rows, productions, ids and tombstones that a compaction keeps and drops.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def test_a_compaction_changes_no_answer(history, cut):
     """
     if not history:
         return
-    old = [each for each in history if each["superstep"] <= cut]
-    new = [each for each in history if each["superstep"] > cut]
+    old = [entry for entry in history if entry["superstep"] <= cut]
+    new = [entry for entry in history if entry["superstep"] > cut]
     seen = merge_updates(row_updates(history)).to_pylist()
     compacted_old = compact_updates(row_updates(old), ALL, is_complete=True).to_pylist()
     compacted_new = compact_updates(row_updates(new), ALL, is_complete=False).to_pylist()
@@ -70,7 +70,7 @@ def test_ids_are_joined_until_they_expire():
     )
     rows = compact_updates(updates, rules(ids_from=5), is_complete=False).to_pylist()
 
-    assert [each["id"] for each in rows[0]["record_ids"]] == [b"y", b"z"]
+    assert [entry["id"] for entry in rows[0]["record_ids"]] == [b"y", b"z"]
     assert rows[1]["record_ids"] is None
 
 
@@ -87,14 +87,14 @@ def test_productions_go_when_they_are_delivered():
     )
     rows = compact_updates(updates, rules(pending_from=2), is_complete=False).to_pylist()
 
-    assert [each["value"] for each in rows[0]["productions"]] == ["new", "newer"]
+    assert [entry["value"] for entry in rows[0]["productions"]] == ["new", "newer"]
     assert rows[0]["superstep"] == 2
     assert rows[1]["productions"] is None
 
 
 def test_tombstones_stay_while_older_files_are_left():
     """
-    A partial compaction keeps the news of a deletion.
+    A partial compaction keeps tombstones.
     """
     updates = row_updates([update("a", 2, deleted=True), update("b", 2, state="1")])
 

@@ -112,8 +112,8 @@ def pond(request, tmp_path: Path) -> Pond:
     return made
 
 
-def by_kind(found: CollectionRound) -> dict[str, tuple[str, ...]]:
-    return {each.kind: each.paths for each in found.collections}
+def by_kind(collected: CollectionRound) -> dict[str, tuple[str, ...]]:
+    return {entry.kind: entry.paths for entry in collected.collections}
 
 
 def test_a_round_leaves_what_is_live_and_nothing_else(pond):
@@ -123,11 +123,11 @@ def test_a_round_leaves_what_is_live_and_nothing_else(pond):
     live = {file.path for file in pond.store.committer.snapshot.files}
     assert live < pond.data_files()
     before = pond.counts()
-    found = pond.collect()
+    collected = pond.collect()
 
     assert pond.data_files() == live
     assert pond.counts() == before == ["30", "30"]
-    assert found.horizon == pond.store.committer.snapshot.version
+    assert collected.horizon == pond.store.committer.snapshot.version
     assert by_kind(pond.collect()) == {"vacuum": (), "orphans": (), "log": ()}
 
 
@@ -151,7 +151,7 @@ def test_the_log_is_cut_behind_a_checkpoint(pond):
 
 def test_the_running_pipeline_goes_on_over_a_cut_log(pond):
     """
-    A round changes nothing for whoever runs.
+    A round changes nothing for running writers.
     """
     pond.collect()
     pond.steps(5)
@@ -196,9 +196,9 @@ def test_a_savepoint_keeps_its_version(pond):
     before = pond.counts(version)
     pond.catalog.add_savepoint("mine", version)
     pond.collect()
-    found = pond.collect()
+    collected = pond.collect()
 
-    assert found.horizon == version
+    assert collected.horizon == version
     assert pond.counts(version) == before
     pond.catalog.release_savepoint("mine")
     assert by_kind(pond.collect())["vacuum"]
@@ -218,7 +218,7 @@ def test_a_reader_keeps_its_version_until_it_expires(pond):
 
 def test_a_reader_that_comes_too_late_is_refused(pond):
     """
-    Nobody may begin to read a version that is being collected.
+    A version that is being collected cannot be pinned.
     """
     pond.collect()
 
@@ -242,9 +242,9 @@ def test_orphans_of_past_supersteps_go(pond):
         ).path
 
     past, coming = orphan(pond.superstep, "a"), orphan(pond.superstep + 1, "b")
-    found = by_kind(pond.collect())
+    collected = by_kind(pond.collect())
 
-    assert found["orphans"] == (past,)
+    assert collected["orphans"] == (past,)
     assert coming in pond.data_files()
 
 
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
 
 def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_retention(tmp_path):
     """
-    Versions that nobody has pinned stay readable too, all of them; and what no commit named goes all the same.
+    Unpinned versions stay readable too, all of them, and files that no commit named are still deleted.
     """
     folder = tmp_path / "rows"
     pond = Pond(ObstoreObjects(str(folder)))
@@ -292,11 +292,11 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_ret
         token="c" * 32,
     ).path
     newest = pond.store.committer.snapshot.version
-    found = pond.collect(Retention(keep_ms=25 * MINUTE_MS, checkpoint_every=1))
+    collected = pond.collect(Retention(keep_ms=25 * MINUTE_MS, checkpoint_every=1))
 
-    assert by_kind(found)["orphans"] == (orphan,)
-    assert newest - found.horizon >= 25
-    kept = range(found.horizon, newest + 1)
+    assert by_kind(collected)["orphans"] == (orphan,)
+    assert newest - collected.horizon >= 25
+    kept = range(collected.horizon, newest + 1)
     at_some_time = {file.path for at in kept for file in pond.store.snapshot(TableVersion(at)).files}
     at_the_ends = {file.path for at in (kept[0], newest) for file in pond.store.snapshot(at).files}
     assert at_the_ends < at_some_time <= pond.data_files()
@@ -318,9 +318,9 @@ def test_other_pipelines_dead_letters_are_not_ours(pond):
         ).path
 
     ours, theirs = letter("p", "a"), letter("q", "b")
-    found = by_kind(pond.collect())
+    collected = by_kind(pond.collect())
 
-    assert found["orphans"] == (ours,)
+    assert collected["orphans"] == (ours,)
     assert theirs in pond.data_files()
 
 
@@ -344,15 +344,15 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused():
     pond.collect()
     pond.steps(5)
     pond.collect()
-    version = max(each.version for each in Log(pond.objects).inventory().checkpoints)
+    version = max(entry.version for entry in Log(pond.objects).inventory().checkpoints)
     path = checkpoint_path(version)
     whole = pond.objects.get(path)
     damaged = bytearray(whole)
-    for place in range(len(whole)):
-        damaged[place] ^= 1 << (place % 8)
+    for index in range(len(whole)):
+        damaged[index] ^= 1 << (index % 8)
         with pytest.raises(DataError):
             list(read_part(bytes(damaged), path))
-        damaged[place] = whole[place]
+        damaged[index] = whole[index]
     damaged[100] ^= 1
     pond.objects.put(path, bytes(damaged))
 
@@ -424,7 +424,7 @@ def test_a_young_catalog_may_not_know_all_readers():
 
 def test_upkeep_collects_by_itself():
     """
-    A running pipeline writes checkpoints and deletes what its retention lets go.
+    A running pipeline writes checkpoints and deletes what its retention allows.
     """
     clock, objects = ManualClock(), MemoryObjects()
     store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))

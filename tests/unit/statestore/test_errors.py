@@ -17,7 +17,7 @@ CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Er
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_has_one_root_and_a_stable_kind(kind: type[MillpondError]) -> None:
     """
-    Whoever catches `MillpondError` catches them all, and each names its kind.
+    A handler of `MillpondError` catches every error, and each error has its kind.
     """
     assert issubclass(kind, MillpondError)
     assert isinstance(kind.kind, ErrorKind)

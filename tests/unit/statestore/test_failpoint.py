@@ -1,5 +1,5 @@
 """
-Failpoints: named, placed, and silent unless somebody listens.
+Failpoints: their names, their positions in the code, and their silence without a listener.
 """
 
 from __future__ import annotations

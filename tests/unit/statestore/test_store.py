@@ -237,7 +237,7 @@ def test_another_delta_table_is_refused(tmp_path: Path, configuration: dict[str,
         Store.open(tmp_path / "pond", read_only=True)
 
 
-def test_reading_needs_nobody(tmp_path: Path, opened: Callable[..., Store]) -> None:
+def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]) -> None:
     """
     A reader starts no ZooKeeper, takes no lease, and can neither commit nor ask for leases.
     """
@@ -252,7 +252,7 @@ def test_reading_needs_nobody(tmp_path: Path, opened: Callable[..., Store]) -> N
 
 def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
     """
-    Where a ZooKeeper is named it is asked; where there is none to ask, and where nobody wants to, it opens.
+    A given ZooKeeper is asked for the mark; without one, or without ``check_mark``, the store opens.
     """
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         for number in range(3):
@@ -277,7 +277,7 @@ def test_a_reader_asks_the_server_that_runs_beside_the_store(
     tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    It is found by its note; one that does not answer does not keep anybody from reading, a named one does.
+    The store's own server is found by its note; if it does not answer the store opens, but a given one must answer.
     """
     opened().close()
     monkeypatch.setattr(store_module, "server_beside", lambda _: zookeeper_hosts)
@@ -347,9 +347,9 @@ def test_stores_in_memory_are_strangers_otherwise() -> None:
 
 def everything(catalog: Catalog | None) -> tuple[object, ...]:
     assert catalog is not None
-    supersteps = [(each.superstep, each.version, each.records) for each in catalog.supersteps()]
+    supersteps = [(entry.superstep, entry.version, entry.records) for entry in catalog.supersteps()]
     intervals = catalog.intervals(closed=True)
-    owners = [catalog.leases(each.interval) for each in intervals]
+    owners = [catalog.leases(entry.interval) for entry in intervals]
     return supersteps, catalog.input_positions(), catalog.watermarks("p"), intervals, owners
 
 
@@ -376,7 +376,7 @@ def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Calla
 
 def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., Store]) -> None:
     """
-    A pipeline runs over a damaged catalog; whoever asks for the catalog hears what to do.
+    A pipeline runs over a damaged catalog; access to the catalog raises an error that says what to do.
     """
     rows = [{"k": "a", "t": 1}]
     opened().close()

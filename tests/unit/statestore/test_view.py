@@ -153,7 +153,7 @@ class TestArrow:
 
     def test_unknown_computation(self) -> None:
         """A computation that has no rows has an empty view."""
-        rows = rows_view(Table(MemoryObjects()).log, "nobody").to_arrow()
+        rows = rows_view(Table(MemoryObjects()).log, "unknown").to_arrow()
 
         assert rows == ROWS_VIEW_SCHEMA.empty_table()
 

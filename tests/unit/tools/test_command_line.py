@@ -91,7 +91,7 @@ class SmallStore:
 def fill(folder: Path) -> None:
     store = SmallStore(folder)
     taken = Fence(Sequencer(1), CommitNumber(0))
-    store.commit("fence", *(IntervalWrite(interval=each, fence=taken) for each in (LOW, HIGH, ALARM)))
+    store.commit("fence", *(IntervalWrite(interval=entry, fence=taken) for entry in (LOW, HIGH, ALARM)))
     store.superstep(
         (LOW, [{"key": "EWR", "state": '{"count":1}'}, {"key": "JFK", "state": '{"count":5}'}]),
         (HIGH, [{"key": "ORD", "state": '{"count":7}', "timers": [SOON_TIMER]}]),
@@ -321,7 +321,7 @@ class TestStatus:
             catalog.record_pipeline(PipelineDefinition(name="zeitgeist", computations=(declared,)))
         (found,) = lines_of("status", str(tmp_path), "--json")
 
-        assert [each["code_version"] for each in found["computations"]] == [1, None]
+        assert [entry["code_version"] for entry in found["computations"]] == [1, None]
         assert lines_of("status", str(tmp_path), "--catalog", url, "--json") == [found]
 
     def test_totals_and_marks_that_ride_as_positions(self, tmp_path: Path) -> None:

@@ -43,13 +43,13 @@ def consume(path: Path, hosts: str, *batches: int) -> None:
 
 
 def numbers(path: Path, part: str) -> list[int]:
-    return sorted(int(each.name) for each in (path / "checkpoints" / "in" / part).iterdir())
+    return sorted(int(entry.name) for entry in (path / "checkpoints" / "in" / part).iterdir())
 
 
 @pytest.fixture
 def damaged(tmp_path: Path, zookeeper_hosts: str) -> Path:
     """
-    A store whose last batch's rows are gone, with the checkpoint of the query that handed it out.
+    A store whose last batch's rows are gone, with the checkpoint of the query that delivered it.
     """
     path = tmp_path / "pond"
     consume(path, zookeeper_hosts, *range(BATCHES))

@@ -111,8 +111,8 @@ class Pond:
 
     def kinds(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        for _, data in self.store.log.versions_after(-1):
-            for action in decode(data):
+        for version in self.store.log.inventory().versions:
+            for action in decode(self.store.log.require(version)):
                 if (own := getattr(action, "millpond", None)) is not None:
                     found[str(own["kind"])] += 1
         return found

@@ -70,7 +70,8 @@ class Played:
         assert ledger_of(store) == written(rows)
         counts = Counter(file.interval_id for file in store.committer.snapshot.files)
         self.files_of_an_interval = max(counts.values())
-        actions = [action for _, data in store.log.versions_after(-1) for action in decode(data)]
+        versions = store.log.inventory().versions
+        actions = [action for version in versions for action in decode(store.log.require(version))]
         infos = [info for action in actions if (info := getattr(action, "millpond", None)) is not None]
         self.compaction = sum(info["kind"] == "compaction" for info in infos)
 

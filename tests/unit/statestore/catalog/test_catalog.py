@@ -64,7 +64,7 @@ class TestOpening:
             first.record_pipeline(DEFINITION)
 
         with Catalog.open(default_catalog_url(str(folder))) as second:
-            assert [each.name for each in second.computations()] == ["counter", "spikes"]
+            assert [entry.name for entry in second.computations()] == ["counter", "spikes"]
         assert (folder / "catalog.sqlite").exists()
 
     def test_a_database_that_is_away_is_unavailable(self, tmp_path: Path) -> None:
@@ -152,16 +152,16 @@ class TestTopology:
                 catalog.record_pipeline(PipelineDefinition(name="zeitgeist", computations=(counter,)))
 
             assert catalog.computations()[0].code_version == 5
-            assert [each.code_hash for each in catalog.code_versions("counter")] == ["a3", "a4"]
+            assert [entry.code_hash for entry in catalog.code_versions("counter")] == ["a3", "a4"]
 
     def test_what_is_no_longer_declared_is_retired(self, catalog: Catalog) -> None:
         """A computation that left the pipeline is retired and comes back when declared again."""
         catalog.record_pipeline(DEFINITION)
         catalog.record_pipeline(replace(DEFINITION, computations=DEFINITION.computations[:1]))
-        assert [each.retired_us for each in catalog.computations()] == [None, 1_000_000]
+        assert [entry.retired_us for entry in catalog.computations()] == [None, 1_000_000]
 
         catalog.record_pipeline(DEFINITION)
-        assert [each.retired_us for each in catalog.computations()] == [None, None]
+        assert [entry.retired_us for entry in catalog.computations()] == [None, None]
 
     def test_two_pipelines_share_no_computation(self, catalog: Catalog) -> None:
         """A name that another pipeline uses is refused, and nothing of the definition is kept."""
@@ -193,18 +193,20 @@ class TestCommits:
         assert entry.fence == Fence(Sequencer(7), CommitNumber(0))
         assert (entry.opened_version, entry.closed_version, entry.version) == (2, None, 2)
         assert entry.input_watermark_us == 1_000
-        owners = [(each.sequencer, each.opened_version, each.closed_version) for each in catalog.leases(ALL)]
+        owners = [
+            (entry.sequencer, entry.opened_version, entry.closed_version) for entry in catalog.leases(ALL)
+        ]
         assert owners == [(4, 0, 2), (7, 2, None)]
 
     def test_a_split_closes_what_it_replaced(self, catalog: Catalog) -> None:
         """Intervals with shared keys and higher sequencers close the older ones, and a merge reopens."""
         catalog.record_commits(busy_history().commits)
-        assert [each.interval for each in catalog.intervals("counter")] == [LEFT, RIGHT]
-        assert [each.closed_version for each in catalog.intervals(closed=True)] == [None, 4, None]
+        assert [entry.interval for entry in catalog.intervals("counter")] == [LEFT, RIGHT]
+        assert [entry.closed_version for entry in catalog.intervals(closed=True)] == [None, 4, None]
 
         log = busy_history()
         catalog.record_commits([log.commit({ALL.app_id: packed_fence(9, 0)})])
-        assert [each.interval for each in catalog.intervals("counter")] == [ALL]
+        assert [entry.interval for entry in catalog.intervals("counter")] == [ALL]
 
     def test_a_late_commit_sets_nothing_back(self, catalog: Catalog) -> None:
         """A commit that is recorded after its successor changes no present state."""
@@ -262,7 +264,7 @@ class TestCommits:
 
             assert len(catalog.supersteps()) <= 18
             assert len(catalog.watermarks("zeitgeist")) <= 18
-            assert [each.sequencer for each in catalog.leases(ALL)] == [98, 99, 100]
+            assert [entry.sequencer for entry in catalog.leases(ALL)] == [98, 99, 100]
 
     def test_wide_supersteps_are_bounded_by_rows(self, clock: ManualClock) -> None:
         """The watermark journal is cut by rows when supersteps touch many intervals."""

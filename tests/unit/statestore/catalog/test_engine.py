@@ -1,5 +1,5 @@
 """
-The database under the catalog: waiting for each other, and errors in our own words.
+The catalog's database: concurrent connections, and translation of errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def other(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def test_opening_waits_for_another_writer(tmp_path: Path, other: sqlite3.Connection) -> None:
-    """A file that somebody is writing to is opened once they are done."""
+    """A file that another process is writing to is opened once that process is done."""
     clock = ReleasingClock(other)
     connect(default_catalog_url(str(tmp_path)), clock, create=True).dispose()
 

@@ -72,7 +72,7 @@ def test_everything_arrives() -> None:
 
 
 def test_commits_gather(journal: CatalogJournal, gate: Gate) -> None:
-    """What comes in while a transaction is under way is written in the next one, in order."""
+    """Commits submitted during a transaction are written in the next transaction, in order."""
     journal.submit(superstep(1))
     gate.entered.wait(30)
     for number in (2, 3, 4):
@@ -120,7 +120,7 @@ def test_an_error_reaches_the_owner_once(journal: CatalogJournal, gate: Gate) ->
 
 
 def test_a_commit_is_taken_although_it_is_told_of_an_error(journal: CatalogJournal, gate: Gate) -> None:
-    """A submit that raises the writer's error has queued its commit all the same."""
+    """A submit that raises the writer's error has queued its commit anyway."""
     gate.fails = True
     journal.submit(superstep(1))
     gate.entered.wait(30)

@@ -30,9 +30,9 @@ def catalog(clock: ManualClock) -> Iterator[Catalog]:
 
 def test_savepoints_are_kept_until_released(catalog: Catalog) -> None:
     """A savepoint is open until it is released, and its name stays taken."""
-    catalog.add_savepoint("before upgrade", TableVersion(5), "by hand")
-    assert [(each.name, each.version, each.note) for each in catalog.savepoints()] == [
-        ("before upgrade", 5, "by hand")
+    catalog.add_savepoint("before upgrade", TableVersion(5), "manual")
+    assert [(entry.name, entry.version, entry.note) for entry in catalog.savepoints()] == [
+        ("before upgrade", 5, "manual")
     ]
 
     catalog.release_savepoint("before upgrade")
@@ -54,11 +54,11 @@ def test_a_collector_respects_readers_and_savepoints(catalog: Catalog) -> None:
 
     catalog.release_savepoint("kept")
     catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
-    assert {(each.holder, each.version) for each in catalog.horizons()} == {("gc", 7), ("reader", 7)}
+    assert {(entry.holder, entry.version) for entry in catalog.horizons()} == {("gc", 7), ("reader", 7)}
 
 
 def test_a_reader_respects_collectors(catalog: Catalog) -> None:
-    """Nobody can begin to need what is being collected, and what is collected stays so."""
+    """A version that is being collected cannot be pinned, and a collector's horizon does not fall."""
     catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
     with pytest.raises(ConflictError, match="being collected"):
         catalog.publish_horizon("reader", TableVersion(6))

@@ -92,7 +92,7 @@ def test_a_reader_that_slept_too_long_is_told(catalog, clock):
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
     """
-    Also where it was opened to be read only: the horizon is published in the catalog of the store.
+    A store that was opened read-only publishes the horizon in its catalog too.
     """
     registry = MemoryRegistry()
     with Store.open(
@@ -113,7 +113,7 @@ def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
 
 def test_a_store_without_a_catalog_is_read_all_the_same(tmp_path, clock):
     """
-    Nobody can keep a version then, and a catalog is not made for it.
+    Without a catalog no version can be pinned, and no catalog is created for it.
     """
     with Store.in_memory(clock=clock) as store, store.reading() as snapshot:
         assert snapshot.version == 0
@@ -128,9 +128,9 @@ def test_a_store_without_a_catalog_is_read_all_the_same(tmp_path, clock):
     assert not (tmp_path / "pond" / "catalog.sqlite").exists()
 
 
-def test_a_catalog_that_cannot_be_written_keeps_nobody_from_reading(tmp_path, clock, monkeypatch):
+def test_a_catalog_that_cannot_be_written_does_not_prevent_reading(tmp_path, clock, monkeypatch):
     """
-    A store on a disk that is read only can be read; a version that is being collected is refused all the same.
+    A store on a read-only disk can be read; a version that is being collected is still refused.
     """
     registry = MemoryRegistry()
     with Store.open(
@@ -169,4 +169,4 @@ def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clo
     found = CliRunner().invoke(main, asked, catch_exceptions=False)
     assert found.exit_code == 0
     assert '{"one":1}' in found.stdout
-    assert "may go at any moment" in found.stderr
+    assert "may be deleted at any moment" in found.stderr

@@ -77,8 +77,8 @@ def test_the_snapshot_speaks_for_commits_that_are_gone(catalog: Catalog, clock: 
     with Catalog.open("sqlite://", clock) as rebuilt:
         rebuilt.rebuild(log, log.commits[-1:])
 
-        fences = [(each.interval, each.fence) for each in catalog.intervals()]
-        assert [(each.interval, each.fence) for each in rebuilt.intervals()] == fences
+        fences = [(entry.interval, entry.fence) for entry in catalog.intervals()]
+        assert [(entry.interval, entry.fence) for entry in rebuilt.intervals()] == fences
         assert rebuilt.input_positions() == catalog.input_positions()
         assert rebuilt.supersteps() == catalog.supersteps(limit=1)
         assert len(rebuilt.intervals(closed=True)) == 3
@@ -89,8 +89,8 @@ def test_an_empty_log_tail_is_enough(catalog: Catalog) -> None:
     log = busy_history()
     catalog.rebuild(log, ())
 
-    assert [each.interval for each in catalog.intervals()] == [LEFT, RIGHT]
-    assert [each.opened_version for each in catalog.intervals()] == [None, None]
+    assert [entry.interval for entry in catalog.intervals()] == [LEFT, RIGHT]
+    assert [entry.opened_version for entry in catalog.intervals()] == [None, None]
     assert catalog.supersteps() == ()
 
 
@@ -101,8 +101,8 @@ def test_what_the_log_never_had_goes(catalog: Catalog) -> None:
     shorter = CommitHistory(log.commits[:4], {ALL.app_id: packed_fence(1, 2)})
     catalog.rebuild(shorter, log.commits)
 
-    assert [each.superstep for each in catalog.supersteps()] == [2, 1]
-    assert [each.interval for each in catalog.intervals()] == [ALL]
+    assert [entry.superstep for entry in catalog.supersteps()] == [2, 1]
+    assert [entry.interval for entry in catalog.intervals()] == [ALL]
 
 
 def test_a_newer_definition_stays(catalog: Catalog, clock: ManualClock) -> None:
@@ -113,7 +113,7 @@ def test_a_newer_definition_stays(catalog: Catalog, clock: ManualClock) -> None:
     log = busy_history()
     catalog.rebuild(log, log.commits)
 
-    assert [each.code_hash for each in catalog.computations()] == ["a2"]
+    assert [entry.code_hash for entry in catalog.computations()] == ["a2"]
 
 
 def test_commit_files_say_the_same_as_commits(catalog: Catalog) -> None:

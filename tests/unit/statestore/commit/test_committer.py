@@ -196,7 +196,7 @@ class TestOtherWriters:
             committer.commit(compaction)
 
     def test_a_removal_of_another_file_is_stepped_over(self, bench: Bench) -> None:
-        """Somebody's removal of a file that we leave alone is no conflict."""
+        """Another writer's removal of a file that the commit does not touch is no conflict."""
         committer = self._raced(bench, superstep_request(1, 2, LOW), Remove(path="other", deletion_time_ms=0))
 
         assert committer.snapshot.version == 4

@@ -52,7 +52,7 @@ class TestFence:
         committer.commit(superstep_request(1, 2, LOW))
 
     def test_nothing_is_written_without_taking_over(self, bench: Bench) -> None:
-        """An interval that nobody has fenced accepts no commit but the fence."""
+        """An interval without a fence accepts no commit except a fence."""
         with pytest.raises(FencedError):
             bench.committer().commit(superstep_request(1, 1, LOW))
 

@@ -84,7 +84,7 @@ def test_sequencers_rise_over_takings_and_a_wipe(above: list[int], wiped_after: 
 @pytest.mark.parametrize("ended", [LeaseState.LOST, LeaseState.RELEASED])
 def test_ended_lease_stays_ended(ended: LeaseState) -> None:
     """
-    No news brings an ended lease back.
+    No notice revives an ended lease.
     """
     assert not [state for state in LeaseState if may_move(ended, state)]
 
@@ -200,7 +200,7 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
 
 def test_writer_that_does_not_hear_goes_on_believing() -> None:
     """
-    With its news kept back, a replaced writer's lease stays held until the news is let through.
+    With delayed notices, a replaced writer's lease stays held until the notices are delivered.
     """
     registry = MemoryRegistry()
     deaf, other = (MemoryLeases(registry, SystemClock(), writer) for writer in ("deaf", "other"))

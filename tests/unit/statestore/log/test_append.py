@@ -38,7 +38,7 @@ def _add(path: str) -> Add:
 
 class TestAppend:
     def test_an_append_happens_once(self, bench: Bench) -> None:
-        """The same transaction version adds its files once, whoever repeats it."""
+        """The same transaction version adds its files once, even if another writer repeats it."""
         writer = _writer(bench)
         first = append(writer, (_add("a"),), txns={"sink": 1}, metadata={"superstep": 1}, rows=3)
 
@@ -48,7 +48,7 @@ class TestAppend:
         assert [file.path for file in load(bench.log).files] == ["a"]
 
     def test_later_versions_are_appended(self, bench: Bench) -> None:
-        """A higher transaction version is news; versions need not be without gaps."""
+        """A higher transaction version is a new append; versions may have gaps."""
         writer = _writer(bench)
         append(writer, (_add("a"),), txns={"sink": 1})
 

@@ -72,7 +72,7 @@ class ListsThenLooks(MemoryObjects):
 
 def test_a_boundary_that_rises_while_it_is_read_is_not_overlooked():
     """
-    Whoever reads it meanwhile sees the old one or the new one, and never none.
+    A concurrent reader sees the old boundary or the new one, and never none.
     """
     disk = ListsThenLooks()
     publish_log_boundary(disk, TableVersion(10))

@@ -84,7 +84,7 @@ def cabin(tmp_path: Path) -> Cabin:
 
 class TestSleepers:
     def test_a_sleeper_finds_its_way_back(self, cabin: Cabin) -> None:
-        """A log that was cleaned up past the snapshot is opened anew, not taken for unchanged."""
+        """A log that was cleaned up past the snapshot is reloaded, not taken for unchanged."""
         cabin.sleep_and_clean_up()
 
         assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
@@ -115,7 +115,7 @@ class TestSleepers:
             cabin.sleeper.commit(superstep_request(1, 2, LOW))
 
     def test_a_put_into_a_cleaned_up_part_is_no_commit(self, cabin: Cabin) -> None:
-        """Who falls asleep between looking and putting, and puts where nobody reads, is told so."""
+        """A writer that sleeps before its put, and puts below the boundary, gets an error."""
         cabin.objects.interrupt("put_if_absent", cabin.sleep_and_clean_up)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(ConflictError, match="cleaned up"):
@@ -151,12 +151,12 @@ class TestSleepers:
         in_vain = [version for version in Log(cabin.objects).inventory().versions if version < limit]
         assert in_vain
         assert verify_store(cabin.objects).commits < len(Log(cabin.objects).inventory().versions)
-        assert not [each for each in verify_store(cabin.objects).findings if "_delta_log" in each.path]
+        assert not [entry for entry in verify_store(cabin.objects).findings if "_delta_log" in entry.path]
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
     def test_an_unknown_outcome_in_a_cleaned_up_part_is_not_done(self, cabin: Cabin) -> None:
-        """A commit that landed unseen where nobody reads is not taken for done by following that part."""
+        """A commit that landed unnoticed below the boundary is not taken for done by following that part."""
         cabin.objects.plan(Fault.LOST, "put_if_absent")
         cabin.objects.plan(Fault.REFUSED, "put_if_absent", times=99)
         cabin.objects.interrupt("put_if_absent", cabin.clean_up)
@@ -172,7 +172,7 @@ class TestSleepers:
     def test_a_store_that_is_away_when_a_cleanup_is_seen_leaves_the_outcome_unknown(
         self, cabin: Cabin
     ) -> None:
-        """Nothing is said of a put into a cleaned up part before the table was opened anew; then it settles."""
+        """A put into a cleaned up part stays unknown until the table is reloaded; then it settles."""
 
         def clean_up_and_go_away() -> None:
             cabin.clean_up()
@@ -245,9 +245,9 @@ class TestSleepers:
 
         cabin.objects.interrupt("list", take_over_and_clean_up)
         request = superstep_request(1, 2, LOW)
-        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+        with pytest.raises(OutcomeUnknownError, match="is no longer known"):
             cabin.sleeper.commit(request)
-        with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+        with pytest.raises(OutcomeUnknownError, match="is no longer known"):
             cabin.sleeper.settle()
         with pytest.raises(FencedError):
             cabin.sleeper.commit(request)
@@ -262,7 +262,7 @@ class TestSleepers:
         )
         cabin.objects.interrupt("list", cabin.clean_up)
         for _ in range(2):
-            with pytest.raises(OutcomeUnknownError, match="cannot be told any more"):
+            with pytest.raises(OutcomeUnknownError, match="is no longer known"):
                 append(writer, (add,))
         assert cabin.awake.refresh().file("a.parquet") is not None
 

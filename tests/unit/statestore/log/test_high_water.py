@@ -24,7 +24,7 @@ class TestMemoryHighWater:
 
 class TestCheck:
     def test_without_a_mark_any_table_passes(self) -> None:
-        """A store that nobody has marked yet is opened as it is."""
+        """A store without a mark is opened as it is."""
         bench = Bench().create()
 
         check_high_water(None, load(bench.log), bench.log)

@@ -72,14 +72,6 @@ class TestLog:
             log.put(_version(0), b"second")
         assert log.read(_version(0)) == b"first"
 
-    def test_following_stops_at_the_first_gap(self) -> None:
-        """Commits after a version come in order until one is missing."""
-        log = Log(MemoryObjects())
-        for number in (0, 1, 2, 4):
-            log.put(_version(number), str(number).encode())
-
-        assert list(log.versions_after(0)) == [(1, b"1"), (2, b"2")]
-
     def test_an_empty_folder_has_no_version(self) -> None:
         """A table that was never made has no newest version, and opening it says so."""
         log = Log(MemoryObjects())

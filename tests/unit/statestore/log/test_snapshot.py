@@ -165,7 +165,7 @@ class TestFilesOfAnInterval:
 
         assert _paths(snapshot.files_of(LOW)) == [low.path]
         assert _paths(snapshot.files_of(HIGH)) == [high.path]
-        assert snapshot.files_of(Interval("nobody")) == ()
+        assert snapshot.files_of(Interval("unknown")) == ()
 
     def test_files_of_older_boundaries_are_found_by_their_keys(self) -> None:
         """After a split the parts see the whole's files that can hold their keys."""

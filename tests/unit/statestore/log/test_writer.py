@@ -107,7 +107,7 @@ class TestOutcomes:
 
     @pytest.mark.parametrize("fault", [Fault.LOST, Fault.REFUSED, Fault.LATE])
     def test_an_unknown_outcome_settles_as_done(self, bench: Bench, fault: Fault) -> None:
-        """Settling makes the commit land if nobody took its version, and says so, again and again."""
+        """Settling makes the commit land if its version is free, and returns it on every call."""
         committer, objects = bench.faulty()
         objects.plan(fault, "put_if_absent", times=3)
         request = fence_request(1, LOW)
@@ -200,7 +200,7 @@ class TestOutcomes:
 
         def hide(operation: str, path: str) -> None:
             if operation == "put_if_absent":
-                bench.memory.put(path, b"somebody")
+                bench.memory.put(path, b"another writer")
             elif path == commit_path(1):
                 bench.memory.delete([path])
 
@@ -212,7 +212,7 @@ class TestOutcomes:
         "name", [n for n in FAILPOINTS if n not in {"commit.put_failed", "commit.outcome_unknown"}]
     )
     def test_a_crash_at_any_point_leaves_all_or_nothing(self, bench: Bench, name: str) -> None:
-        """Whoever opens the table after a crash finds the commit whole or not at all."""
+        """After a crash the table has the whole commit or none of it."""
 
         class Crash(BaseException):
             pass

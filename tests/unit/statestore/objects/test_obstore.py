@@ -1,5 +1,5 @@
 """
-Object stores on a disk and in a cloud: where they are, and what becomes of their options and errors.
+Object stores on disk and in the cloud: their locations, options and errors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TestPutNew:
 
         assert objects.get("a") == b"mine"
 
-    def test_somebody_elses_object_stays(self) -> None:
+    def test_another_writers_object_stays(self) -> None:
         """A name that is taken by other bytes is an error, and they stay."""
         objects = MemoryObjects()
         put_new(objects, "a", b"theirs")

@@ -15,7 +15,7 @@ from millpond.statestore.rows.fingerprint import mix
 
 def distinct(start: int, count: int) -> Fingerprints:
     """
-    Fingerprints of ids that nobody else uses.
+    Fingerprints of ids that are used only once.
     """
     return mix(np.arange(start, start + count, dtype=np.uint64))
 

@@ -178,7 +178,7 @@ class TestRead:
         """A point read gives the wanted keys of all files, in the order of the files."""
         objects = MemoryObjects()
         paths = [write(objects, token=f"{n:032x}", row_format=row_format).path for n in range(2)]
-        table = read_row_files(objects, paths, ["key"], keys=["k007", "nobody", "k031", "k007"])
+        table = read_row_files(objects, paths, ["key"], keys=["k007", "missing", "k031", "k007"])
 
         assert table.column("key").to_pylist() == ["k007", "k031"] * 2
 

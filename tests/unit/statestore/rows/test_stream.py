@@ -136,7 +136,7 @@ def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
     draw: Any, is_complete: bool, is_foreign: bool
 ) -> None:
     """
-    Whatever the updates, and whoever wrote the files, both ways of compacting write the same rows.
+    For any updates, and files of any writer, both ways of compacting write the same rows.
     """
     objects = MemoryObjects()
     live = written(objects, drawn_files(draw, files=4, keys=draw.choice([1, 10, 120])))

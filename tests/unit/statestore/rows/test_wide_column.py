@@ -1,5 +1,5 @@
 """
-Columns that are too large for one Arrow array are gathered all the same.
+Gathering of columns that are too large for one Arrow array.
 """
 
 from __future__ import annotations

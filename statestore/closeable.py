@@ -1,5 +1,5 @@
 """
-`Closing`: a context manager that closes itself at the end of its block.
+`Closeable`: a context manager that closes itself at the end of its block.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Closing"]
+__all__ = ["Closeable"]
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """
     Base of resources that callers use in a ``with`` statement; the end of the block calls `close`.
     """
