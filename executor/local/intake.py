@@ -140,8 +140,10 @@ class Taken:
         Args:
             failure: the error that ended the run; ``None`` if all of the input is durable.
         """
-        for entry in (*self.updates, *self.arrivals):
-            entry.receipt.settle(failure)
+        for update in self.updates:
+            update.receipt.settle(failure)
+        for arrival in self.arrivals:
+            arrival.receipt.settle(failure)
 
 
 class Intake:
