@@ -66,8 +66,9 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "maintenance": ("ownership",),
         "superstep": ("maintenance", "watermark"),
         "reporting": ("superstep",),
-        "local": ("reporting",),
-        "spark": ("reporting",),
+        "run": ("reporting",),
+        "local": ("run",),
+        "spark": ("run",),
         "repair": ("ownership",),
     },
     "dataflow": {

@@ -1,9 +1,10 @@
 """
 The intake: what has been injected and waits for the next bundle.
 
-It is bounded: who injects faster than the pipeline works waits (backpressure) instead of filling
-memory, and so does a stream that is too far ahead of the others (`Intake.hold_back`). Records and movements of watermarks keep the order in which they were handed in. What
-arrives while a commit is in flight makes the next bundle: that is the group commit.
+It is bounded: a caller that injects faster than the pipeline works waits (backpressure) instead of
+filling memory, and so does a stream that is too far ahead of the others (`Intake.hold_back`).
+Records and watermark updates keep the order of the calls. What arrives while a commit is in flight
+makes the next bundle: that is the group commit.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from millpond.executor.pipeline.extract_rows import Rows
-from millpond.executor.watermark.stream_time import MemberStatus
+from millpond.executor.run.status import WatermarkUpdate
 from millpond.statestore.errors import UnavailableError
-from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Arrival", "Intake", "Receipt", "Taken", "WatermarkUpdate"]
+__all__ = ["Arrival", "Intake", "Receipt", "Taken", "UpdateEntry"]
 
 
 class Receipt:
     """
-    Tells when what was handed in has become durable; safe to use from any thread.
+    Tells when injected rows, or a watermark update, are durable; safe to use from any thread.
 
     Args:
-        parts: into how many pieces it was cut.
+        parts: the number of pieces that are committed one by one.
     """
 
     __slots__ = ("_done", "_failure", "_parts")
@@ -41,19 +41,22 @@ class Receipt:
     @property
     def is_durable(self) -> bool:
         """
-        Whether everything has been committed.
+        Whether all pieces have been committed.
         """
         return self._done.is_set() and self._failure is None
 
     def wait(self, timeout_ms: float | None = None) -> bool:
         """
-        Wait until everything has been committed.
+        Wait until all pieces have been committed.
+
+        Args:
+            timeout_ms: how long to wait; ``None`` waits as long as the run lives.
 
         Returns:
-            Whether it has, within the time.
+            Whether they have been, within the time.
 
         Raises:
-            MillpondError: what ended the run; nothing is known to be durable.
+            MillpondError: the error that ended the run; pieces may or may not be durable.
         """
         if not self._done.wait(None if timeout_ms is None else timeout_ms / 1_000):
             return False
@@ -63,7 +66,10 @@ class Receipt:
 
     def settle(self, failure: BaseException | None = None) -> None:
         """
-        One piece has been committed, or nothing more will be; only the run calls this.
+        Note that one piece has been committed, or that no more will be; only the run calls it.
+
+        Args:
+            failure: the error that ended the run; ``None`` if the piece is durable.
         """
         self._parts -= 1
         if failure is not None:
@@ -75,7 +81,13 @@ class Receipt:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
     """
-    Outside rows of one stream.
+    Injected rows of one stream.
+
+    Attributes:
+        stream: the stream.
+        rows: the rows.
+        count: how many there are.
+        receipt: tells when they are durable.
     """
 
     stream: str
@@ -85,79 +97,85 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WatermarkUpdate:
+class UpdateEntry:
     """
-    What the source says about one stream, or about one of its members.
+    A watermark update that waits its turn.
 
     Attributes:
-        stream: the stream.
-        at: nothing older than this will come; ``None``: no promise.
-        percentile: of so many percent of the records, the promise is.
-        status: whether it is idle, gone or expected; ``None``: that stays.
-        member: the member; ``None``: all of the stream.
-        receipt: tells when it has been taken in.
+        update: the update.
+        receipt: tells when it is durable.
     """
 
-    stream: str
-    at: EventTimeMicros | None
+    update: WatermarkUpdate
     receipt: Receipt
-    status: MemberStatus | None = None
-    member: str | None = None
-    percentile: float = 100
+
+    @property
+    def stream(self) -> str:
+        """
+        The stream that it is about.
+        """
+        return self.update.stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """
-    What the next superstep handles: first the movements, then the arrivals.
+    The input of the next superstep: first the updates, then the arrivals.
+
+    Attributes:
+        updates: watermark updates, in order.
+        arrivals: injected rows, in order.
     """
 
-    movements: list[WatermarkUpdate] = field(default_factory=list)
+    updates: list[UpdateEntry] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.movements or self.arrivals)
+        return bool(self.updates or self.arrivals)
 
     def settle(self, failure: BaseException | None = None) -> None:
         """
-        Tell everybody who waits how it went.
+        Settle all receipts.
+
+        Args:
+            failure: the error that ended the run; ``None`` if all of the input is durable.
         """
-        for movement in self.movements:
-            movement.receipt.settle(failure)
+        for update in self.updates:
+            update.receipt.settle(failure)
         for arrival in self.arrivals:
             arrival.receipt.settle(failure)
 
 
 class Intake:
     """
-    A queue between many who inject and one who works.
+    A bounded queue between any number of producers and one worker.
 
     Args:
-        records_max: how many records may wait; one arrival that is larger is let in alone.
+        records_max: how many records may wait; a larger arrival is accepted only into an empty queue.
     """
 
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
         self._condition = threading.Condition()
-        self._entries: deque[Arrival | WatermarkUpdate] = deque()
-        self._held: dict[str, list[Arrival | WatermarkUpdate]] = {}
+        self._entries: deque[Arrival | UpdateEntry] = deque()
+        self._held: dict[str, list[Arrival | UpdateEntry]] = {}
         self._records = 0
         self._idle = False
         self._ended: BaseException | None = None
 
-    # -- those who inject ------------------------------------------------------------------
+    # -- producers -------------------------------------------------------------------------
 
-    def put(self, entry: Arrival | WatermarkUpdate, *, timeout_ms: float | None) -> None:
+    def put(self, entry: Arrival | UpdateEntry, *, timeout_ms: float | None) -> None:
         """
-        Hand something in, waiting while the intake is full.
+        Append rows or a watermark update, waiting while the intake is full.
 
         Args:
-            entry: what.
+            entry: the rows, or the update.
             timeout_ms: how long to wait for room; ``None`` waits as long as the run lives.
 
         Raises:
-            UnavailableError: no room came free in time.
-            MillpondError: what ended the run.
+            UnavailableError: the intake stayed full.
+            MillpondError: the error that ended the run.
         """
         count = entry.count if isinstance(entry, Arrival) else 0
         with self._condition:
@@ -185,13 +203,13 @@ class Intake:
 
     def wait_until_idle(self, timeout_ms: float | None = None) -> bool:
         """
-        Wait until the worker has found nothing left to do.
+        Wait until the worker has nothing left to do.
 
         Returns:
-            Whether it has, within the time.
+            Whether that was so within the time.
 
         Raises:
-            MillpondError: what ended the run.
+            MillpondError: the error that ended the run.
         """
         with self._condition:
             done = self._condition.wait_for(
@@ -207,21 +225,24 @@ class Intake:
             return False
         return not self._records or self._records + count <= self._records_max
 
-    # -- the one who works -----------------------------------------------------------------
+    # -- the worker ------------------------------------------------------------------------
 
     def take(self, records_max: int) -> Taken:
         """
-        What comes next: movements first, then arrivals up to the next movement or the limit.
+        Remove the next entries: updates first, then arrivals up to the next update or the limit.
+
+        Args:
+            records_max: how many records to take; one arrival is taken even if it has more.
         """
         taken = Taken()
         records = 0
         with self._condition:
             while self._entries:
                 entry = self._entries[0]
-                if isinstance(entry, WatermarkUpdate):
+                if isinstance(entry, UpdateEntry):
                     if taken.arrivals:
                         break
-                    taken.movements.append(entry)
+                    taken.updates.append(entry)
                 else:
                     if taken.arrivals and records + entry.count > records_max:
                         break
@@ -235,10 +256,13 @@ class Intake:
 
     def hold_back(self, streams: Collection[str]) -> None:
         """
-        Keep what is on these streams until they are no longer named, and let nobody add to it.
+        Hold entries of these streams until a later call no longer names them; adding records to them waits.
 
-        What was waiting already stays, and no longer counts against the room of the others: so
-        at most one intake's worth of each stream is kept.
+        Entries that wait already are kept, and do not count against the room of other streams: so at
+        most one intake's worth of each stream is held.
+
+        Args:
+            streams: the streams that are too far ahead.
         """
         with self._condition:
             if streams == self._held.keys():
@@ -255,7 +279,7 @@ class Intake:
 
     def rest(self, timeout_ms: float) -> None:
         """
-        Nothing is left to do: say so, and sleep until something comes, or for ``timeout_ms``.
+        Note that nothing is left to do, and sleep until an entry arrives, or for ``timeout_ms``.
         """
         with self._condition:
             if not self._entries and self._ended is None:
@@ -266,7 +290,7 @@ class Intake:
 
     def end(self, reason: BaseException) -> None:
         """
-        Refuse everything from now on with ``reason``, and wake everybody.
+        Refuse all entries, waiting and future, with ``reason``, and wake all waiting threads.
         """
         with self._condition:
             if self._ended is None:

@@ -1,13 +1,13 @@
 """
 The local runner: a pipeline in this process, without a JVM in the data path (architecture §5).
 
-It is for tests and development, for services that need ten milliseconds instead of three
-hundred, and for the simulation. It is not a cluster; `SparkRunner` is, on the same store.
+Use it for tests and development, for services that need ten milliseconds instead of three
+hundred, and for the simulation. For a cluster use `SparkRunner`, on the same store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,9 +24,8 @@ from millpond.executor.pipeline.extract_rows import row_count
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.summary import RunSummary
-from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.run.options import RunnerOptions, check_at_least
 from millpond.executor.superstep.plan import InputPosition
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
@@ -37,7 +36,6 @@ from millpond.statestore.types import Clock, Rng
 
 __all__ = ["LocalRunner"]
 
-_MIB: Final = 1 << 20
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
 _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=128))
@@ -46,25 +44,29 @@ _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=1
 
 class LocalRunner:
     """
-    Runs pipelines in this process; all state is in the store, so any process may go on where one stopped.
+    Runs pipelines in this process; all state is in the store, so any process may continue a pipeline.
 
     Args:
-        store: path of the store, made when it is not there, or an open `Store` (which stays open).
-        zookeeper: ``host:port,…`` of a real ensemble; ``None`` runs one server beside the store.
+        store: path of the store, created if it does not exist, or an open `Store`, which stays open.
+        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
-        intervals: key intervals a computation is cut into at its first input, unless it says so itself.
-        cache_mib: soft-state budget of one interval.
+        intervals: into how many key intervals a computation is divided at its first input, unless
+            it has a number of its own.
+        cache_mib: soft-state budget of one interval, in MiB.
         intake_records_max: how many injected records may wait before `LocalRun.inject` waits.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        on_held: what to do when another process holds the pipeline: ``take`` it over (the other
-            one's next commit fails), ``wait`` as a standby, or ``refuse``.
+        on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
+            of the other process fails), ``wait`` as a standby, or ``refuse``.
         checkpoint_weak_after_ms: how long a weak production may wait for its consumer before it is
-            checkpointed, so that whoever sent its cause is acknowledged (MillWheel §6.1.3).
+            checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log supersteps.
         clock: the source of time.
         rng: the source of file names.
+
+    Raises:
+        InvalidError: an option is out of its range.
 
     Example::
 
@@ -91,41 +93,44 @@ class LocalRunner:
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> None:
-        for name, value in (("intervals", intervals), ("intake_records_max", intake_records_max)):
-            if value < 1:
-                raise InvalidError(f"{name} is at least 1", value=value)
+        check_at_least("intervals", intervals, 1)
+        check_at_least("intake_records_max", intake_records_max, 1)
+        check_at_least("checkpoint_weak_after_ms", checkpoint_weak_after_ms, 0)
         if upkeep is not None and upkeep.place == "spark":
             raise InvalidError(
                 "there is no Spark in the local runner: compactions go to a process or a thread"
             )
-        self._store = store
-        self._zookeeper = zookeeper
-        self._storage_options = storage_options
+        self._options = RunnerOptions(
+            store=store,
+            zookeeper=zookeeper,
+            storage_options=storage_options,
+            intervals=intervals,
+            cache_mib=cache_mib,
+            pause_timeout_ms=pause_timeout_ms,
+            on_held=on_held,
+            upkeep=upkeep,
+            progress=progress,
+            clock=clock or SystemClock(),
+            rng=rng or SystemRng(),
+        )
         self._intervals = intervals
-        self._cache_bytes = cache_mib * _MIB
         self._intake_records_max = intake_records_max
-        self._pause_timeout_ms = pause_timeout_ms
-        self._on_held = on_held
         self._checkpoint_weak_after_ms = checkpoint_weak_after_ms
-        self._upkeep = upkeep
-        self._progress = progress
-        self._clock = clock or SystemClock()
-        self._rng = rng or SystemRng()
 
     def run(self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike]) -> RunSummary:
         """
-        Consume the inputs to their end, then let every timer in event time fire.
+        Consume the inputs to their end, then fire every timer in event time.
 
-        The low watermarks wait for the end, so no record is late whatever their order. A run
-        that was killed is resumed by running it again with the same inputs: what the store
-        has consumed of them is skipped.
+        The low watermarks wait for the end, so no record is late whatever their order. To resume a
+        run that was killed, run it again with the same inputs: rows that the store has consumed are
+        skipped.
 
         Args:
-            pipeline: what to run.
+            pipeline: the pipeline.
             inputs: rows per injected stream: a table, or an iterable of mappings.
 
         Raises:
-            InvalidError: pipeline or inputs do not fit, or the store has consumed other ones.
+            InvalidError: pipeline or inputs do not fit, or the store has consumed other inputs.
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
@@ -143,78 +148,60 @@ class LocalRunner:
 
     def start(self, pipeline: EnginePipeline, *, stepping: bool = False) -> LocalRun:
         """
-        Run until stopped; records come by `LocalRun.inject`.
+        Start a run that takes records by `LocalRun.inject` until it is stopped.
 
         Args:
-            pipeline: what to run.
-            stepping: no thread works; nothing happens but in `LocalRun.step` and `run_until_quiet`.
+            pipeline: the pipeline.
+            stepping: start no thread; work is done in `LocalRun.step` and `run_until_quiet` only.
 
         Raises:
             InvalidError: the pipeline cannot run.
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
-            UnavailableError: ZooKeeper or the object store is away.
+            UnavailableError: ZooKeeper or the object store cannot be reached.
         """
         return self._open(pipeline.check(), writers=0 if stepping else _WRITERS, has_thread=not stepping)
 
     def _open(self, topology: Topology, *, writers: int, has_thread: bool) -> LocalRun:
-        if isinstance(self._store, Store):
-            store, release = self._store, _nothing
-        else:
-            store = Store.open(
-                self._store,
-                self._zookeeper,
-                storage_options=self._storage_options,
-                clock=self._clock,
-                rng=self._rng,
-            )
-            release = store.close
-        try:
+        def start(store: Store, release: Callable[[], None]) -> LocalRun:
             worker = self._open_worker(topology, store, writers=writers)
-            run = LocalRun(worker, self._clock, release)
+            run = LocalRun(worker, self._options.clock, release)
             if has_thread:
                 worker.start()
-        except BaseException:
-            release()
-            raise
-        return run
+            return run
+
+        return self._options.open_run(start)
 
     def _open_worker(self, topology: Topology, store: Store, *, writers: int) -> LocalWorker:
-        coordinator = Coordinator(
+        options = self._options
+        coordinator = options.open_coordinator(
             store,
             topology,
-            clock=self._clock,
-            rng=self._rng,
             intervals=self._intervals,
-            pause_timeout_ms=self._pause_timeout_ms,
-            on_held=self._on_held,
+            upkeep=options.upkeep and replace(options.upkeep, background=bool(writers)),
             threads=bool(writers),
-            upkeep=self._upkeep and replace(self._upkeep, background=bool(writers)),
         )
-        coordinator.open()
-        progress = Progress(
-            topology.name, clock=self._clock, enabled=self._progress, log_every_ms=_LOG_EVERY_MS
+        engine = LocalEngine(
+            store,
+            coordinator,
+            coordinator.names,
+            cache_bytes=options.cache_bytes,
+            clock=options.clock,
+            writers=writers,
+            checkpoint_after_ms=self._checkpoint_weak_after_ms,
         )
         return LocalWorker(
-            LocalEngine(
-                store,
-                coordinator,
-                coordinator.names,
-                cache_bytes=self._cache_bytes,
-                clock=self._clock,
-                writers=writers,
-                checkpoint_after_ms=self._checkpoint_weak_after_ms,
-            ),
+            engine,
             coordinator,
-            self._clock,
-            progress=progress,
+            options.clock,
+            progress=options.progress_of(topology.name, log_every_ms=_LOG_EVERY_MS),
             intake_records_max=self._intake_records_max,
-            pause_timeout_ms=self._pause_timeout_ms,
+            pause_timeout_ms=options.pause_timeout_ms,
         )
 
 
 def _consume(run: LocalRun, stream: str, given: RowsLike) -> None:
     """
-    Feed a bounded input from where the store stands; its position counts rows.
+    Consume the rows of a bounded input that the store has not consumed; its position counts rows.
     """
     rows = rows_from(given)
     run.check_rows(stream, rows)
@@ -241,9 +228,3 @@ def _consume(run: LocalRun, stream: str, given: RowsLike) -> None:
     for count, piece in pieces(rest, BUNDLE_RECORDS_MAX):
         consumed += count
         run.consume(stream, piece, InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed))
-
-
-def _nothing() -> None:
-    """
-    The store belongs to the caller, who closes it.
-    """

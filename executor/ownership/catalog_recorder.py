@@ -1,10 +1,10 @@
 """
-What a pipeline tells the catalog: its topology once, and what every commit said.
+Records a pipeline in the catalog: its topology once, and the facts of every commit.
 
-Nothing waits for the catalog and nothing rests on it: it is rebuilt from the log when lost.
-So a catalog that fails is reported in the log of the process, and the pipeline goes on. One that
-is slow to open is opened beside the supersteps: a former owner that was stopped within a
-transaction holds SQLite's lock for as long as it likes.
+Nothing waits for the catalog and nothing depends on it: it is rebuilt from the log if it is lost.
+So an error of the catalog is logged, and the pipeline continues. A catalog that is slow to open is
+opened while supersteps run: a former owner that was stopped within a transaction may hold SQLite's
+lock for any time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from enum import Enum, auto
 
 import cloudpickle
 
@@ -39,9 +40,35 @@ _OPENING_S = 0.5
 _EARLY_MAX = 1_024
 
 
+class _State(Enum):
+    """
+    What happens to the facts of a commit.
+    """
+
+    NOT_OPEN = auto()
+    """They are kept until the catalog is open."""
+
+    OPENING = auto()
+    """They are kept while a thread opens the catalog."""
+
+    WRITING = auto()
+    """They are handed to the catalog's writer."""
+
+    ABSENT = auto()
+    """They are discarded: there is no catalog, or it could not be opened."""
+
+    CLOSED = auto()
+    """They are discarded."""
+
+
 class CatalogRecorder:
     """
-    Writes to a store's catalog, beside the commits and never before them.
+    Writes to a store's catalog after each commit, without delaying the next.
+
+    Args:
+        store: the open store, with or without a catalog.
+        topology: the checked pipeline.
+        clock: stamps the commits.
     """
 
     def __init__(self, store: Store, topology: Topology, clock: Clock) -> None:
@@ -52,8 +79,7 @@ class CatalogRecorder:
         self._lock = threading.Lock()
         self._early: list[CommitFacts] = []
         self._opening: threading.Thread | None = None
-        self._is_open = False
-        self._closed = False
+        self._state = _State.NOT_OPEN
 
     def open(self) -> None:
         """
@@ -61,21 +87,25 @@ class CatalogRecorder:
 
         Waits half a second at most; a catalog that takes longer is opened while the pipeline runs.
         """
-        self._is_open = True
         if self._store.catalog_url is None:
-            self._early.clear()
+            self._become_absent()
             return
-        self._opening = threading.Thread(
-            target=self._attempt, args=(self._start,), name="millpond-catalog-opening", daemon=True
-        )
+        with self._lock:
+            self._state = _State.OPENING
+        self._opening = threading.Thread(target=self._open, name="millpond-catalog-opening", daemon=True)
         self._opening.start()
         self._opening.join(_OPENING_S)
 
     def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
         """
-        Note what a commit said; what is noted before the catalog is open, the taking over itself, is kept.
+        Note the facts of a commit; those of the takeover are kept until the catalog is open.
+
+        Args:
+            request: what was committed.
+            committed: as which version.
+            commit_ms: how long the commit took; ``None`` if unknown.
         """
-        if self._is_open and self._writer is None and not self._is_opening:
+        if self._state in (_State.ABSENT, _State.CLOSED):
             return
         fences = {
             write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
@@ -91,26 +121,30 @@ class CatalogRecorder:
         )
         with self._lock:
             writer = self._writer
-            if writer is None:
-                # Beyond the bound the catalog is behind, and is rebuilt from the log when asked for.
-                self._early += [facts] * (len(self._early) < _EARLY_MAX)
+            is_waiting = self._state in (_State.NOT_OPEN, _State.OPENING)
+            # Beyond the bound the catalog is behind, and is rebuilt from the log on request.
+            if is_waiting and len(self._early) < _EARLY_MAX:
+                self._early.append(facts)
         if writer is not None:
             self._attempt(lambda: writer.submit(facts))
 
     def close(self) -> None:
         """
-        Write what is waiting and stop; a catalog that is not open by now is left behind.
+        Write the facts that wait and stop; give up on a catalog that is still being opened.
         """
         if self._opening is not None:
             self._opening.join(_OPENING_S)
         with self._lock:
-            writer, self._writer, self._closed = self._writer, None, True
+            writer, self._writer, self._state = self._writer, None, _State.CLOSED
         if writer is not None:
             self._attempt(writer.close)
 
-    @property
-    def _is_opening(self) -> bool:
-        return self._opening is not None and self._opening.is_alive()
+    def _open(self) -> None:
+        self._attempt(self._start)
+        with self._lock:
+            has_failed = self._state is _State.OPENING
+        if has_failed:
+            self._become_absent()
 
     def _start(self) -> None:
         catalog = self._store.catalog
@@ -118,13 +152,19 @@ class CatalogRecorder:
             return
         catalog.record_pipeline(definition_of(self._topology))
         with self._lock:
-            if self._closed:
+            if self._state is not _State.OPENING:
                 return
             writer = CatalogJournal(catalog)
             for facts in self._early:
                 writer.submit(facts)
             self._early = []
-            self._writer = writer
+            self._writer, self._state = writer, _State.WRITING
+
+    def _become_absent(self) -> None:
+        with self._lock:
+            self._early.clear()
+            if self._state is not _State.CLOSED:
+                self._state = _State.ABSENT
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:

@@ -4,7 +4,7 @@ The Spark runner: runs a pipeline on Spark over a store (architecture §5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -13,13 +13,12 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.summary import RunSummary
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
-from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store, place_of
@@ -32,32 +31,34 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkRunner"]
 
-_MIB = 1 << 20
 _UPKEEP = UpkeepPolicy()
 
 
 class SparkRunner:
     """
-    Runs pipelines on Spark; all state is in the store, so any process may go on where one stopped.
+    Runs pipelines on Spark; all state is in the store, so any process may continue a pipeline.
 
     Args:
-        store: path of the store, made when it is not there, or an open `Store` (which stays open).
-        spark: the session; ``None`` takes the active one or makes one.
-        zookeeper: ``host:port,…`` of a real ensemble; ``None`` runs one server beside the store.
+        store: path of the store, created if it does not exist, or an open `Store`, which stays open.
+        spark: the session; ``None`` takes the active session or creates one.
+        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
-        intervals: key intervals a computation is cut into at its first input; ``None`` takes
-            Spark's default parallelism. A computation's own number wins.
-        cache_mib: soft-state budget of one interval in a worker process.
+        intervals: into how many key intervals a computation is divided at its first input, unless
+            it has a number of its own; ``None`` takes Spark's default parallelism.
+        cache_mib: soft-state budget of one interval in a worker process, in MiB.
         tick_ms: how long the input must be silent before undelivered work runs without it.
-        on_held: what to do when another process holds the pipeline: ``take`` it over (the other
-            one's next commit fails), ``wait`` as a standby, or ``refuse``.
+        on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
+            of the other process fails), ``wait`` as a standby, or ``refuse``.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        accept_checkpoint: go on with a streaming checkpoint that this store has never seen.
+        accept_checkpoint: continue with a streaming checkpoint that is unknown to this store.
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log every superstep.
         clock: the source of time.
         rng: the source of file names.
+
+    Raises:
+        InvalidError: an option is out of its range.
 
     Example::
 
@@ -84,32 +85,33 @@ class SparkRunner:
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> None:
-        self._store = store
+        self._options = RunnerOptions(
+            store=store,
+            zookeeper=zookeeper,
+            storage_options=storage_options,
+            intervals=intervals,
+            cache_mib=cache_mib,
+            pause_timeout_ms=pause_timeout_ms,
+            on_held=on_held,
+            upkeep=upkeep,
+            progress=progress,
+            clock=clock or SystemClock(),
+            rng=rng or SystemRng(),
+        )
         self._spark = spark
-        self._zookeeper = zookeeper
-        self._storage_options = storage_options
-        self._intervals = intervals
-        self._cache_bytes = cache_mib * _MIB
         self._tick_ms = tick_ms
-        self._on_held = on_held
-        self._pause_timeout_ms = pause_timeout_ms
         self._accept_checkpoint = accept_checkpoint
-        self._upkeep = upkeep
-        self._progress = progress
-        self._clock = clock or SystemClock()
-        self._rng = rng or SystemRng()
 
     def run(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame]) -> RunSummary:
         """
-        Consume the inputs to their end, then let every timer in event time fire.
+        Consume the inputs to their end, then fire every timer in event time.
 
-        A streaming DataFrame is consumed as far as there is data now (``availableNow``); a
-        bounded one in one superstep. Either way the input counts as finished afterwards:
-        records that come in a later run are late. A run that was killed is resumed by
-        running it again.
+        A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded one in
+        one superstep. The input counts as finished afterwards: records of a later run are late. To
+        resume a run that was killed, run it again.
 
         Args:
-            pipeline: what to run.
+            pipeline: the pipeline.
             inputs: a DataFrame per injected stream.
 
         Raises:
@@ -117,18 +119,12 @@ class SparkRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self.open(pipeline, inputs)
-        try:
-            for stream, frame in inputs.items():
-                if not frame.isStreaming:
-                    run.consume_bounded(stream, frame)
+        with self.open(pipeline, inputs) as run:
+            _consume_bounded(run, inputs)
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
             run.finish_inputs()
-        except BaseException:
-            run.abandon()
-            raise
-        return run.stop()
+            return run.stop()
 
     def start(
         self,
@@ -138,22 +134,25 @@ class SparkRunner:
         trigger: Mapping[str, Any] | None = None,
     ) -> SparkRun:
         """
-        Run until stopped.
+        Start a run that consumes the inputs until it is stopped.
 
         Args:
-            pipeline: what to run.
+            pipeline: the pipeline.
             inputs: a DataFrame per injected stream; bounded ones are consumed before this returns.
             trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as
                 fast as they come.
 
         Returns:
             The running pipeline: ``await_termination``, ``summary``, ``stop``.
+
+        Raises:
+            InvalidError: pipeline, inputs or checkpoint do not fit.
+            ConflictError: another process holds the pipeline and ``on_held`` is ``refuse``.
+            UnavailableError: ZooKeeper or the object store cannot be reached.
         """
         run = self.open(pipeline, inputs)
         try:
-            for stream, frame in inputs.items():
-                if not frame.isStreaming:
-                    run.consume_bounded(stream, frame)
+            _consume_bounded(run, inputs)
             self._start_queries(run, inputs, trigger=trigger or {})
             run.start_ticker(self._tick_ms)
         except BaseException:
@@ -168,66 +167,50 @@ class SparkRunner:
         topology = pipeline.check(inputs)
         _check_frames(inputs or {})
         spark = self._spark or spark_session(pipeline.name)
-        store, owned = self._open_store()
-        try:
-            return self._open_run(topology, spark, store, owned=owned)
-        except BaseException:
-            if owned:
-                store.close()
-            raise
+        return self._options.open_run(lambda store, release: self._open_run(topology, spark, store, release))
 
     def checkpoint(self, stream: str) -> str:
         """
-        Where the streaming query of an input keeps its checkpoint: inside the store's folder.
+        The location of the checkpoint of an input's streaming query, in the store's folder.
+
+        Args:
+            stream: an injected stream.
         """
-        root = self._store.path if isinstance(self._store, Store) else place_of(self._store)
+        store = self._options.store
+        root = store.path if isinstance(store, Store) else place_of(store)
         return f"{root}/checkpoints/{quote(stream, safe='')}"
 
-    def _open_store(self) -> tuple[Store, bool]:
-        if isinstance(self._store, Store):
-            return self._store, False
-        store = Store.open(
-            self._store,
-            self._zookeeper,
-            storage_options=self._storage_options,
-            clock=self._clock,
-            rng=self._rng,
-        )
-        return store, True
-
-    def _open_run(self, topology: Topology, spark: SparkSession, store: Store, *, owned: bool) -> SparkRun:
+    def _open_run(
+        self, topology: Topology, spark: SparkSession, store: Store, release: Callable[[], None]
+    ) -> SparkRun:
+        options = self._options
         parallelism = max(1, spark.sparkContext.defaultParallelism)
-        coordinator = Coordinator(
+        coordinator = options.open_coordinator(
             store,
             topology,
-            clock=self._clock,
-            rng=self._rng,
-            intervals=self._intervals or parallelism,
+            intervals=options.intervals or parallelism,
             accept_checkpoint=self._accept_checkpoint,
-            pause_timeout_ms=self._pause_timeout_ms,
-            on_held=self._on_held,
-            upkeep=self._upkeep,
+            upkeep=options.upkeep,
             compaction_workers=self._compaction_workers(spark.sparkContext),
         )
-        coordinator.open()
-        engine = SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=self._cache_bytes)
         return SparkRun(
-            engine,
+            SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=options.cache_bytes),
             coordinator,
-            clock=self._clock,
-            progress=Progress(topology.name, clock=self._clock, enabled=self._progress),
-            release=store.close if owned else _nothing,
+            clock=options.clock,
+            progress=options.progress_of(topology.name),
+            release=release,
         )
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
         """
         How compactions become Spark jobs, or ``None``: on the driver's machine they would take the supersteps' slots.
         """
-        place = "thread" if self._upkeep is None else self._upkeep.place
+        upkeep, rng = self._options.upkeep, self._options.rng
+        place = "thread" if upkeep is None else upkeep.place
         if place in {"process", "thread"} or (place == "auto" and is_one_machine(context.master or "local")):
             return None
         return lambda name, at_once: SparkCompactionWorker(
-            SparkCompactions(context, tag=f"{name}-{self._rng.token()}", at_once=at_once)
+            SparkCompactions(context, tag=f"{name}-{rng.token()}", at_once=at_once)
         )
 
     def _start_queries(
@@ -246,10 +229,10 @@ class SparkRunner:
             run.add_query(writer.start())
 
 
-def _nothing() -> None:
-    """
-    The store belongs to the caller, who closes it.
-    """
+def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame]) -> None:
+    for stream, frame in inputs.items():
+        if not frame.isStreaming:
+            run.consume_bounded(stream, frame)
 
 
 def _check_frames(inputs: Mapping[str, object]) -> None:

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from millpond.executor.local.intake import Arrival, Intake, Receipt, WatermarkUpdate
+from millpond.executor.local.intake import Arrival, Intake, Receipt, UpdateEntry
+from millpond.executor.run.status import WatermarkUpdate
 from millpond.statestore.errors import FencedError, UnavailableError
 
 
@@ -16,8 +17,8 @@ def arrival(count: int = 1, receipt: Receipt | None = None) -> Arrival:
     return Arrival(stream="s", rows=[{}] * count, count=count, receipt=receipt or Receipt())
 
 
-def movement(at: int = 5) -> WatermarkUpdate:
-    return WatermarkUpdate(stream="s", at=at, receipt=Receipt())
+def movement(at: int = 5) -> UpdateEntry:
+    return UpdateEntry(update=WatermarkUpdate(stream="s", at=at), receipt=Receipt())
 
 
 def of(stream: str, count: int = 1) -> Arrival:
@@ -34,7 +35,7 @@ class TestHoldingBack:
         intake.put(fast, timeout_ms=0)
         intake.hold_back({"fast"})
         intake.put(slow, timeout_ms=0)
-        held = WatermarkUpdate(stream="fast", at=5, receipt=Receipt())
+        held = UpdateEntry(update=WatermarkUpdate(stream="fast", at=5), receipt=Receipt())
         intake.put(held, timeout_ms=0)
         intake.put(movement_of_fast, timeout_ms=0)
 
@@ -44,10 +45,10 @@ class TestHoldingBack:
         intake.hold_back(())
 
         assert first.arrivals == [slow]
-        assert nothing_more[0].movements == [movement_of_fast]
+        assert nothing_more[0].updates == [movement_of_fast]
         assert not nothing_more[1]
         assert intake.take(10).arrivals == [fast]
-        assert intake.take(10).movements == [held]
+        assert intake.take(10).updates == [held]
 
     def test_what_is_held_back_takes_no_room_from_others(self):
         """
@@ -89,8 +90,8 @@ class TestOrder:
 
         first, second, third = intake.take(10), intake.take(10), intake.take(10)
 
-        assert (first.movements, first.arrivals) == (entries[:1], entries[1:3])
-        assert (second.movements, second.arrivals) == (entries[3:4], entries[4:])
+        assert (first.updates, first.arrivals) == (entries[:1], entries[1:3])
+        assert (second.updates, second.arrivals) == (entries[3:4], entries[4:])
         assert not third
 
     def test_a_bundle_is_bounded_but_never_empty(self):

@@ -1,0 +1,3 @@
+"""
+What the runs of both runners have in common: options, life cycle, watermarks and the end.
+"""

@@ -1,0 +1,170 @@
+"""
+The options that both runners have, checked in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar, get_args
+
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.maintenance.workers import CompactionWorkers
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.reporting.progress import Progress
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Clock, Rng
+
+__all__ = ["RunnerOptions", "check_at_least"]
+
+_Run = TypeVar("_Run")
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOptions:
+    """
+    Where a runner finds its store, and how it runs a pipeline on it.
+
+    Attributes:
+        store: path of the store, created if it does not exist, or an open `Store`, which stays open.
+        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
+        storage_options: credentials and endpoints of an object store.
+        intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
+            that to the runner.
+        cache_mib: soft-state budget of one interval, in MiB.
+        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
+        upkeep: how the store is kept small while the pipeline runs; ``None`` for not at all.
+        progress: whether to show a progress line and log supersteps.
+        clock: the source of time.
+        rng: the source of file names.
+
+    Raises:
+        InvalidError: an option is out of its range.
+    """
+
+    store: Store | str | Path
+    zookeeper: str | None = None
+    storage_options: Mapping[str, str] | None = None
+    intervals: int | None = None
+    cache_mib: int = 256
+    pause_timeout_ms: float = 300_000
+    on_held: OnHeld = "take"
+    upkeep: UpkeepPolicy | None = None
+    progress: bool = True
+    clock: Clock = field(default_factory=SystemClock)
+    rng: Rng = field(default_factory=SystemRng)
+
+    def __post_init__(self) -> None:
+        """
+        Refuse options with which no pipeline can run.
+        """
+        if self.intervals is not None:
+            check_at_least("intervals", self.intervals, 1)
+        check_at_least("cache_mib", self.cache_mib, 0)
+        check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
+        if self.on_held not in get_args(OnHeld):
+            raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
+
+    @property
+    def cache_bytes(self) -> int:
+        """
+        Soft-state budget of one interval, in bytes.
+        """
+        return self.cache_mib * _MIB
+
+    def open_run(self, start: Callable[[Store, Callable[[], None]], _Run]) -> _Run:
+        """
+        Open the store and start a run on it.
+
+        Args:
+            start: starts the run; it gets the store, and the function that the run calls once at its
+                end. If it raises, the store is closed again.
+
+        Raises:
+            UnavailableError: ZooKeeper or the object store cannot be reached.
+        """
+        if isinstance(self.store, Store):
+            # The store belongs to the caller, who closes it.
+            return start(self.store, _keep_open)
+        store = Store.open(
+            self.store,
+            self.zookeeper,
+            storage_options=self.storage_options,
+            clock=self.clock,
+            rng=self.rng,
+        )
+        try:
+            return start(store, store.close)
+        except BaseException:
+            store.close()
+            raise
+
+    def open_coordinator(
+        self,
+        store: Store,
+        topology: Topology,
+        *,
+        intervals: int,
+        upkeep: UpkeepPolicy | None,
+        accept_checkpoint: bool = False,
+        compaction_workers: CompactionWorkers | None = None,
+        threads: bool = True,
+    ) -> Coordinator:
+        """
+        Take the leases of a pipeline and recover its state; see `Coordinator` for the arguments.
+
+        Raises:
+            ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
+            UnavailableError: ZooKeeper or the object store cannot be reached.
+            DataError: a file is missing or its bytes are wrong.
+        """
+        coordinator = Coordinator(
+            store,
+            topology,
+            clock=self.clock,
+            rng=self.rng,
+            intervals=intervals,
+            accept_checkpoint=accept_checkpoint,
+            pause_timeout_ms=self.pause_timeout_ms,
+            on_held=self.on_held,
+            upkeep=upkeep,
+            compaction_workers=compaction_workers,
+            threads=threads,
+        )
+        coordinator.open()
+        return coordinator
+
+    def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:
+        """
+        What reports the supersteps of a pipeline.
+
+        Args:
+            pipeline: its name.
+            log_every_ms: log at most this often and sum the supersteps in between; 0 logs each.
+        """
+        return Progress(pipeline, clock=self.clock, enabled=self.progress, log_every_ms=log_every_ms)
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """
+    Refuse an option that is too small.
+
+    Raises:
+        InvalidError: names the option.
+    """
+    if value < least:
+        raise InvalidError(f"{name} is at least {least}", value=value)
+
+
+def _keep_open() -> None:
+    """
+    Release nothing: the caller closes the store.
+    """

@@ -1,0 +1,245 @@
+"""
+A running pipeline, whichever runner runs it: watermarks, counts and the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar, get_args
+
+from millpond.executor.event_time.duration import Instant, instant_us
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.reporting.summary import RunSummary
+from millpond.executor.run.lifecycle import Lifecycle
+from millpond.executor.run.status import RunStatus, WatermarkUpdate
+from millpond.executor.watermark.stream_time import MemberStatus
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import Clock, EventTimeMicros
+
+__all__ = ["Run"]
+
+_Accepted = TypeVar("_Accepted")
+"""What a run answers when it has accepted a watermark: a receipt, or nothing."""
+
+_LOG = logging.getLogger("millpond")
+
+
+class Run(ABC, Generic[_Accepted]):
+    """
+    A running pipeline; stopped by `stop` or at the end of a ``with``.
+
+    Args:
+        topology: the checked pipeline.
+        lifecycle: the phase of the run and its first failure.
+        clock: measures how long the run takes.
+        first: where the pipeline stood before this run.
+        release: closes the store if the run owns it; called once by `stop`.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        *,
+        first: RunStatus,
+        release: Callable[[], None],
+    ) -> None:
+        self._topology = topology
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._first = first
+        self._release = release
+        self._started_us = clock.monotonic_us()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+        else:
+            self.abandon()
+
+    # -- watermarks ------------------------------------------------------------------------
+
+    def advance_watermark(
+        self, stream: str, at: Instant, *, member: str | None = None, percentile: float = 100
+    ) -> _Accepted:
+        """
+        Promise that no record older than ``at`` will come on a stream, after those injected so far.
+
+        From then on records before ``at`` are late, windows close and timers fire. The next
+        superstep makes the promise durable.
+
+        Args:
+            stream: an injected stream.
+            at: the time.
+            member: restricts the promise to one of the stream's members.
+            percentile: the percentage of the records that the promise is about; the others are not
+                late if they come. Either 100 or a percentile that a computation or a trigger uses.
+
+        Returns:
+            A `Receipt` in the local runner, nothing on Spark.
+
+        Raises:
+            InvalidError: the stream is not injected, it has no such member, the pipeline does not
+                use the percentile, or ``at`` is not a time.
+            MillpondError: the error that ended the run.
+        """
+        moment = instant_us(at)
+        known = self._topology.percentile(percentile)
+        return self._update(WatermarkUpdate(stream=stream, at=moment, member=member, percentile=known))
+
+    def declare(self, stream: str, status: MemberStatus, *, member: str | None = None) -> _Accepted:
+        """
+        Declare a stream, or one of its members, ``idle``, ``gone``, or ``expected`` again.
+
+        A stream that is idle or gone does not hold back watermarks; records that it brings anyway
+        may be late. Its next record ends idleness, but not absence. The next run of the pipeline
+        remembers both.
+
+        Args:
+            stream: an injected stream.
+            status: ``expected``, ``idle`` or ``gone``.
+            member: restricts the declaration to one of the stream's members.
+
+        Returns:
+            A `Receipt` in the local runner, nothing on Spark.
+
+        Raises:
+            InvalidError: the stream is not injected, or it has no such member.
+            MillpondError: the error that ended the run.
+        """
+        if status not in get_args(MemberStatus):
+            raise InvalidError("a stream is expected, idle or gone", stream=stream, status=status)
+        return self._update(WatermarkUpdate(stream=stream, status=status, member=member))
+
+    def finish(self, stream: str) -> _Accepted:
+        """
+        Promise that no more records will come on a stream; every record that comes anyway is late.
+
+        The next superstep makes the promise durable.
+
+        Returns:
+            A `Receipt` in the local runner, nothing on Spark.
+
+        Raises:
+            InvalidError: the stream is not injected.
+            MillpondError: the error that ended the run.
+        """
+        self._topology.injector(stream)
+        return self._finish(stream)
+
+    def _update(self, update: WatermarkUpdate) -> _Accepted:
+        self._topology.injector(update.stream).check_member(update.member)
+        return self._accept(update)
+
+    @abstractmethod
+    def _accept(self, update: WatermarkUpdate) -> _Accepted:
+        """
+        Let a checked update take effect, after the records injected so far.
+        """
+
+    @abstractmethod
+    def _finish(self, stream: str) -> _Accepted:
+        """
+        End an injected stream, after the records injected so far.
+        """
+
+    # -- status ----------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """
+        The checked pipeline that runs.
+        """
+        return self._topology
+
+    @property
+    def is_active(self) -> bool:
+        """
+        Whether the run still takes input.
+        """
+        return self._lifecycle.is_active
+
+    @abstractmethod
+    def _status(self) -> RunStatus:
+        """
+        Where the pipeline stands; any thread may ask.
+        """
+
+    def watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The input low watermark of a computation after the last superstep, in microseconds.
+
+        Raises:
+            InvalidError: the pipeline has no such computation.
+        """
+        return self._status().watermarks[self._topology.computation(computation).name]
+
+    def summary(self) -> RunSummary:
+        """
+        Counts so far, of this run and of the pipeline's whole life.
+        """
+        status = self._status()
+        return RunSummary(
+            supersteps=status.superstep - self._first.superstep,
+            superstep=status.superstep,
+            run=status.totals.minus(self._first.totals),
+            totals=status.totals,
+            watermark=status.low_watermark,
+            elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
+        )
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def stop(self) -> RunSummary:
+        """
+        Finish the superstep under way, give the leases back and release all resources.
+
+        Nothing is drained: undelivered productions are delivered after the next start, and input
+        that is not committed yet is refused to its source. A superstep that waits for a service
+        that is away fails instead of being waited for. A second call does nothing.
+
+        Returns:
+            Counts of this run and of the pipeline's whole life.
+
+        Raises:
+            MillpondError: the error of a sink that was writing the last superstep.
+        """
+        if not self._lifecycle.stop():
+            return self.summary()
+        self._end_work()
+        summary = self.summary()
+        try:
+            self._close()
+        finally:
+            self._release()
+        return summary
+
+    def abandon(self) -> None:
+        """
+        Stop after a failure; an error of stopping is logged, so that it does not hide the failure.
+        """
+        try:
+            self.stop()
+        except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
+            _LOG.warning("stopping after a failure failed too: %s", failure)
+
+    @abstractmethod
+    def _end_work(self) -> None:
+        """
+        Finish the superstep under way and begin no other.
+        """
+
+    @abstractmethod
+    def _close(self) -> None:
+        """
+        Wait for the sinks and give the leases back.
+        """
