@@ -76,11 +76,7 @@ class LocalWorker:
         self._thread: threading.Thread | None = None
         self._taken = Taken()
         engine.on_stuck = self._strand
-<<<<<<< HEAD
-        self.status: RunStatus = self._stand()
-=======
-        self.status = RunStatus.of(coordinator)
->>>>>>> runners
+        self.status: RunStatus = RunStatus.of(coordinator)
 
     # -- steps -----------------------------------------------------------------------------
 
