@@ -12,10 +12,11 @@ PROCESSES ?= 2
 MINUTES   ?= 30
 
 # Spark's workers run the interpreter of the environment, and nobody's other Spark or Python gets in between.
+# Compiled modules are kept: tests start hundreds of processes, and each would compile everything again.
 export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON_IN_VENV)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME
+unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -34,6 +34,8 @@ Opener: TypeAlias = Callable[..., TranscriptRun]
 
 
 _TOGETHER: Final = {"local": 1, "spark": 50}
+_LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same in C, an eighth of the time, where PyYAML was built with it."""
 
 
 class TranscriptError(Exception):
@@ -48,7 +50,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
     """
     for path in paths:
         with path.open(encoding="utf-8") as file:
-            yield from (document for document in yaml.safe_load_all(file) if document is not None)
+            yield from (document for document in yaml.load_all(file, _LOADER) if document is not None)
 
 
 class _Part:
