@@ -143,7 +143,7 @@ WATERMARKS: Final = Table(
     PrimaryKeyConstraint("pipeline", "superstep", "subject"),
     Index("ix_watermarks_version", "version"),
 )
-"""CatalogRecorder of low watermarks; a subject is the app id of an interval, computation or injector."""
+"""Journal of low watermarks; a subject is the app id of an interval, computation or injector."""
 
 INPUT_POSITIONS: Final = Table(
     "input_positions",
@@ -197,4 +197,4 @@ SUPERSTEPS: Final = Table(
     PrimaryKeyConstraint("pipeline", "superstep"),
     Index("ix_supersteps_version", "version"),
 )
-"""CatalogRecorder of supersteps."""
+"""Journal of supersteps."""

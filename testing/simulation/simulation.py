@@ -131,10 +131,10 @@ class Simulation:
                 world.violations.append(violation)
         # Report the first violation: later ones may be its consequences.
         first = world.violations[0] if world.violations else None
-        violation, promise = (str(first), first.promise) if first else ("", "")
+        text, promise = (str(first), first.promise) if first else ("", "")
         return SimulationOutcome(
             seed=world.seed,
-            violation=violation,
+            violation=text,
             promise=promise,
             trace_hash=world.trace.digest,
             events=world.trace.events,
