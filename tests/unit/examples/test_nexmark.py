@@ -27,7 +27,7 @@ from examples.nexmark.window_queries import Highest
 
 _COUNT = 20_000
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="events and answers lie beside the checkout")
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="events and answers are next to the checkout")
 
 
 @pytest.fixture(scope="module")
