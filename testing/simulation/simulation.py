@@ -145,7 +145,7 @@ class Simulation:
             processes=len(self.processes),
             simulated_s=(world.now_us - self.auditor.landed_us.get(0, world.now_us)) / 1e6,
             deaths_left=tuple(world.deaths),
-            tail=tuple(world.trace.last) if violation else (),
+            tail=tuple(world.trace.last) if text else (),
         )
 
     def _draw_settings(self) -> Settings:
