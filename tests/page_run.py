@@ -24,6 +24,9 @@ from typing import Any, Final
 
 from click.testing import CliRunner
 
+import millpond as mp
+from millpond.statestore.system import SystemClock
+from millpond.statestore.zookeeper.process import noted
 from millpond.tools.command_line import main
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
@@ -68,8 +71,22 @@ class PageRun:
         Raises:
             PageError: a block is not to be run, fails, or prints something else.
         """
-        with contextlib.chdir(self._folder), _imports_from(self._folder):
-            return sum(self._do(block) for block in self._blocks)
+        try:
+            with contextlib.chdir(self._folder), _imports_from(self._folder):
+                return sum(self._do(block) for block in self._blocks)
+        finally:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """
+        End what a page that failed has left running: pipelines, and the ZooKeeper servers of its stores.
+        """
+        for run in [value for value in self._names.values() if isinstance(value, mp.LocalRun)]:
+            run.abandon()
+        for folder in self._folder.glob("*/zookeeper"):
+            server = noted(folder)
+            if server is not None:
+                server.kill(SystemClock())
 
     def _do(self, block: Block) -> int:
         kind, _, argument = block.note.partition(": ")

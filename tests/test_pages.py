@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.statestore.zookeeper.process import noted
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageError, PageRun
 
@@ -76,3 +77,24 @@ def test_page_that_is_right_passes(text: str, count: int, tmp_path: Path) -> Non
     What a page shows may be shortened; files, names and the folder go on from block to block.
     """
     assert _page(tmp_path, text).run() == count
+
+
+@pytest.mark.zookeeper
+def test_page_that_fails_leaves_no_server_running(tmp_path: Path) -> None:
+    """
+    The pipeline of a page that fails is given up, and the ZooKeeper server of its store ends.
+    """
+    text = """```python
+import millpond as mp
+
+pipeline = mp.Pipeline("clicks")
+pipeline.inject("clicks", key="page", at="time").apply(mp.Computation(), name="nothing")
+run = mp.LocalRunner("pond").start(pipeline)
+1 / 0
+```
+"""
+    with pytest.raises(PageError, match="ZeroDivisionError"):
+        _page(tmp_path, text).run()
+    server = noted(tmp_path / "pond" / "zookeeper")
+
+    assert server is None or not server.is_running()
