@@ -133,7 +133,7 @@ def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path:
         spark_compactions.submit(read_row_files, objects, ["gone"]).result()
 
 
-def test_a_job_that_fails_is_done_again_by_whoever_wants_it(spark_compactions: SparkCompactions) -> None:
+def test_a_job_that_fails_can_be_submitted_again(spark_compactions: SparkCompactions) -> None:
     """
     A worker that dies fails the piece, and the next one finds another worker.
     """
