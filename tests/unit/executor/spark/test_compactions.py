@@ -72,13 +72,13 @@ class Played:
         self.files_of_an_interval = max(counts.values())
         actions = [action for _, data in store.log.versions_after(-1) for action in decode(data)]
         infos = [info for action in actions if (info := getattr(action, "millpond", None)) is not None]
-        self.compaction = sum(info["kind"] == "compaction" for info in infos)
+        self.compactions = sum(info["kind"] == "compaction" for info in infos)
 
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
-    What has become of the jobs; the answer of the first is lost, its file is written.
+    The pools of the jobs that ran; the answer of the first is lost although its file is written.
     """
     fates: list[str] = []
     really = SparkCompactions._run
@@ -97,7 +97,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("memory_bytes_max", "name"), [(1 << 20, "millpond-compactions"), (0, "millpond-large-compactions")]
 )
-def test_a_pipeline_compactions_by_spark_jobs(
+def test_a_pipeline_is_compacted_by_spark_jobs(
     tmp_path: Path, spark: SparkSession, jobs: list[str], memory_bytes_max: int, name: str
 ) -> None:
     """
