@@ -1,14 +1,13 @@
 """
 A directory of files as an outside source (MillWheel §5.2, figure 10).
 
-The watermark that it reports is the creation time of the oldest file that is not finished: a
-log that was opened at ten o'clock holds nothing from before ten. A file is finished when all
-its rows are durable and nobody writes to it any more.
+The injector reports as watermark the creation time of the oldest unfinished file: a log that was
+opened at ten o'clock has no rows from before ten. A file is finished once all its rows are durable
+and it gets no more.
 
-Every row carries a name that no other row has, `FILE_ROW`. Declared as the injector's ``id``,
-it lets the directory be read again after a crash without anything counting twice. So nothing
-is remembered about finished files; they should leave the directory, and ``finished`` is called
-for each so that they can.
+Every row gets a unique name, `FILE_ROW`. Declared as the injector's ``id``, it makes rows count once
+although the directory is read again after a crash. So the injector stores nothing about finished
+files; ``finished`` is called for each of them, to move it out of the directory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from millpond.statestore.types import EventTimeMicros
 __all__ = ["FILE_ROW", "DirectoryInjector"]
 
 FILE_ROW: Final = "file_row"
-"""The field that names a row: file and position; declare it as the injector's ``id``."""
+"""The field with a row's unique name, file and position; declare it as the injector's ``id``."""
 
 _ROWS_MAX: Final = 10_000
 
@@ -35,7 +34,7 @@ _ROWS_MAX: Final = 10_000
 @dataclass(slots=True)
 class _File:
     """
-    A file that is not finished, and how many of its rows are durable.
+    An unfinished file, and how many of its rows are durable.
     """
 
     path: Path
@@ -51,11 +50,11 @@ class DirectoryInjector:
         run: the running pipeline; its stream should have a `ManualWatermark`.
         stream: the stream.
         folder: the directory.
-        read: gives the rows of a file, the same ones in the same order each time.
-        created: when a file was created, by its name for example. No row of it may be older.
-        pattern: which files of the directory count.
-        is_closed: whether a file gets no more rows; by default files appear complete.
-        finished: called once all rows of a file are durable; typically moves it away.
+        read: returns the rows of a file, the same rows in the same order each time.
+        created: returns when a file was created, for example by its name. None of its rows may be older.
+        pattern: a glob pattern of the files to read.
+        is_closed: returns whether a file gets no more rows; by default files appear complete.
+        finished: called once all rows of a file are durable; typically moves the file elsewhere.
 
     Example::
 
@@ -64,7 +63,7 @@ class DirectoryInjector:
             logs.poll()
 
     Raises:
-        InvalidError: nobody injects this stream, or its rows have no ids.
+        InvalidError: the stream is not injected, or its rows have no ids.
     """
 
     def __init__(
@@ -95,44 +94,46 @@ class DirectoryInjector:
     @property
     def mark(self) -> EventTimeMicros | None:
         """
-        Creation time of the oldest unfinished file; ``None`` when there is none.
+        Creation time of the oldest unfinished file, in microseconds; ``None`` if there is none.
         """
         return min((file.created_at for file in self._unfinished.values()), default=None)
 
     def poll(self) -> int:
         """
-        Look at the directory once: inject what is new, then report the watermark.
+        List the directory once: inject new rows and report the watermark.
 
         Returns:
-            How many files were finished.
+            The number of files that were finished.
 
         Raises:
             UnavailableError: the directory or a file cannot be read.
-            MillpondError: what ended the run.
+            MillpondError: the error that ended the run.
         """
-        self._look()
+        self._list()
         self._report()
         done = 0
-        for file in sorted(self._unfinished.values(), key=lambda each: (each.created_at, each.path)):
+        for file in sorted(
+            self._unfinished.values(), key=lambda unfinished: (unfinished.created_at, unfinished.path)
+        ):
             if self._inject(file):
                 done += 1
                 self._finish(file)
         return done
 
-    def _look(self) -> None:
+    def _list(self) -> None:
         try:
-            found = {path for path in self._folder.glob(self._pattern) if path.is_file()}
+            paths = {path for path in self._folder.glob(self._pattern) if path.is_file()}
         except OSError as cause:
             raise UnavailableError("the directory cannot be read", folder=self._folder) from cause
-        self._done &= found
-        for path in found - self._done - self._unfinished.keys():
+        self._done &= paths
+        for path in paths - self._done - self._unfinished.keys():
             self._unfinished[path] = _File(path, instant_us(self._created(path)))
 
     def _inject(self, file: _File) -> bool:
         """
-        Inject the rows that are new, and say whether the file is finished.
+        Inject the rows that are not durable yet; return whether the file is finished.
         """
-        # Asked before reading: rows written while it was still open must not be missed.
+        # Asked before reading: rows that are written until it is closed must not be missed.
         is_closed = self._is_closed is None or self._is_closed(file.path)
         try:
             rows = islice(self._read(file.path), file.rows, None)

@@ -1,5 +1,5 @@
 """
-Local input: injected rows on their way to the consumers' intervals, within one process.
+Local input: the key, time and id of injected rows, for each consumer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ __all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs"]
 class OutsideRows:
     """
     Rows of one injected stream for one superstep.
+
+    Attributes:
+        stream: the injected stream.
+        rows: a table, or mappings of fields.
     """
 
     stream: str
@@ -46,8 +50,8 @@ class ExtractedInputs:
 
     Attributes:
         by_computation: the readable records, with each consumer's own keys.
-        letters: the unreadable ones, a letter for each consumer.
-        observations: what was seen of each stream.
+        letters: a dead letter for each consumer of an unreadable record.
+        observations: counts and times of each stream.
     """
 
     by_computation: Mapping[str, list[Deliveries]]
@@ -67,47 +71,47 @@ def extract_inputs(
     Read key, time and id of every row, for every consumer.
 
     Args:
-        topology: who consumes what.
+        topology: the checked pipeline.
         outside: the rows, in the order of their arrival.
         is_bounded: leave the newest times out, so that watermarks wait for the input's end.
-        watches: what to look at in each stream's records, where it is more than their times.
-        id_scope: what goes before record ids, by computation and stream; see `Topology.id_scope`.
+        watches: what to observe of each stream's records, if it is more than their times.
+        id_scope: returns the prefix of record ids, by computation and stream; see `Topology.id_scope`.
     """
     scope_of = id_scope or topology.id_scope
     by_computation: dict[str, list[Deliveries]] = {}
     letters: list[DeadLetter] = []
     observations: list[InputObservation] = []
-    for each in _merged(outside):
-        watch = (watches or {}).get(each.stream, Watch(stream=each.stream))
-        readings = _read_for_consumers(topology, each, watch.stamp_at)
+    for entry in _merged(outside):
+        watch = (watches or {}).get(entry.stream, Watch(stream=entry.stream))
+        readings = _read_for_consumers(topology, entry, watch.stamp_at)
         for name, injected in readings.items():
-            scoped = scoped_ids(injected.ids, scope_of(name, each.stream))
-            deliveries, unreadable = _split(each, name, replace(injected, ids=scoped))
+            scoped = scoped_ids(injected.ids, scope_of(name, entry.stream))
+            deliveries, unreadable = _split(entry, name, replace(injected, ids=scoped))
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
-        node = topology.injectors[each.stream]
-        members = member_names(node, each.rows)
+        node = topology.injectors[entry.stream]
+        members = member_names(node, entry.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
-        observations.append(replace(seen, mark_at=newest_mark(node, each.rows)))
+        observations.append(replace(seen, mark_at=newest_mark(node, entry.rows)))
     return ExtractedInputs(by_computation=by_computation, letters=letters, observations=observations)
 
 
 def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
     """
-    One entry a stream for rows that are Python objects; tables stay as they are, for their columns may differ.
+    One entry per stream for rows that are Python objects; tables are not merged, as their columns may differ.
     """
     rows_of: dict[str, list[Mapping[str, Any]]] = {}
     merged: list[OutsideRows] = []
-    for each in outside:
-        if isinstance(each.rows, pa.Table):
-            merged.append(each)
-            # Order of arrival counts: rows that come after a table must not join those before it.
-            rows_of.pop(each.stream, None)
-        elif each.stream in rows_of:
-            rows_of[each.stream].extend(each.rows)
+    for entry in outside:
+        if isinstance(entry.rows, pa.Table):
+            merged.append(entry)
+            # To keep the order of arrival, rows after a table must not join those before it.
+            rows_of.pop(entry.stream, None)
+        elif entry.stream in rows_of:
+            rows_of[entry.stream].extend(entry.rows)
         else:
-            rows_of[each.stream] = list(each.rows)
-            merged.append(OutsideRows(stream=each.stream, rows=rows_of[each.stream]))
+            rows_of[entry.stream] = list(entry.rows)
+            merged.append(OutsideRows(stream=entry.stream, rows=rows_of[entry.stream]))
     return merged
 
 
@@ -148,14 +152,12 @@ def _observation(
     watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
 ) -> InputObservation:
     """
-    What the injector learns: the times of the rows that any consumer can read.
-
-    Rows are counted for the first consumer only, so that each counts once.
+    The times of the rows that at least one consumer can read; each row counts for its first consumer only.
     """
     at = readings[0].at if readings else np.empty(0, np.int64)
     records = len(at) - len(readings[0].errors) if readings else 0
-    unreadable = set[int]().union(*(each.errors for each in readings[:1]))
-    unreadable.intersection_update(*(each.errors for each in readings[1:]))
+    unreadable = set[int]().union(*(reading.errors for reading in readings[:1]))
+    unreadable.intersection_update(*(reading.errors for reading in readings[1:]))
     if unreadable:
         at = np.delete(at, list(unreadable))
         if members is not None:

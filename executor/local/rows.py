@@ -1,5 +1,5 @@
 """
-Rows as people hand them to the local runner: tables of any kind, or mappings.
+Rows as callers hand them to the local runner: tables of any kind, or mappings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["RowsLike", "pieces", "rows_from"]
 
 RowsLike: TypeAlias = Any
-"""An Arrow or pandas table, anything that speaks Arrow's C stream, a mapping, or an iterable of mappings."""
+"""An Arrow or pandas table, anything with Arrow's C stream interface, a mapping, or an iterable of mappings."""
 
 
 def rows_from(given: RowsLike) -> Rows:
@@ -29,7 +29,7 @@ def rows_from(given: RowsLike) -> Rows:
         [{'city': 'Bergen'}]
 
     Raises:
-        InvalidError: these are no rows, or a table has columns that Arrow cannot hold.
+        InvalidError: the argument has no rows, or a column of a table has no Arrow type.
     """
     if isinstance(given, pa.Table):
         return given
@@ -59,7 +59,7 @@ def _table(given: RowsLike) -> pa.Table:
 
 def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
     """
-    The rows cut into pieces of at most ``records_max``, each with its count.
+    The rows in pieces of at most ``records_max``; yields the count and the rows of each piece.
     """
     for start in range(0, row_count(rows), records_max):
         piece = (

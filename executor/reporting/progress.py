@@ -1,5 +1,5 @@
 """
-What a runner says while it runs: a log line per superstep, and a live line in a terminal.
+Progress of a run: a log line per superstep, and a live line in a terminal.
 
 The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard
 library, so they are silenced, redirected and filtered like any other. A run in
@@ -26,10 +26,10 @@ class Progress:
     Args:
         pipeline: the pipeline's name.
         clock: stamps the log lines and paces the live line.
-        enabled: say nothing at all if false.
-        log_every_ms: log at most this often and add up the supersteps in between, for a
-            runner that makes hundreds of them a second; 0 logs each.
-        console: where the live line goes, or the log lines if nobody has set up logging;
+        enabled: whether to report at all.
+        log_every_ms: log at most this often and sum the supersteps in between, for a runner that
+            commits hundreds a second; 0 logs every superstep.
+        console: where the live line goes, or the log lines if the program has not set up logging;
             standard error by default.
 
     Example:
@@ -69,7 +69,7 @@ class Progress:
 
     def close(self) -> None:
         """
-        Log what is not logged yet, leave the last state of the live line standing, and let go of both.
+        Log the supersteps that are not logged yet, and stop the live line in its last state.
         """
         log, line = self._log, self._line
         self._log = self._line = None

@@ -66,7 +66,7 @@ class ProgressLog:
 
     def close(self) -> None:
         """
-        Write what waits, and take away the handler that was brought.
+        Write the sums that wait, and remove the handler if this object has added it.
         """
         self._write()
         if self._handler is not None:

@@ -1,9 +1,9 @@
 """
 Compactions as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
 
-A task opens the store for itself, as a superstep's does, and answers with what it wrote. It is pure
-towards the store: one that is repeated, speculated or cancelled leaves a file that no commit names,
-and that is an orphan. Whether a compaction lands is the driver's commit alone.
+A task opens the store itself, as a superstep's does, and returns what it wrote. It is pure with
+respect to the store: a repeated, speculated or cancelled task leaves a file that no commit names,
+which is an orphan. Only the driver's commit makes a compaction take effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CANCEL_AGAIN_S: Final = 0.2
 
 def is_one_machine(master: str) -> bool:
     """
-    Whether a Spark master runs tasks beside the driver, so that a compaction's job takes a superstep's slot.
+    Whether a Spark master runs tasks on the driver's machine, so that a compaction takes a superstep's slot.
 
     Example:
         >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
@@ -51,13 +51,14 @@ def is_one_machine(master: str) -> bool:
 
 class SparkCompactions(Executor):
     """
-    Does work in Spark's executors, each piece as a job of one task; what it is given must pickle.
+    Runs functions in Spark's executors, each as a job of one task; functions and results must pickle.
 
-    A piece whose job fails or is cancelled fails with `UnavailableError`; errors of ours come as they are.
+    If the job fails or is cancelled, the future raises `UnavailableError`; a `MillpondError` of the
+    function is raised as it is.
 
     Args:
-        context: Spark's.
-        tag: names the jobs, and no others, so that they can be cancelled.
+        context: the Spark context.
+        tag: marks the jobs, and no others, so that they can be cancelled.
         at_once: how many jobs run at a time.
 
     Example::
@@ -77,7 +78,7 @@ class SparkCompactions(Executor):
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
         """
-        Have ``fn`` called in a task.
+        Call ``fn`` in a task; the future has its result.
         """
         future = self._threads.submit(self._run, partial(fn, *args, **kwargs))
         self._futures.add(future)
@@ -86,14 +87,18 @@ class SparkCompactions(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """
-        Take no more work; with ``cancel_futures`` also end the jobs that are under way.
+        Accept no more work.
+
+        Args:
+            wait: whether to wait for the jobs under way.
+            cancel_futures: whether to cancel them.
         """
         if cancel_futures:
             self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
         running = set(self._futures)
         while cancel_futures and running:
-            # A job that was just about to begin was not there to be cancelled: hence again.
+            # A job that was about to start could not be cancelled yet: hence the loop.
             self._cancel()
             running = wait_for(running, timeout=_CANCEL_AGAIN_S).not_done
         self._threads.shutdown(wait=wait)
@@ -137,20 +142,20 @@ class SparkCompactionWorker:
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
         """
-        Have a compaction prepared.
+        Prepare a compaction; the future has its uncommitted file.
         """
         return self._executor.submit(compact_in_task, work)
 
     def shutdown(self) -> None:
         """
-        Stop, and cancel the jobs that are under way.
+        Cancel the jobs under way and stop.
         """
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
     """
-    What a task does; an error of ours no retry of Spark's can mend.
+    Run a task; a `MillpondError` is returned, as a retry would repeat it.
     """
     for question in questions:
         try:
@@ -178,5 +183,5 @@ def compact_in_task(work: partial[Compacted]) -> Compacted:
             scratch=os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None,
         )
     finally:
-        # The worker goes on with supersteps, whose soft state needs the room.
+        # The worker process continues with supersteps, whose soft state needs the memory.
         pa.default_memory_pool().release_unused()

@@ -1,5 +1,5 @@
 """
-Embedding: one computation as the ``foreachBatch`` of somebody's own streaming query.
+Embedding: one computation as the ``foreachBatch`` of the user's own streaming query.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ForeachBatch:
     """
     A function for ``writeStream.foreachBatch`` that keeps a computation's state in a store.
 
-    Leases are taken at the first batch; `close` gives them back (and so does the end of the process,
-    and a failure: the next batch, of a query that was started again, takes them anew).
+    The first batch takes the leases; `close`, a failure or the end of the process gives them back.
+    After a failure the next batch, of a query that was started again, takes them again.
     """
 
     def __init__(self, runner: SparkRunner, pipeline: EnginePipeline, *, tick_ms: float) -> None:
@@ -44,7 +44,10 @@ class ForeachBatch:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """
-        Consume one micro-batch: exactly one superstep, one commit.
+        Consume one micro-batch in exactly one superstep and one commit.
+
+        Raises:
+            MillpondError: the error that ended the superstep; Spark stops the query.
         """
         run = self._opened()
         try:
@@ -93,17 +96,17 @@ def foreach_batch(
     **runner_options: Any,
 ) -> ForeachBatch:
     """
-    Embed a computation in a streaming query of your own.
+    Embed a computation in the user's own streaming query.
 
     Args:
         store: path of the store, or an open one.
         computation: what to run for each key.
         key: column (or function of the row) with the key.
         at: column (or function of the row) with the event time.
-        id: column (or function of the row) with the id under which a record may be repeated.
+        id: column (or function of the row) with the record's id; records with the same id count once.
         watermark: how the low watermark follows from the records.
         name: the computation's name in the store; its class's name otherwise.
-        sink: where its productions (to the stream named as the computation) go.
+        sink: where its productions go, those to the stream with the computation's name.
         tick_ms: how long the query must be silent before due timers fire without a batch.
         runner_options: further arguments of `SparkRunner`.
 

@@ -1,10 +1,10 @@
 """
-Routing: every record of an outside DataFrame on its way to the interval that owns its key.
+Routing: moves every record of an outside DataFrame to the interval that owns its key.
 
-As long as columns name key, event time and id, all of it happens in the JVM and Python sees a
-record for the first time in the task that processes it; functions as extractors cost a Python
-stage of their own. What to select is worked out once for an input and kept, for a streaming
-query has the same columns in every batch and each call into the JVM costs a millisecond.
+If key, event time and id are columns, routing happens in the JVM and Python sees a record for the
+first time in the task that processes it; functions as extractors cost a Python stage of their own.
+The selection is computed once per input and kept: a streaming query has the same columns in every
+batch, and each call into the JVM costs a millisecond.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _UNSTAMPED = "CAST(0 AS BIGINT)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """
-    One consumer of the input: its intervals' positions in the plan and how it gets its keys.
+    One consumer of the input: its intervals' positions in the plan and its key extractor.
 
     Attributes:
         first: position of its first interval; the others follow in key order.
-        lows: low bounds of its intervals, the first ``""``.
+        lows: low bounds of its intervals in key order; the first is ``""``.
         key: its extractor; ``None`` keeps the injector's key.
     """
 
@@ -77,7 +77,7 @@ class Route:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
     """
-    Routed rows, each in the partition of its slot, and where their parts are.
+    Routed rows, each in the partition of its slot, and the columns that have their parts.
     """
 
     frame: DataFrame
@@ -87,7 +87,7 @@ class Routed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
     """
-    What to select, in Spark SQL: one pass, or two when a row has several consumers.
+    What to select, in Spark SQL: in one pass, or in two if the input has several consumers.
     """
 
     columns: RoutedColumns
@@ -97,15 +97,15 @@ class _Selection:
 
 def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Route, ...]:
     """
-    Where the records of ``stream`` go in this superstep.
+    The consumers of ``stream`` in this superstep, with the positions of their intervals.
     """
-    found = []
+    routes = []
     for consumer in topology.consumers_of(stream):
         name = consumer.computation.name
         mine = [i for i, part in enumerate(plan.intervals) if part.interval.computation == name]
         lows = tuple(plan.intervals[i].interval.low for i in mine)
-        found.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
-    return tuple(found)
+        routes.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
+    return tuple(routes)
 
 
 class Router:
@@ -113,7 +113,7 @@ class Router:
     Routes the batches of one input.
 
     Args:
-        node: how key, time and id are got.
+        node: the injector, which says how to get key, time and id.
     """
 
     def __init__(self, node: InjectorNode) -> None:
@@ -138,7 +138,14 @@ class Router:
 
     def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
         """
-        The readable keys, in a single column, that a consumer gets of ``frame``: for sampling.
+        The readable keys that a consumer gets of ``frame``, as a single column, to be sampled.
+
+        Args:
+            frame: a batch.
+            key: the consumer's key extractor.
+
+        Raises:
+            InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
         """
         routes = (Route(first=0, lows=("",), key=key),)
         named = _is_named(self._node, routes)
@@ -169,7 +176,7 @@ def _spread(
     frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
 ) -> Routed:
     """
-    One row per consumer, not yet moved; in Python where there is nothing to select in the JVM.
+    One row per consumer, not yet moved; computed in Python if there is no selection for the JVM.
     """
     if selection is None:
         return _spread_in_python(frame, node, routes)
@@ -281,7 +288,7 @@ def _time(schema: T.StructType, name: str) -> tuple[str, str | None]:
 
 def _whole_instant(column: str) -> str:
     """
-    SQL that completes a time in text; null for what is none, though Spark would take it for one.
+    SQL that completes a time in text; null for text that is not a time, even if Spark accepts it.
 
     Text without a zone is UTC, whatever the session's zone: the same in both runners.
     """

@@ -17,7 +17,7 @@ def arrival(count: int = 1, receipt: Receipt | None = None) -> Arrival:
     return Arrival(stream="s", rows=[{}] * count, count=count, receipt=receipt or Receipt())
 
 
-def movement(at: int = 5) -> UpdateEntry:
+def update(at: int = 5) -> UpdateEntry:
     return UpdateEntry(update=WatermarkUpdate(stream="s", at=at), receipt=Receipt())
 
 
@@ -31,7 +31,7 @@ class TestHoldingBack:
         What it has handed in stays in order behind the others; it may not add records.
         """
         intake = Intake(10)
-        fast, slow, movement_of_fast = of("fast"), of("slow"), movement()
+        fast, slow, movement_of_fast = of("fast"), of("slow"), update()
         intake.put(fast, timeout_ms=0)
         intake.hold_back({"fast"})
         intake.put(slow, timeout_ms=0)
@@ -79,12 +79,12 @@ class TestHoldingBack:
 
 
 class TestOrder:
-    def test_movements_come_before_the_arrivals_behind_them_only(self):
+    def test_updates_come_before_the_arrivals_behind_them_only(self):
         """
         A watermark never overtakes records that were handed in before it.
         """
         intake = Intake(10)
-        entries = [movement(1), arrival(), arrival(), movement(2), arrival()]
+        entries = [update(1), arrival(), arrival(), update(2), arrival()]
         for entry in entries:
             intake.put(entry, timeout_ms=0)
 
@@ -130,7 +130,7 @@ class TestBounds:
         with pytest.raises(UnavailableError):
             intake.put(arrival(1), timeout_ms=0)
 
-    def test_whoever_waits_for_room_goes_on_when_it_comes(self):
+    def test_a_producer_that_waits_for_room_continues_once_there_is_room(self):
         """
         Taking makes room for those who wait: backpressure, not loss.
         """
@@ -145,14 +145,14 @@ class TestBounds:
         assert not waiting.is_alive()
         assert len(intake.take(1).arrivals) == 1
 
-    def test_movements_take_no_room(self):
+    def test_updates_take_no_room(self):
         """
         A watermark can be moved while the intake is full.
         """
         intake = Intake(1)
         intake.put(arrival(), timeout_ms=0)
 
-        intake.put(movement(), timeout_ms=0)
+        intake.put(update(), timeout_ms=0)
 
         assert intake.take(1).arrivals
 
@@ -176,7 +176,7 @@ class TestReceipt:
         """
         assert Receipt(0).is_durable
 
-    def test_a_failure_is_raised_to_whoever_waits(self):
+    def test_a_failure_is_raised_in_each_waiting_thread(self):
         """
         One lost piece spoils the receipt.
         """

@@ -534,7 +534,7 @@ class TestDeadLetters:
 
     def test_a_computation_may_stop_the_run_instead(self):
         """
-        The error is raised to whoever steps, injects or waits; nothing of the bundle counts.
+        The error is raised to each caller that steps, injects or waits; nothing of the bundle counts.
         """
         pond = Pond()
         pipeline, stream = injected()
@@ -744,7 +744,7 @@ class WakingClock(ManualClock):
 class TestFailures:
     def test_a_run_that_lost_its_leases_is_fenced(self):
         """
-        The newest owner wins; the former one's commit changes nothing and says so to whoever waits.
+        The newest owner wins; the former owner's commit changes nothing, and its callers get the error.
         """
         pond = Pond()
         first = pond.start(a_chain())
@@ -827,7 +827,7 @@ class TestFailures:
 
         assert pond.states("second") == {"a": [1, 2]}
 
-    def test_somebody_elses_commit_is_seen(self):
+    def test_a_commit_of_another_pipeline_is_seen(self):
         """
         Another pipeline that commits to the same table does not disturb.
         """
@@ -956,7 +956,7 @@ class TestThread:
 
             assert RUNG.wait(60)
 
-    def test_a_failure_reaches_everybody_who_waits(self):
+    def test_a_failure_reaches_every_waiting_thread(self):
         """
         What ends the worker is raised by every later call.
         """

@@ -73,13 +73,13 @@ class Played:
         versions = store.log.inventory().versions
         actions = [action for version in versions for action in decode(store.log.require(version))]
         infos = [info for action in actions if (info := getattr(action, "millpond", None)) is not None]
-        self.compaction = sum(info["kind"] == "compaction" for info in infos)
+        self.compactions = sum(info["kind"] == "compaction" for info in infos)
 
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
-    What has become of the jobs; the answer of the first is lost, its file is written.
+    The pools of the jobs that ran; the answer of the first is lost although its file is written.
     """
     fates: list[str] = []
     really = SparkCompactions._run
@@ -98,7 +98,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("memory_bytes_max", "name"), [(1 << 20, "millpond-compactions"), (0, "millpond-large-compactions")]
 )
-def test_a_pipeline_compactions_by_spark_jobs(
+def test_a_pipeline_is_compacted_by_spark_jobs(
     tmp_path: Path, spark: SparkSession, jobs: list[str], memory_bytes_max: int, name: str
 ) -> None:
     """
@@ -134,7 +134,7 @@ def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path:
         spark_compactions.submit(read_row_files, objects, ["gone"]).result()
 
 
-def test_a_job_that_fails_is_done_again_by_whoever_wants_it(spark_compactions: SparkCompactions) -> None:
+def test_a_job_that_fails_can_be_submitted_again(spark_compactions: SparkCompactions) -> None:
     """
     A worker that dies fails the piece, and the next one finds another worker.
     """

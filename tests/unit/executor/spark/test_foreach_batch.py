@@ -1,5 +1,5 @@
 """
-Embedding: a computation in somebody's own streaming query, over restarts and strange checkpoints.
+Embedding: a computation in the user's own streaming query, over restarts and unknown checkpoints.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
 
 def test_a_foreign_checkpoint_is_refused_or_accepted(job: Job) -> None:
     """
-    A checkpoint that the store has never seen is refused, until somebody says that it is meant.
+    A checkpoint that is unknown to the store is refused unless the caller accepts it.
     """
     job.bring(0)
     job.run()
@@ -191,7 +191,7 @@ def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tm
 
 def test_only_a_streaming_query_may_call_it(job: Job, spark: SparkSession) -> None:
     """
-    Called by hand there is no checkpoint that could tell a repetition from news.
+    A direct call has no checkpoint that could tell a repeated batch from a new one.
     """
     function = job.embedded()
     frame = spark.createDataFrame([("a", 1, "1", 1)], SCHEMA)

@@ -107,7 +107,7 @@ def routed(result: Routed) -> list[tuple[Any, ...]]:
         ids = ids.cast(pa.string())
     found = [arrow.column("n"), arrow.column(TARGET), arrow.column(columns.key), at, ids.cast(pa.binary())]
     rows = zip(*(column.to_pylist() for column in found), strict=True)
-    # What an unreadable record carries beside its target only ends up in the letter's text.
+    # Except for its target, an unreadable record's columns only appear in the text of its letter.
     return sorted(row if row[1] >= 0 else row[:2] for row in rows)
 
 

@@ -136,7 +136,7 @@ def test_user_code_that_stops_the_run_is_named(
     runner: SparkRunner, stream: DataFrame, tmp_path: Path
 ) -> None:
     """
-    An error in a task comes to whoever waits for the run as it was raised, and the run is over.
+    An error in a task is raised as it is to each caller that waits for the run, and ends the run.
     """
     pipeline = EnginePipeline(LEDGER)
     pipeline.inject(ROWS, key="k", at="t", id="id")
@@ -157,7 +157,7 @@ def test_a_run_that_was_replaced_is_told_so(
     runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path, leases: LeaseFactory
 ) -> None:
     """
-    After a take-over whoever waits for the run gets FencedError, not Spark's account of it.
+    After a takeover a caller that waits for the run gets FencedError, not Spark's description of it.
     """
     bring(tmp_path, 0)
     run = runner.start(ledger_pipeline(), {ROWS: stream})
@@ -172,7 +172,7 @@ def test_a_run_that_was_replaced_is_told_so(
         assert ledger_of(other) == {"k0": [0, 5]}
 
 
-def test_the_first_failure_ends_the_run_for_everybody(
+def test_the_first_failure_ends_the_run_for_all_callers(
     runner: SparkRunner, store: Store, spark: SparkSession
 ) -> None:
     """

@@ -1,23 +1,189 @@
 """
-Slots of a superstep on Spark: each task processes exactly the records of its own intervals.
+A Spark task without Spark: what a slot reports, and what a worker process keeps between tasks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
 from millpond.executor.injectors.observation import Watch
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routed_columns import TARGET, RoutedColumns, unreadable_target
-from millpond.executor.spark.task import run_slot
-from millpond.executor.spark.task_plan import RoutedInput, TaskPlan
-from millpond.statestore.errors import InternalError
-from millpond.statestore.types import Superstep, WallTimeMicros
+from millpond.executor.spark.task import make_task, run_slot
+from millpond.executor.spark.task_plan import RoutedInput, SlotReport, TaskPlan, read_slot_reports
+from millpond.executor.superstep.delivery import ProductionSource
+from millpond.executor.superstep.plan import IntervalPlan
+from millpond.statestore.errors import InternalError, InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
+from millpond.testing.fixtures.interval_run import live_file
 
-if TYPE_CHECKING:
-    from pathlib import Path
+LOW, HIGH = Interval("first", "", "m"), Interval("first", "m")
+SECOND_LOW, SECOND_HIGH = Interval("second", "", "m"), Interval("second", "m")
+
+
+class Forward(Computation):
+    """
+    Counts its records and passes them on; refuses thirteen.
+    """
+
+    def __init__(self, output: str | None = None) -> None:
+        self.output = output
+
+    def process_record(self, context: Context, record: Record) -> None:
+        if record.value["n"] == 13:
+            raise ValueError("thirteen")
+        context.state.set(context.state.get(0) + 1)
+        if self.output is not None:
+            context.produce(self.output, record.value)
+
+
+def key_of(value: Any) -> str | None:
+    """
+    The key extractor of the second computation, which finds no key for seven.
+    """
+    return None if value["n"] == 7 else value["k"]
+
+
+def code() -> bytes:
+    pipeline = EnginePipeline("p")
+    stream = pipeline.inject("in", key="k", at="at")
+    first = stream.apply(Forward("mid"), name="first", produces="mid", on_error="stop")
+    first.apply(Forward(), name="second", key=key_of)
+    return cloudpickle.dumps(dict(pipeline.check().computations))
+
+
+def plan(
+    folder: Path,
+    superstep: int,
+    intervals: Sequence[Interval],
+    *,
+    slots: int = 1,
+    files: Sequence[LiveFile] = (),
+    sources: Sequence[ProductionSource] = (),
+) -> TaskPlan:
+    pickled = code()
+    return TaskPlan(
+        url=str(folder),
+        storage_options={},
+        pipeline="p",
+        code=pickled,
+        code_digest=str(folder),
+        superstep=Superstep(superstep),
+        wall_time=WallTimeMicros(0),
+        slots=slots,
+        intervals=tuple(
+            IntervalPlan(
+                interval=interval,
+                fence=Fence(Sequencer(1), CommitNumber(superstep)),
+                watermark=EventTimeMicros(0),
+                files=tuple(files),
+                due=False,
+            )
+            for interval in intervals
+        ),
+        sources=tuple(sources),
+        input=None
+        if sources
+        else RoutedInput(
+            stream="in",
+            columns=RoutedColumns(key="k", at="at", id=None, error=None, own=("k", "at", "n")),
+            first_targets=frozenset(range(len(intervals))),
+            id_scopes={},
+            watch=Watch(stream="in"),
+        ),
+        cache_bytes=1 << 20,
+    )
+
+
+def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
+    """
+    Routed rows: target, key and number.
+    """
+    targets, keys, numbers = zip(*rows, strict=True)
+    return pa.record_batch(
+        {
+            TARGET: pa.array(targets, pa.int32()),
+            "k": pa.array(keys, pa.string()),
+            "at": pa.array(numbers, pa.int64()),
+            "n": pa.array(numbers, pa.int64()),
+        }
+    )
+
+
+def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
+    """
+    Each slot reports manifests of its own intervals, and letters for the unreadable records that it got.
+    """
+    whole = plan(tmp_path, 1, [LOW, HIGH], slots=2)
+
+    low = run_slot(whole, 0, [batch((0, "a", 1), (0, "b", 2), (unreadable_target(0), None, 3))])
+    high = run_slot(whole, 1, [batch((1, "x", 4))])
+
+    assert [manifest.interval for manifest in low.manifests] == [LOW]
+    assert [manifest.interval for manifest in high.manifests] == [HIGH]
+    assert [(letter.computation, letter.error) for letter in low.dead_letters] == [
+        ("first", "the key is null")
+    ]
+    assert [report.inputs[0].records for report in (low, high)] == [2, 1]
+
+
+def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> None:
+    """
+    Each interval gets its part; records without a key are reported once, by the first interval.
+    """
+    made = run_slot(plan(tmp_path, 1, [LOW]), 0, [batch((0, "a", 1), (0, "c", 7), (0, "d", 2))])
+    file = made.manifests[0].file
+    assert file is not None
+    source = ProductionSource(path=file.path, superstep=Superstep(1), streams=frozenset({"mid"}))
+    whole = plan(tmp_path, 2, [SECOND_LOW, SECOND_HIGH], slots=2, sources=[source])
+
+    low, high = run_slot(whole, 0, []), run_slot(whole, 1, [])
+
+    assert [manifest.result.statistics.records for manifest in low.manifests] == [2]
+    assert high.manifests == ()
+    assert (len(low.dead_letters), len(high.dead_letters)) == (1, 0)
+
+
+def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
+    """
+    What an attempt did that was not committed is undone by the next one in the same process.
+    """
+    whole = plan(tmp_path, 1, [LOW])
+    first = run_slot(whole, 0, [batch((0, "a", 1))])
+    again = run_slot(whole, 0, [batch((0, "a", 1))])
+    file = again.manifests[0].file
+    assert file is not None
+    assert first.manifests[0].file != file
+
+    committed = live_file(file, LOW, 1)
+    after = run_slot(plan(tmp_path, 2, [LOW], files=[committed]), 0, [batch((0, "a", 2))])
+    assert after.manifests[0].result.statistics.keys == 1
+    assert after.manifests[0].file is not None
+
+
+def test_an_error_of_user_code_is_reported(tmp_path: Path) -> None:
+    """
+    What a retry would repeat is in the report as it was raised, so the driver raises it itself.
+    """
+    task = make_task(plan(tmp_path, 1, [LOW]))
+    (report,) = read_slot_reports(pa.Table.from_batches(list(task([batch((0, "a", 13))]))))
+
+    assert isinstance(report, SlotReport)
+    assert isinstance(report.failure, InvalidError)
+    with pytest.raises(InvalidError, match="on_error says to stop"):
+        raise report.failure
 
 
 def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
@@ -25,7 +191,7 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
     A task that receives another slot's records fails, because skipping them would lose them.
     """
     columns = RoutedColumns(key="k", at="at", id=None, error=None, own=("k", "at"))
-    plan = TaskPlan(
+    two_slots = TaskPlan(
         url=str(tmp_path),
         storage_options={},
         pipeline="p",
@@ -45,7 +211,7 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
         ),
         cache_bytes=1,
     )
-    batch = pa.record_batch(
+    records = pa.record_batch(
         {
             TARGET: pa.array([1, 3, unreadable_target(3)], pa.int32()),
             "k": ["a", "b", "c"],
@@ -53,6 +219,6 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
         }
     )
 
-    assert run_slot(plan, 1, [batch.slice(0, 2)]).slot == 1
+    assert run_slot(two_slots, 1, [records.slice(0, 2)]).slot == 1
     with pytest.raises(InternalError, match="slot of their interval"):
-        run_slot(plan, 0, [batch])
+        run_slot(two_slots, 0, [records])

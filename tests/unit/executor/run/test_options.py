@@ -1,0 +1,57 @@
+"""
+Options of runners: refused where no pipeline can run with them, and who closes the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.run.options import RunnerOptions
+from millpond.executor.spark.runner import SparkRunner
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("intervals", 0), ("cache_mib", -1), ("pause_timeout_ms", -1), ("on_held", "steal")]
+)
+def test_both_runners_refuse_the_same_options(name: str, value: Any) -> None:
+    """
+    An option that is out of its range is refused by either runner, and the error names it.
+    """
+    for make in (LocalRunner, SparkRunner):
+        with pytest.raises(InvalidError, match=name):
+            make("nowhere", **{name: value})
+
+
+def test_intervals_may_be_left_to_the_runner() -> None:
+    """
+    Without a number of intervals Spark's parallelism decides.
+    """
+    assert RunnerOptions(store="nowhere").intervals is None
+    assert RunnerOptions(store="nowhere", cache_mib=2).cache_bytes == 2 * 2**20
+
+
+def test_a_store_of_the_caller_stays_open() -> None:
+    """
+    A run on an open store releases nothing, also if it cannot start.
+    """
+    store = Store.in_memory(clock=ManualClock(), rng=SeededRng(1))
+    options = RunnerOptions(store=store)
+
+    def start(opened: Store, release: Callable[[], None]) -> Store:
+        release()
+        return opened
+
+    def fail(_store: Store, _release: Callable[[], None]) -> None:
+        raise InvalidError("no start")
+
+    assert options.open_run(start) is store
+    with pytest.raises(InvalidError, match="no start"):
+        options.open_run(fail)
+    assert store.committer.refresh().version == 0

@@ -1,0 +1,100 @@
+"""
+What the runs of both runners have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.reporting.progress import Progress
+from millpond.executor.run.run import Run
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+class Engine:
+    """
+    Supersteps on Spark without a job.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+
+    def advance(self) -> Any:
+        return self.coordinator.commit(self.coordinator.begin(), [])
+
+
+def pipeline() -> EnginePipeline:
+    made = EnginePipeline("p")
+    made.inject("in", key="k", at="at").apply(Computation(), name="c")
+    return made
+
+
+def local_run(store: Store, clock: ManualClock) -> Run[Any]:
+    return LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline(), stepping=True)
+
+
+def spark_run(store: Store, clock: ManualClock) -> Run[Any]:
+    coordinator = Coordinator(store, pipeline().check(), clock=clock, rng=SeededRng(2))
+    coordinator.open()
+    progress = Progress("p", clock=clock, enabled=False)
+    return SparkRun(Engine(coordinator), coordinator, clock=clock, progress=progress, release=lambda: None)
+
+
+Start = Callable[[Store, ManualClock], Run[Any]]
+
+
+@pytest.fixture(params=[local_run, spark_run])
+def run(request: pytest.FixtureRequest) -> Run[Any]:
+    clock = ManualClock()
+    start: Start = request.param
+    return start(Store.in_memory(clock=clock, rng=SeededRng(1)), clock)
+
+
+def test_a_run_stops_at_the_end_of_its_block(run: Run[Any]) -> None:
+    """
+    After the ``with`` the run takes nothing more, and stopping it again does nothing.
+    """
+    with run as entered:
+        assert entered is run
+        assert run.is_active
+
+    assert not run.is_active
+    assert run.stop() == run.summary()
+    with pytest.raises(InvalidError, match="has been stopped"):
+        run.finish("in")
+
+
+def test_an_error_in_the_block_is_raised_and_the_run_is_stopped(run: Run[Any]) -> None:
+    """
+    The error of the caller comes out of the ``with`` as it was raised.
+    """
+    with pytest.raises(KeyError, match="mine"), run:
+        raise KeyError("mine")
+
+    assert not run.is_active
+
+
+def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
+    """
+    What cannot be promised of a stream is refused at once, and does not end the run.
+    """
+    with run:
+        with pytest.raises(InvalidError, match="stream=`nowhere`"):
+            run.finish("nowhere")
+        with pytest.raises(InvalidError, match="no such member"):
+            run.advance_watermark("in", 5, member="m")
+        with pytest.raises(InvalidError, match="expected, idle or gone"):
+            run.declare("in", "lost")
+        with pytest.raises(InvalidError, match="computation=`nobody`"):
+            run.watermark("nobody")
+        assert run.is_active
