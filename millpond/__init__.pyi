@@ -104,6 +104,7 @@ from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
 from .executor.spark.foreach_batch import foreach_batch as foreach_batch
 from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
+from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport

@@ -7,7 +7,7 @@ from __future__ import annotations
 import atexit
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
@@ -15,7 +15,7 @@ from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def foreach_batch(
     name: str | None = None,
     sink: Sink | None = None,
     tick_ms: float = 250,
-    **runner_options: Any,
+    **runner_options: Unpack[SparkRunnerOptions],
 ) -> ForeachBatch:
     """
     Embed a computation in the user's own streaming query.
@@ -108,7 +108,7 @@ def foreach_batch(
         name: the computation's name in the store; its class's name otherwise.
         sink: where its productions go, those to the stream with the computation's name.
         tick_ms: how long the query must be silent before due timers fire without a batch.
-        runner_options: further arguments of `SparkRunner`.
+        runner_options: further options of the `SparkRunner`.
 
     Example::
 

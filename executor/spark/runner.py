@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
@@ -29,9 +29,28 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkRunner"]
+__all__ = ["SparkRunner", "SparkRunnerOptions"]
 
 _UPKEEP = UpkeepPolicy()
+
+
+class SparkRunnerOptions(TypedDict, total=False):
+    """
+    The options of `SparkRunner` except its store; `SparkRunner` explains each.
+    """
+
+    spark: SparkSession | None
+    zookeeper: str | None
+    storage_options: Mapping[str, str] | None
+    intervals: int | None
+    cache_mib: int
+    on_held: OnHeld
+    pause_timeout_ms: float
+    accept_checkpoint: bool
+    upkeep: UpkeepPolicy | None
+    progress: bool
+    clock: Clock | None
+    rng: Rng | None
 
 
 class SparkRunner:
