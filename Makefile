@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= 2
 MINUTES   ?= 30
 
-# Spark's workers run the interpreter of the environment, and nobody's other Spark or Python gets in between.
+# Spark's workers run the environment's interpreter, and no other Spark or Python of the machine interferes.
 # Compiled modules are kept: tests start hundreds of processes, and each would compile everything again.
 export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON_IN_VENV)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -79,7 +79,7 @@ simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all process
 
 setup: java $(JARS) ## Only set up: .venv, the locked packages, Delta's jars
 
-lock: ## Pin all packages anew in requirements.lock, as pyproject.toml allows
+lock: ## Update every pin in requirements.lock, as pyproject.toml allows
 	@.ci/lock --upgrade
 
 clean: ## Remove build results and caches (rm -rf .venv for the environment)

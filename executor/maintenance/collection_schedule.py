@@ -73,7 +73,7 @@ class CollectionSchedule:
 
     def open(self) -> None:
         """
-        Plan the first round: soon, for many short runs make garbage too, but not while a run starts.
+        Plan the first round: soon, because short runs leave garbage too, but not while the run starts.
         """
         version = self._store.committer.snapshot.version
         self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))

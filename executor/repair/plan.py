@@ -31,7 +31,7 @@ __all__ = ["RepairPlan", "Restored", "plan_repair"]
 
 
 _COMPACTION_KINDS: Final = frozenset({"compaction", "fold"})
-"""What commits of compactions are called; stores of 0.1 may have them as folds."""
+"""Kinds of a compaction's commit: today's, and that of stores of 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ class KnownFiles:
         """
         return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
 
-    def news_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
+    def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
         """
         The committed files that must be read to be up to date; ``None``: all of them, from nothing.
         """
@@ -90,24 +90,24 @@ class KnownFiles:
             return None
         added = [file for file in files if file.path not in self._files]
         rewrites = [file for file in added if self._is_rewrite(file)]
-        news = [file for file in added if self._is_news(file)]
+        unread = [file for file in added if self._is_unread(file)]
         # Files that went without a trace, or that hold old and new rows alike, prove nothing.
         has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
-        return None if has_lost_files or len(rewrites) + len(news) < len(added) else news
+        return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
 
-    def take_in(self, files: Sequence[LiveFile], news: Sequence[LiveFile]) -> None:
+    def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
         """
-        Rest on ``files`` from now on; ``news`` are those that have just been read.
+        Rest on ``files`` from now on; ``unread`` are those whose rows are not taken in yet.
         """
         self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
-        if news:
-            newest = max(file.max_superstep or 0 for file in news)
-            self.confirm(news[-1].path, newest)
+        if unread:
+            newest = max(file.max_superstep or 0 for file in unread)
+            self.confirm(unread[-1].path, newest)
 
     def _is_rewrite(self, file: LiveFile) -> bool:
         written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
         newest = file.max_superstep
         return not written_by_a_superstep and newest is not None and newest <= self.superstep
 
-    def _is_news(self, file: LiveFile) -> bool:
+    def _is_unread(self, file: LiveFile) -> bool:
         return file.min_superstep is not None and file.min_superstep > self.superstep

@@ -24,7 +24,7 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["ROW_BYTES", "TIMER_BYTES", "RowSummary", "percentile_clocks", "summarise_rows"]
 
 ROW_BYTES: Final = 240
-"""What a cached row costs in CPython besides its characters: two strings and its share of a dict."""
+"""What a cached row costs in CPython, its characters excepted: two strings and its share of a dict."""
 
 TIMER_BYTES: Final = 160
 """What a cached timer costs."""

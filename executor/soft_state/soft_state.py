@@ -178,14 +178,14 @@ class SoftState:
     def _follow(self, files: Sequence[LiveFile]) -> None:
         if self._files.are(files):
             return
-        news = self._files.news_in(files)
-        if news is None:
+        unread = self._files.unread_in(files)
+        if unread is None:
             self._rebuild(files)
             return
-        self._files.take_in(files, news)
+        self._files.take_in(files, unread)
         self._ids.keep_only(self._files.all)
-        if news:
-            self._catch_up(news)
+        if unread:
+            self._catch_up(unread)
 
     def _rebuild(self, files: Sequence[LiveFile]) -> None:
         self.reset()
@@ -198,9 +198,9 @@ class SoftState:
         self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
         self._cache.fill(merged, summary)
 
-    def _catch_up(self, news: Sequence[LiveFile]) -> None:
+    def _catch_up(self, unread: Sequence[LiveFile]) -> None:
         columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
-        updates = self._reader.read([file.path for file in news], columns, interval=self._interval)
+        updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
         if self._ids.is_prepared:
             self._ids.follow(updates)
         self._apply_changes(load_changes(combine_updates(updates)))

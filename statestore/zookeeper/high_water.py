@@ -140,7 +140,7 @@ class ZooKeeperHighWater:
         data = _encode(mark)
         written = self._session.transact([Set(self._path, data, known.version)], deadline)
         if written:
-            # The next write needs no read as long as nobody else writes.
+            # The next write needs no read unless another process writes in between.
             self._known = Node(data=data, version=known.version + 1, owner_session=0)
         return written
 

@@ -201,7 +201,7 @@ class ZooKeeperLeases:
         """
         watcher = self._on_watch if on_held == "wait" else None
         while True:
-            news = self._book.news
+            changes = self._book.owner_changes
             found = self._find(intervals, self._deadline() if watcher else deadline, watcher)
             held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
             if held is None or on_held == "take":
@@ -210,7 +210,7 @@ class ZooKeeperLeases:
                 raise ConflictError(
                     "another writer holds the lease", interval=held.interval.app_id, holder=held.holder()
                 )
-            self._book.wait_for_news(news, min(deadline.left_s, _STANDBY_POLL_S))
+            self._book.wait_for_owner_change(changes, min(deadline.left_s, _STANDBY_POLL_S))
 
     def _find(
         self, intervals: Sequence[Interval], deadline: Deadline, watcher: Watcher | None = None

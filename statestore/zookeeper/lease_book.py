@@ -1,10 +1,11 @@
 """
 What a writer knows of its leases, between what ZooKeeper says and what the writer asks.
 
-The book is the one place where news and takings meet: whatever thread brings which
-first, a lease that is entered while the connection is away is suspended, one from a
-session that has ended is not entered, and an ended one stays ended. Nobody waits for
-ZooKeeper while holding the book's lock, for kazoo's own thread takes it too.
+ZooKeeper's events and the writer's takings reach the book from different threads. In
+whatever order they come, a lease that is entered while the connection is away is
+suspended, a lease of a session that has ended is not entered, and an ended lease stays
+ended. No thread waits for ZooKeeper while it holds the book's lock: kazoo's own thread
+takes that lock too.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ class LeaseBook:
         self._leases: dict[Interval, Lease] = {}
         self._being_taken: Counter[Interval] = Counter()
         self._to_review: set[Interval] = set()
-        self._news = 0
+        self._owner_changes = 0
         self._closed = False
 
     @property
-    def news(self) -> int:
+    def owner_changes(self) -> int:
         """
-        Rises with every change of an owner node that was watched.
+        How many changes of watched owner nodes have been reported.
         """
-        return self._news
+        return self._owner_changes
 
     @property
     def closed(self) -> bool:
@@ -75,10 +76,10 @@ class LeaseBook:
 
     def owner_changed(self, interval: Interval | None) -> None:
         """
-        Look at the interval, and wake whoever stands by.
+        Count the change, have the interval reviewed, and wake the threads that stand by for its lease.
         """
         with self._changed:
-            self._news += 1
+            self._owner_changes += 1
             self.look_at([] if interval is None else [interval])
 
     def owners_seen(self, session_id: int, owners: Iterable[tuple[Lease, IntervalNodes]]) -> None:
@@ -92,7 +93,7 @@ class LeaseBook:
                 if nodes.owner is not None and not nodes.held_by_other(session_id):
                     lease.move(LeaseState.HELD)
                 else:
-                    holder: Holder | str = nodes.holder() or "nobody"
+                    holder: Holder | str = nodes.holder() or "no process"
                     self.end([lease], LeaseState.LOST, f"held now by {holder}")
             self._changed.notify_all()
 
@@ -153,7 +154,7 @@ class LeaseBook:
 
     def close(self) -> bool:
         """
-        Wake everybody for the end; false if that was done before.
+        Wake every waiting thread because the writer closes; false if the book was closed before.
         """
         with self._changed:
             was_open, self._closed = not self._closed, True
@@ -191,12 +192,12 @@ class LeaseBook:
             self._to_review.difference_update(intervals)
             return intervals
 
-    def wait_for_news(self, seen: int, timeout_s: float) -> None:
+    def wait_for_owner_change(self, seen: int, timeout_s: float) -> None:
         """
-        Wait until an owner node has changed since ``news`` was ``seen``.
+        Wait until `owner_changes` is no longer ``seen``, the book is closed, or the time runs out.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._news != seen, timeout_s)
+            self._changed.wait_for(lambda: self._closed or self._owner_changes != seen, timeout_s)
 
     def wait_until_settled(self, timeout_s: float) -> bool:
         """

@@ -89,8 +89,8 @@ appender.file.strategy.max = 1
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
-# The process notes itself before it becomes the server, so that none can run that is not noted. What it says
-# before that goes to whoever starts it, whose wait ends with the last `exec`.
+# The process notes itself before it becomes the server, so that none can run that is not noted. Its earlier
+# output goes to the process that starts it, whose wait ends with the last `exec`.
 _NOTE_AND_BECOME: Final = """\
 cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
 boot="" ticks=""
@@ -112,7 +112,7 @@ _END_MS: Final = 5_000
 _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 _WORDS_CHARACTERS_MAX: Final = 2_000
 _ENDED: Final = ("Z", "X", "x")
-"""States of a process that has ended and that nobody has asked for its end yet."""
+"""States of a process that has ended but has not been reaped."""
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> str:
@@ -149,7 +149,7 @@ def find_jars() -> Path:
 
 def free_port() -> int:
     """
-    A loopback port that nobody listens on just now, below those that systems give to outgoing connections.
+    A loopback port that no process listens on just now, below those that systems give to outgoing connections.
 
     A server that died must get its port back, so it may not lie where any client's connection can take it.
 
@@ -209,7 +209,7 @@ def answer(port: int, command: str, timeout_s: float = 1.0) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProcess:
     """
-    A running server, whoever has started it.
+    A running server, started by this process or another.
     """
 
     process_id: int
@@ -313,8 +313,8 @@ def launch(
         _MAIN_CLASS,
         str(_configuration(folder)),
     ]
-    # Through a shell that ends at once: the server is nobody's child, whoever started it may
-    # go first, and every user of it, starter or not, deals with it in the same way.
+    # Through a shell that ends at once: the server is not a child of the process that starts
+    # it, so that process may end first, and every user treats the server in the same way.
     said = _leave_behind(["/bin/sh", "-c", _NOTE_AND_BECOME, "sh", str(folder), str(port), *command])
     server = noted(folder)
     if server is None:
@@ -326,7 +326,7 @@ def launch(
 
 def _leave_behind(command: list[str]) -> str:
     """
-    Run a command as nobody's child, in a session of its own; what it says until it closes its output.
+    Run a command detached from this process, in a session of its own; its output until it closes it.
     """
     shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
     try:

@@ -1,10 +1,10 @@
 """
 A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
 
-One server serves all processes of the machine that open the same store. Whoever
-comes first starts it and notes its process id and port in ``server.json``; the
-others join it. Every user holds a shared lock on the file ``users``; whoever closes
-and can then lock it alone was the last and stops the server. Locks go with their
+One server serves all processes of the machine that open the same store. The first
+user starts it and notes its process id and port in ``server.json``; the others join
+it. Every user holds a shared lock on the file ``users``; a user that closes and can
+then lock the file alone is the last, and stops the server. Locks go with their
 process, so killed users do not count; a server that a killed user left behind is
 found and joined by the next. ``lock`` serialises starting, joining and stopping.
 
@@ -94,7 +94,7 @@ class EmbeddedZooKeeper:
         """
         Make sure that the server runs and count as its user; ``host:port`` for clients.
 
-        Calling it again is harmless, and starts a server that has died anew, on its old port if that is free.
+        Calling it again is harmless: it restarts a server that has died, on its old port if that is free.
 
         Raises:
             UnavailableError: there is no Java, or the server does not start.
@@ -112,11 +112,11 @@ class EmbeddedZooKeeper:
 
     def close(self) -> None:
         """
-        Stop using the server, and stop it if nobody else uses it.
+        Stop using the server, and stop it if it has no other user.
         """
         if self._use is None or self._process_id != os.getpid():
             return
-        # Where somebody has removed the folder, the users of its server still share their lock on what was in it.
+        # If the folder has been removed, the users of its server still share their lock on what was in it.
         with self._locked() if self._folder.exists() else nullcontext():
             if _lock_alone(self._use):
                 self._stop()
@@ -150,7 +150,7 @@ class EmbeddedZooKeeper:
         failure = UnavailableError("no port is free for zookeeper's server", folder=self._folder)
         for port in self._ports():
             with ExitStack() as undone:
-                # Also when somebody interrupts the start.
+                # Also when the start is interrupted.
                 undone.callback(self._stop)
                 server = launch(self._folder, port, java=java, jars=jars)
                 if server.wait_serving(self._clock, self._ready_timeout_ms):

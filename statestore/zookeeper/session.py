@@ -250,7 +250,7 @@ class ZooKeeperSession:
         try:
             self._start(probe, _PROBE_S)
         except UnavailableError:
-            return  # Nobody answers; ours will be admitted as soon as somebody does.
+            return  # No server answers; ours will be admitted as soon as one does.
         probe.stop()
         probe.close()
         with self._changed:
@@ -282,7 +282,7 @@ class ZooKeeperSession:
         connection = Connection(connected, None if state == "LOST" else session_id)
         with self._changed:
             self._connection = connection
-            # Told before anybody who waits for the connection goes on.
+            # Told before any thread that waits for the connection continues.
             self._on_change(connection)
             self._changed.notify_all()
 

@@ -50,17 +50,17 @@ def test_from_nothing_everything_is_read() -> None:
     """
     Soft state without files can follow no list, not even an empty one.
     """
-    assert known().news_in([ONE]) is None
-    assert known().news_in([]) is None
+    assert known().unread_in([ONE]) is None
+    assert known().unread_in([]) is None
     assert not known().are([])
 
 
-def test_later_supersteps_are_news() -> None:
+def test_later_supersteps_are_unread() -> None:
     """
     Files of later supersteps are read, whatever their place in the list.
     """
-    assert known(ONE).news_in([THREE, ONE, TWO]) == [THREE, TWO]
-    assert known(ONE, TWO).news_in([ONE, TWO]) == []
+    assert known(ONE).unread_in([THREE, ONE, TWO]) == [THREE, TWO]
+    assert known(ONE, TWO).unread_in([ONE, TWO]) == []
     assert known(ONE, TWO).are([TWO, ONE])
 
 
@@ -71,12 +71,12 @@ def test_later_supersteps_are_news() -> None:
         file("compacted", None, 2),
     ],
 )
-def test_a_rewrite_of_known_supersteps_is_not_news(rewrite: LiveFile) -> None:
+def test_a_rewrite_of_known_supersteps_is_not_unread(rewrite: LiveFile) -> None:
     """
     OPTIMIZE's files and compactions (which have no lower bound) that reach no further are not read.
     """
-    assert known(ONE, TWO).news_in([rewrite]) == []
-    assert known(ONE, TWO).news_in([rewrite, THREE]) == [THREE]
+    assert known(ONE, TWO).unread_in([rewrite]) == []
+    assert known(ONE, TWO).unread_in([rewrite, THREE]) == [THREE]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_proves_nothing_is_read_from_nothing(files: list[LiveFile]) -> None
     """
     Old and new rows in one file, unknown ones, a second file of a known superstep, files that vanish.
     """
-    assert known(ONE, TWO).news_in(files) is None
+    assert known(ONE, TWO).unread_in(files) is None
 
 
 def test_adopted_files_count_until_they_are_disowned() -> None:
