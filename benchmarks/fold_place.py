@@ -48,7 +48,7 @@ def measure(spark: SparkSession, supersteps: int = 60, records: int = 5_000) -> 
         interval at the end; ``ratio`` of the medians, and ``ratio_p95``, Spark jobs to helper process.
     """
     clock = SystemClock()
-    with tempfile.TemporaryDirectory(prefix="millpond-fold-place-") as folder:
+    with tempfile.TemporaryDirectory(prefix="millpond-compaction-place-") as folder:
         stores = [_open(Path(folder) / place, clock) for place in _PLACES]
         runs = [_run(store, spark, place) for store, place in zip(stores, _PLACES, strict=True)]
         took: list[list[float]] = [[] for _ in _PLACES]
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
-    spark = spark_session("fold-place", master=given.master)
+    spark = spark_session("compaction-place", master=given.master)
     text = json.dumps(measure(spark, given.supersteps, given.records))
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)

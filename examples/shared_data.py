@@ -1,6 +1,6 @@
 """
-Where published data may lie that an example is held against besides its own: beside the checkout, in
-``../shared/data``, or where ``MILLPOND_DATA`` says. No example and no test needs it.
+Published data sets, against which examples are checked in addition to their own: in ``../shared/data``, next to the
+checkout, or in the folder that ``MILLPOND_DATA`` names. No example and no test needs them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["VARIABLE", "need", "shared_data"]
 VARIABLE: Final = "MILLPOND_DATA"
 """The environment variable that names another folder of data sets."""
 
-_BESIDE_THE_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
+_NEXT_TO_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def shared_data(name: str) -> Path:
     """
     The folder of the data set ``name``, whether or not it is there.
     """
-    return Path(os.environ.get(VARIABLE) or _BESIDE_THE_CHECKOUT) / name
+    return Path(os.environ.get(VARIABLE) or _NEXT_TO_CHECKOUT) / name
 
 
 def need(path: Path) -> Path:

@@ -53,7 +53,7 @@ ANSWERS: Final = "answers.json.gz"
 """The file of DuckDB's answers; published ones are in ``expected.json``."""
 
 PUBLISHED: Final = shared_data("nexmark")
-"""110 published events with published answers, where they lie beside the checkout."""
+"""110 published events with published answers, if they are next to the checkout."""
 
 _TIMES: Final = ("date_time", "expires")
 _FILES: Final = {"persons": "person", "auctions": "auction", "bids": "bid"}

@@ -1,8 +1,8 @@
 """
 The book's version of the example: nine scores, and the panes that the author's own tests expect.
 
-Those are Beam's: the on-time pane comes even without news, and early panes come a minute after
-the first score of a pane rather than at whole minutes.
+Those tests follow Beam: the on-time pane comes even without new scores, and early panes come a minute
+after the first score of a pane rather than at whole minutes.
 """
 
 from __future__ import annotations

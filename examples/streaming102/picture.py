@@ -84,7 +84,7 @@ def draw(
     caption: str = "",
 ) -> None:
     """
-    Draw panels beside each other into a PNG file.
+    Draw panels side by side into a PNG file.
 
     Args:
         path: the file; replaced when it exists.

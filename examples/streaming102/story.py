@@ -44,9 +44,9 @@ class Story:
         scores: in the order in which they are seen.
         marks: when the watermark moves, and where to; ``None`` is the end of all input.
         line: the watermark to be drawn, as pairs of event time and processing time.
-        percentile: of which the story has a watermark besides.
-        percentile_marks: when that one moves, and where to.
-        percentile_line: that one to be drawn.
+        percentile: that of a second watermark, if the story has one.
+        percentile_marks: when the second watermark moves, and where to.
+        percentile_line: the second watermark to be drawn, as ``line``.
         by_ingress: whether event time is the time of arrival.
         end_us: when the story ends.
     """

@@ -1,5 +1,5 @@
 """
-The files of facts beside the code: YAML whose texts are tables, a row a line.
+Facts in YAML files next to the code, whose texts are tables with one row per line.
 """
 
 from __future__ import annotations

@@ -170,12 +170,12 @@ def _steps(totals: Mapping[str, int]) -> dict[str, int]:
     return {name: totals[name] // step * step for name, step in SPIKING.items()}
 
 
-def _larger(known: Mapping[str, int], news: Mapping[str, Any]) -> dict[str, int]:
+def _larger(known: Mapping[str, int], update: Mapping[str, Any]) -> dict[str, int]:
     """
-    Totals only grow, so the larger one is the newer one, in whichever order they come.
+    Totals only grow, so the larger total is the newer, in whatever order updates arrive.
     """
-    names = [name for name in MEASURES if name in known or name in news]
-    return {name: max(known.get(name, 0), news.get(name, 0)) for name in names}
+    names = [name for name in MEASURES if name in known or name in update]
+    return {name: max(known.get(name, 0), update.get(name, 0)) for name in names}
 
 
 def _expectations(state: Mapping[str, Any], origin: str, hour: str) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def prepare_input(
 def _refuse_other_input(folder: Path, description: dict[str, Any]) -> None:
     found = json.loads((folder / "_input.json").read_text(encoding="utf-8"))
     if found != description:
-        raise SystemExit(f"{folder} holds another input ({found}); start anew with --fresh")
+        raise SystemExit(f"{folder} holds another input ({found}); start over with --fresh")
 
 
 def _parts(stream: pa.Table, rows: int) -> Iterator[pa.Table]:

@@ -106,7 +106,7 @@ def run(demo: Demo, console: Console) -> None:
     """
     _prepare(demo, console)
     if demo.summary.exists():
-        console.print("This run has finished before; here is its answer once more (--fresh starts anew).\n")
+        console.print("This run has already finished; here is its answer again (--fresh starts over).\n")
         summary = Summary.read(demo.summary)
         results = read_results(demo.tables)
     else:

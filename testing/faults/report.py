@@ -63,7 +63,7 @@ _COUNTS: Final[Mapping[str, str]] = {
     "silent_older_reads": "silent older reads after a flip or a cut",
     "records_checked": "records held against the history",
 }
-"""What is counted besides, and how the table calls it."""
+"""Further counts by name, each with its label in the table."""
 
 
 class FaultReport:

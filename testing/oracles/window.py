@@ -85,7 +85,7 @@ class _Window:
     trigger: OracleTrigger
     values: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
-    news: int = 0
+    since_last_pane: int = 0
     index: int = 0
     nonspeculative_index: int = 0
     has_ended: bool = False
@@ -179,7 +179,7 @@ class WindowOracle:
             for arrival in arrived:
                 window.trigger.element(arrival.at, arrival.value, moment)
                 window.values.append(arrival.value)
-                window.news += 1
+                window.since_last_pane += 1
                 if self.watermark <= (stands_for := self._stands_for(arrival.at)):
                     window.times.append(stands_for)
             self._ask(key, window, moment, by_event_time=False)
@@ -208,12 +208,12 @@ class WindowOracle:
         joined = _Window(bounds, oracle_trigger(self.spec.trigger))
         if any(source.is_finished for source in sources):
             joined.is_finished = True
-            self.after_last += sum(source.news for source in sources)
+            self.after_last += sum(source.since_last_pane for source in sources)
             return joined
         for source in sources:
             joined.values += source.values
             joined.times += source.times
-            joined.news += source.news
+            joined.since_last_pane += source.since_last_pane
             joined.shown += source.shown
             if source.bounds == bounds:
                 joined.index, joined.nonspeculative_index = source.index, source.nonspeculative_index
@@ -277,7 +277,8 @@ class WindowOracle:
 
     def _expire(self, key: str, window: _Window, at: int) -> None:
         closing = self.spec.closing
-        if window.is_finished or closing == "never" or (closing == "if_non_empty" and not window.news):
+        is_empty = not window.since_last_pane
+        if window.is_finished or closing == "never" or (closing == "if_non_empty" and is_empty):
             return
         moment = self._moment(window.bounds, at)
         self._show(key, window, moment, is_last=True, by_event_time=True, even_empty=True)
@@ -291,7 +292,7 @@ class WindowOracle:
         self._show(key, window, moment, is_last=finished, by_event_time=by_event_time, even_empty=False)
         if finished:
             window.is_finished = True
-            window.values, window.times, window.shown, window.news = [], [], [], 0
+            window.values, window.times, window.shown, window.since_last_pane = [], [], [], 0
 
     def _show(
         self,
@@ -309,7 +310,7 @@ class WindowOracle:
         window.has_ended |= not is_early
         if is_on_time and self.spec.empty_on_time and not is_retracting:
             even_empty = True
-        if not window.news and not even_empty:
+        if not window.since_last_pane and not even_empty:
             return
         pane = OraclePane(
             key=key,
@@ -332,7 +333,7 @@ class WindowOracle:
         self.panes.append(pane)
         window.index += 1
         window.nonspeculative_index += not is_early
-        window.news, window.times = 0, []
+        window.since_last_pane, window.times = 0, []
         if self._clears(moment.asked):
             window.values = []
 

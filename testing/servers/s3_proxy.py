@@ -33,7 +33,7 @@ _HOP_HEADERS: Final = frozenset(("connection", "transfer-encoding", "keep-alive"
 
 class S3Fault(Enum):
     """
-    What becomes of a request.
+    What happens to a request.
     """
 
     REPLY_LOST = "done, and the connection closed without an answer"
@@ -134,7 +134,7 @@ class S3Proxy:
 
     def cut(self) -> None:
         """
-        Answer nobody any more, until `mend`.
+        Answer no request until `mend`.
         """
         self._cut = True
 
@@ -284,5 +284,5 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """
-        Nobody wants to read every request.
+        Log nothing: a line per request is noise.
         """

@@ -180,7 +180,7 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{_READY}{server.server_port}\n")
     sys.stdout.flush()
-    # Whoever started it has gone, however it ended, when this returns.
+    # The standard input ends when the process that started this server has ended, for whatever reason.
     sys.stdin.read()
 
 

@@ -3,7 +3,7 @@ A proxy on the loopback interface that stands for a bad network between a client
 
 Point the client at `TcpProxy.address`. `TcpProxy.cut` closes every connection and
 refuses new ones; `TcpProxy.lose_replies` lets requests through and loses the
-answers, so that the client cannot know what became of them; `TcpProxy.mend` makes
+answers, so that the client cannot know whether they were executed; `TcpProxy.mend` makes
 the network whole again. Bytes that are under way at a change may still arrive.
 """
 

@@ -3,7 +3,7 @@ What every kind of `Leases` promises: one suite for memory and for ZooKeeper.
 
 ZooKeeper takes part twice. These are the only tests that need a Docker engine, and each has a twin that needs none:
 
-| needs a Docker engine          | the same facts without one     | what the first shows besides                         |
+| needs a Docker engine          | the same facts without one     | what only the first shows                            |
 |--------------------------------|--------------------------------|------------------------------------------------------|
 | ``[container]`` of every test: | ``[zookeeper]`` of every test: | nothing rests on the version that PySpark brings     |
 | the official image, 3.9        | PySpark's jars, embedded       | along, nor on how we start it                        |

@@ -1,6 +1,6 @@
 """
-Nexmark's queries: DuckDB's answers, on both runners, in any order of arrival; and those that others have published,
-where they lie beside the checkout.
+Nexmark's queries give DuckDB's answers, on both runners, in any order of arrival; and the answers that others have
+published, if they are next to the checkout.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_taking_whose_answer_is_lost_is_settled(open_leases: Open, proxy: TcpPro
 
     assert leases.wait_until_settled()
     assert first.state is LeaseState.LOST
-    # One sequencer went to the taking that nobody heard of.
+    # The taking whose answer was lost used up one sequencer.
     assert taken[0].sequencer == first.sequencer + 2
     taken[0].check()
 
@@ -298,7 +298,7 @@ def test_no_server_is_an_error_in_time(open_leases: Open) -> None:
     """
     Where no server answers, opening fails within the session's time-out and names the hosts.
     """
-    nobody = f"127.0.0.1:{free_port()}"
+    hosts = f"127.0.0.1:{free_port()}"
 
-    with pytest.raises(UnavailableError, match=nobody):
-        open_leases(nobody, "w1", 500)
+    with pytest.raises(UnavailableError, match=hosts):
+        open_leases(hosts, "w1", 500)

@@ -106,7 +106,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
         receipts = [write(run, numbers) for numbers in (range(10, 20), range(20, 30)) for run in (one, other)]
         CLOCK.sleep_ms(10_000)
 
-        # Whoever knows that ZooKeeper is away does not commit; whoever cannot know it is safe by its fence.
+        # A run that knows that ZooKeeper is away does not commit; its fence protects a run that cannot know.
         assert killed.snapshot().version == version
         assert not receipts[0].is_durable
         server.start_or_join()
@@ -123,7 +123,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
     """
-    When the server beside the store is killed, the run that waits for it starts it anew and goes on.
+    When the store's own server is killed, the waiting run starts it again and continues.
     """
     path = tmp_path / "pond"
     with Store.open(path) as store, start(store) as run:
@@ -152,7 +152,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         proxy.cut()
         assert notices(probe)
         late = write(run, range(10, 20))
-        # Nobody else takes the store: it is the session's end alone that ends the leases.
+        # No other process takes the store: only the end of the session ends the leases.
         CLOCK.sleep_ms(2 * SHORT_SESSION_MS)
         assert not late.is_durable
         proxy.mend()
@@ -165,7 +165,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         run.abandon()
         assert ledger_of(store) == written(numbered(range(10)))
     with Store.open(path, zookeeper=zookeeper_hosts) as store, start(store) as run:
-        # With ids nobody has to know how far the first run came.
+        # Records have ids, so the second run need not know how far the first one came.
         write(run, range(20)).wait(PATIENCE_MS)
         assert ledger_of(store) == written(numbered(range(20)))
 

@@ -54,7 +54,7 @@ def expire(store: Store, hosts: str) -> None:
     """
     leases = store.leases
     assert isinstance(leases, ZooKeeperLeases)
-    # Whoever knows a session's id and password may attach to it, and close it for both.
+    # A client that knows a session's id and password may attach to the session, and close it for both.
     impostor = KazooClient(hosts=hosts, client_id=leases._session._client.client_id)
     impostor.start()
     impostor.stop()
@@ -76,7 +76,7 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
             durable += 1
             expire(store, zookeeper_hosts)
             fault_report.fault("R8", zombies=1)
-            # Until it hears of the end nobody has followed, and what it commits is rightfully its own.
+            # Until the run hears that its session has ended, it has no successor, and its commits are valid.
             with pytest.raises(FencedError):
                 write_on(run, durable)
             fault_report.count(zombies_fenced=1)

@@ -154,7 +154,7 @@ def test_it_starts_once_for_two_users_on_busy_processors(tmp_path: Path) -> None
         for number in range(STARTS):
             folder = tmp_path / str(number // 3)
             if number % 3 == 2:
-                # The id is that of a process of somebody else.
+                # The process id is that of an unrelated process.
                 (folder / "server.json").write_bytes(
                     orjson.dumps({"process_id": os.getpid(), "port": 20_000 + number, "started": "before"})
                 )

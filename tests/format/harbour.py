@@ -1,8 +1,8 @@
 """
 The pipeline of the checked-in stores: it uses all that a store can hold.
 
-Later versions go on with stores that earlier ones have written, so what is here keeps its meaning. What a new
-version adds to stores goes into a pipeline of its own beside this one.
+Later versions continue stores that earlier versions have written, so the meaning of this pipeline never changes. What a
+new version adds to stores goes into a separate pipeline, next to this one.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Harbour:
     A store, its two sinks, and the clock, leases and names of those who work on it.
 
     Args:
-        folder: where they are; the store is in `STORE`, the sinks are beside it.
+        folder: holds the store, in `STORE`, and next to it the sinks.
         now_us: the wall time.
-        seed: of the names of files; who goes on with a store draws other ones.
+        seed: of file names; a writer that continues a store needs another seed.
     """
 
     def __init__(self, folder: Path, now_us: int = START_US, *, seed: str = "harbour") -> None:

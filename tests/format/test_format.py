@@ -1,8 +1,8 @@
 """
 Stores of every released version are read for ever, and a newer one is refused.
 
-Each folder ``v…`` was written by that version with `tests.format.write`, and is never written again. What is in it stands
-beside it as plain JSON. Today's version is held to the same, so that the script works when it is needed.
+Each folder ``v…`` was written by that version with `tests.format.write`, and is never rewritten. Its contents
+are next to it as plain JSON. Today's version is held to the same, so that the script works when it is needed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _named() -> set[str]:
 
 def test_the_generator_makes_every_picture_of_the_document(tmp_path: Path) -> None:
     """
-    Every picture that the document names is drawn by the generator from a run, and none besides.
+    The generator draws each picture that the document names from a run, and no others.
     """
     draw_all(tmp_path)
 

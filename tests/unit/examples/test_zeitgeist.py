@@ -103,7 +103,7 @@ def test_the_files_have_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert [path.stat().st_mtime for path in first] == sorted(path.stat().st_mtime for path in second)
 
 
-def test_input_left_half_written_is_written_anew(tmp_path: Path) -> None:
+def test_input_left_half_written_is_written_again(tmp_path: Path) -> None:
     """
     What a killed preparation left behind does not end up in the stream.
     """

@@ -1,5 +1,5 @@
 """
-`millpond repair` as a command: what it does besides the table, and killed between the two.
+`millpond repair` as a command: it repairs the table, then rewinds checkpoints, and may be killed in between.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The journal of a pipeline: nothing waits for the catalog, and it hears of everything all the same.
+The journal of a pipeline: nothing waits for the catalog, and still every event reaches it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from millpond.testing.servers.zookeeper import wait_until
 CLOCK = SystemClock()
 
 
-def test_a_catalog_that_is_locked_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
     """
-    A pipeline starts and commits while another process holds the catalog's lock, which hears of it all later.
+    A pipeline starts and commits while another process locks the catalog; its events reach the catalog later.
     """
     registry = MemoryRegistry()
 

@@ -58,7 +58,7 @@ def test_a_seal_that_was_taken_off_is_missed() -> None:
 
 def test_another_engines_checkpoint_needs_no_seal() -> None:
     """
-    What nobody has sealed is read as it is, as far as Parquet itself vouches for it.
+    A part without a seal is read as it is, protected only by Parquet's own checks.
     """
     table = pq.read_table(pa.BufferReader(write_part(ACTIONS, PATH))).replace_schema_metadata(None)
     sink = pa.BufferOutputStream()

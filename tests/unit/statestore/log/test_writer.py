@@ -170,7 +170,7 @@ class TestOutcomes:
         assert committer.commit(fence_request(1, HIGH)).version == 2
         assert committer.snapshot.fence_of(LOW) == _fence(1, 0)
 
-    def test_the_same_request_is_tried_anew_when_it_was_not_done(self, bench: Bench) -> None:
+    def test_the_same_request_is_tried_again_when_it_was_not_done(self, bench: Bench) -> None:
         """Committing again what was settled as not done commits it, if the fence still allows."""
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "put_if_absent", times=3)

@@ -1,5 +1,5 @@
 """
-The book of leases keeps news and takings in order, whichever thread brings which first.
+The book of leases keeps notices and takings in order, whichever thread brings which first.
 """
 
 from __future__ import annotations

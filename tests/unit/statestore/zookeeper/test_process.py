@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> None:
     """
-    A process is known from its note on, whatever it is executing, and belongs to nobody.
+    A process is the server as soon as it is noted, whatever program it runs, and is not our child.
     """
     stat = Path(f"/proc/{server.process_id}/stat").read_text().rpartition(")")[2].split()
 
@@ -64,9 +64,9 @@ def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProces
         stranger.communicate(b"\n")
 
 
-def test_process_that_nobody_has_asked_for_its_end_has_ended(tmp_path: Path) -> None:
+def test_zombie_is_not_running(tmp_path: Path) -> None:
     """
-    A zombie, as it stays where the first process of a container waits for nobody, is not running.
+    A process that has ended is not running, even if its parent never waits for it, as in some containers.
     """
     with subprocess.Popen(["sleep", "600"]) as child:
         started = process._started(child.pid)

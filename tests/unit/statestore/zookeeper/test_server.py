@@ -43,8 +43,8 @@ print(server.start_or_join(), flush=True)
 sys.stdin.read()
 """
 
-# The kernel shows no command line while a program is being executed. Nobody can stop it there, so this stays
-# without the arguments of Java for a second.
+# The kernel shows no command line while a process executes a new program. A test cannot stop a process at that
+# moment, so this program runs without Java's arguments for a second.
 NAMELESS_FOR_A_WHILE = """
 printf '%s\\n' "$@" >"$0.words"
 exec env JAVA="$JAVA" /bin/sh -c '
@@ -245,7 +245,7 @@ def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: 
 
 def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
     """
-    The note of a dead server whose process id and port others have got leads to a new server, and kills nobody.
+    A dead server's note whose process id and port now belong to others starts a new server, and kills no process.
     """
     first = use()
     first.start_or_join()
@@ -446,7 +446,7 @@ def test_interrupt_at_the_terminal_does_not_reach_the_server(use: Use, tmp_path:
 
 def test_hanging_server_is_replaced(tmp_path: Path) -> None:
     """
-    A server that is ours but does not answer within the time is ended and started anew.
+    A server of ours that does not answer in time is ended and started again.
     """
     user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), answer_timeout_ms=500)
     user.start_or_join()
