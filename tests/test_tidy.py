@@ -153,6 +153,9 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.ragged_lines, "docs/x.md", "a line\r\n"),
     (tidy.ragged_lines, "Makefile", "no line feed"),
     (tidy.ragged_lines, "Makefile", "one too many\n\n"),
+    (tidy.dialect, "executor/x.py", "# Nobody waits."),
+    (tidy.dialect, "docs/x.md", "A sink starts anew."),
+    (tidy.dialect, "tests/unit/test_x.py", "# What becomes of it."),
     (tidy.missing_docstrings, "executor/x.py", "x = 1"),
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\ndef public(): ..."),
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\nclass A:\n    '''A.'''\n    def f(self): ..."),
@@ -202,6 +205,8 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (tidy.long_document_lines, "docs/x.md", "| " + "a cell | " * 20),
     (tidy.long_document_lines, "docs/x.md", "https://x.org/" + "x" * tidy.DOCUMENT_LINE_MAX),
     (tidy.long_document_lines, "executor/x.py", "#" * 200),
+    (tidy.dialect, "executor/x.py", "newspaper = 1  # renewed, folders, unfolded_"),
+    (tidy.dialect, "CHANGELOG.md", "Folds run as Spark jobs."),
     (tidy.missing_docstrings, "executor/__init__.py", ""),
     (
         tidy.missing_docstrings,
