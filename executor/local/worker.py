@@ -72,7 +72,7 @@ class LocalWorker:
         self._clock = clock
         self._progress = progress
         self._pause_timeout_ms = pause_timeout_ms
-        self.lifecycle = Lifecycle()
+        self.lifecycle: Lifecycle = Lifecycle()
         self._thread: threading.Thread | None = None
         self._taken = Taken()
         engine.on_stuck = self._strand
