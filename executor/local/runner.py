@@ -95,7 +95,6 @@ class LocalRunner:
     ) -> None:
         check_at_least("intervals", intervals, 1)
         check_at_least("intake_records_max", intake_records_max, 1)
-        check_at_least("checkpoint_weak_after_ms", checkpoint_weak_after_ms, 0)
         if upkeep is not None and upkeep.place == "spark":
             raise InvalidError(
                 "there is no Spark in the local runner: compactions go to a process or a thread"
