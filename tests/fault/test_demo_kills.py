@@ -181,6 +181,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome.of(output)
 
 
+@pytest.mark.timeout(300, func_only=True)  # the undisturbed run that it is compared with is a fixture of all
 def test_a_driver_killed_at_five_points_comes_to_the_same_answer(
     undisturbed: Outcome, tmp_path: Path
 ) -> None:
