@@ -1,8 +1,8 @@
 """
-Distribution of tests over processes: module by module, with all Spark tests in one process.
+Distribution of tests over processes: module by module, with all users of the run's Spark session in one process.
 
-A Spark session costs seconds and a gigabyte, so only one process has it. Spark keeps every processor busy while
-most other tests wait, so one process of each kind together take the least time.
+A Spark session costs seconds and a gigabyte, so only one process has it. Tests that start programs with a Spark of
+their own are as free as all others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 __all__ = ["Distribution", "group_of"]
 
-_SAYS_SPARK: Final = re.compile(r'pytest\.mark\.spark\b|\bspark: SparkSession\b|getfixturevalue\("spark"\)')
+_ASKS_FOR_SPARK: Final = re.compile(r'\bspark: SparkSession\b|getfixturevalue\("spark"\)')
 
 
 class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types
@@ -36,7 +36,7 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
 
 def group_of(root: Path, nodeid: str) -> str:
     """
-    The group of a test: its module, or ``spark`` for modules with a test on Spark.
+    The group of a test: its module, or ``spark`` for modules with a test in the run's Spark session.
 
     Args:
         root: the folder that node ids are relative to.
@@ -48,4 +48,4 @@ def group_of(root: Path, nodeid: str) -> str:
 
 @functools.cache
 def _is_on_spark(module: Path) -> bool:
-    return _SAYS_SPARK.search(module.read_text(encoding="utf-8")) is not None
+    return _ASKS_FOR_SPARK.search(module.read_text(encoding="utf-8")) is not None
