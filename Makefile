@@ -7,8 +7,8 @@ MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
 PYTEST_ARGS ?=
-# Of tests, one of them with Spark: half of the time of a test is waiting.
-PROCESSES ?= 2
+# Of tests, one of them with the run's Spark session: half of the time of a test is waiting.
+PROCESSES ?= 3
 MINUTES   ?= 30
 
 # Spark's workers run the environment's interpreter, and no other Spark or Python of the machine interferes.

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -155,9 +156,9 @@ class Demo:
 
     def kill(self) -> None:
         """
-        ``kill -9`` of the driver; its JVM notices by itself.
+        ``kill -9`` of the driver; its JVM notices by itself. One that has ended is left alone.
         """
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
 
     def workers(self) -> list[int]:
@@ -177,30 +178,53 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     The results of a run without faults.
     """
     output = tmp_path_factory.mktemp("undisturbed")
-    Demo(output).finish()
+    demo = Demo(output)
+    try:
+        demo.finish()
+    finally:
+        demo.kill()
     return Outcome.of(output)
 
 
-@pytest.mark.timeout(300, func_only=True)  # the undisturbed run that it is compared with is a fixture of all
+Start = Callable[..., Demo]
+"""Starts a demo in the test's folder, with these arguments."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """
+    Demos that do not outlive the test.
+    """
+    with ExitStack() as kills:
+
+        def started(*arguments: str, module: str = "examples.zeitgeist") -> Demo:
+            demo = Demo(tmp_path, *arguments, module=module)
+            kills.callback(demo.kill)
+            return demo
+
+        yield started
+
+
+@pytest.mark.timeout(600)  # six starts of Spark, and the undisturbed run that the fixture makes
 def test_a_driver_killed_at_five_points_comes_to_the_same_answer(
-    undisturbed: Outcome, tmp_path: Path
+    undisturbed: Outcome, start: Start, tmp_path: Path
 ) -> None:
     """
     After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer.
     """
     for moment, number in KILLS:
-        demo = Demo(tmp_path)
+        demo = start()
         demo.wait_for(moment, number)
         demo.kill()
-    Demo(tmp_path).finish()
+    start().finish()
     Outcome.of(tmp_path).assert_same(undisturbed)
 
 
-def test_killed_workers_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
+def test_killed_workers_change_nothing(undisturbed: Outcome, start: Start, tmp_path: Path) -> None:
     """
     Spark retries the task of a killed Python worker, and its partial work does not count.
     """
-    demo = Demo(tmp_path, "--master", "local[2,3]")
+    demo = start("--master", "local[2,3]")
     killed = 0
     for number in (4, 8, 12):
         demo.wait_for(_committed, number)
@@ -212,11 +236,11 @@ def test_killed_workers_change_nothing(undisturbed: Outcome, tmp_path: Path) -> 
     Outcome.of(tmp_path).assert_same(undisturbed)
 
 
-def test_failed_tasks_change_nothing(undisturbed: Outcome, tmp_path: Path) -> None:
+def test_failed_tasks_change_nothing(undisturbed: Outcome, start: Start, tmp_path: Path) -> None:
     """
     A task that fails after writing its files is retried, and only the second attempt's files count.
     """
-    demo = Demo(tmp_path, "--master", "local[2,3]", module="tests.fault.failing_demo")
+    demo = start("--master", "local[2,3]", module="tests.fault.failing_demo")
     demo.finish()
     assert len(list(tmp_path.glob("failed-*"))) > 1
     Outcome.of(tmp_path).assert_same(undisturbed)
