@@ -51,7 +51,7 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 __all__ = ["POLICY", "measure_commits", "measure_garbage"]
 
-POLICY: Final = UpkeepPolicy(compaction=CompactionPolicy(), id_slack="1m", retention="0s", collect_every=512)
+POLICY: Final = UpkeepPolicy(compaction=CompactionPolicy(), retention="0s", collect_every=512)
 """Compactions as by default; nothing is kept for readers of older versions."""
 
 _PROFILE_BYTES: Final = 100
@@ -79,7 +79,9 @@ def build() -> Pipeline:
     A windowed count with ids, followed by a total per key.
     """
     pipeline = Pipeline("garbage")
-    records = pipeline.inject("records", key="key", at="at", id="id", watermark=BoundedDisorder("1s"))
+    records = pipeline.inject(
+        "records", key="key", at="at", id="id", watermark=BoundedDisorder("1s"), id_slack="1m"
+    )
     counts = records.window(FixedWindows("1m")).combine(
         Count(), name="counts", result=lambda key, count, _: {"key": key, "count": count}
     )

@@ -8,7 +8,7 @@ other updates of their keys. It drops:
 
 - updates that a newer update in the compaction overrides;
 - productions that have been delivered: those of all supersteps before the last one (MillWheel §6.1.2);
-- record ids further behind the low watermark than the slack (MillWheel §6.1.1);
+- record ids that no sender may repeat any more (`millpond.statestore.rows.id_retention`);
 - tombstones and empty rows, if the compaction is complete: no older file of the interval is left.
 
 Supersteps never wait for a compaction. It is prepared in parallel with them and becomes part of the table
@@ -42,10 +42,11 @@ from millpond.statestore.rows.files import (
     read_row_files,
     write_row_file,
 )
+from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+from millpond.statestore.types import Objects, Superstep
 
 __all__ = ["Compacted", "CompactionRules", "compact_files", "compact_updates", "stretches"]
 
@@ -63,11 +64,11 @@ class CompactionRules:
 
     Attributes:
         pending_from: productions of this superstep and later ones may be undelivered.
-        ids_from: record ids of this event time and later ones may be delivered again.
+        ids: the records that may be delivered again.
     """
 
     pending_from: Superstep
-    ids_from: EventTimeMicros
+    ids: IdRetention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,7 @@ def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: b
     keys = combined.column("key").combine_chunks()
     slots = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
     columns = {name: combined.column(name) for name in combined.column_names}
-    columns["record_ids"] = _record_ids(updates, slots, len(keys), rules.ids_from)
+    columns["record_ids"] = _record_ids(updates, slots, len(keys), rules.ids)
     columns["productions"] = _productions(updates, slots, len(keys), rules.pending_from)
     rows = pa.table({name: columns[name] for name in ROW_SCHEMA.names}, schema=ROW_SCHEMA)
     return rows.filter(_is_needed(rows)) if is_complete else rows
@@ -265,19 +266,18 @@ def _is_needed(rows: pa.Table) -> pa.ChunkedArray:
     return needed
 
 
-def _record_ids(updates: pa.Table, slots: _Index, count: int, ids_from: EventTimeMicros) -> pa.ListArray:
+def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdRetention) -> pa.ListArray:
     """
-    Per key, the ids of all its updates that are not older than ``ids_from``; null where there are none.
+    Per key, the ids of all its updates that may come again; null where there are none.
 
     ``slots`` gives the key of each update, as an index below ``count``.
     """
     lists = updates.column("record_ids").combine_chunks()
     ids, owners = lists.flatten(), slots[pc.list_parent_indices(lists).to_numpy()]
-    times = pc.fill_null(ids.field("at").cast(pa.int64()), np.iinfo(np.int64).max).to_numpy()
-    kept = np.flatnonzero(times >= ids_from)
+    kept = np.flatnonzero(retention.keeps(ids))
     kept = kept[np.argsort(owners[kept], kind="stable")]
     lengths = np.bincount(owners[kept], minlength=count)
-    return _lists(ids.take(pa.array(kept)), lengths, "record_ids")
+    return _lists(retention.with_arrivals(ids.take(pa.array(kept))), lengths, "record_ids")
 
 
 def _productions(

@@ -24,6 +24,7 @@ __all__ = [
     "bare_ids_app_id",
     "claim_app_id",
     "count_app_id",
+    "id_slack_app_id",
     "input_app_id",
     "member_status_app_id",
     "savepoint_app_id",
@@ -58,6 +59,7 @@ CLAIM_PREFIX: Final = "millpond/claim/"
 """Prefix of claims; the version is the number of the pipeline that owns the computation."""
 
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
+_ID_SLACK_PREFIX: Final = "millpond/id_slack/"
 _MEMBER_STATUS_PREFIX: Final = "millpond/standing/"
 _SINK_PREFIX: Final = "millpond/sink/"
 
@@ -147,6 +149,13 @@ def bare_ids_app_id(computation: str) -> str:
     pipeline: stored ids must still match those of later deliveries.
     """
     return _BARE_IDS_PREFIX + _quoted(computation)
+
+
+def id_slack_app_id(computation: str) -> str:
+    """
+    Name how long a computation's senders may repeat a record, which maintenance without the pipeline must know.
+    """
+    return _ID_SLACK_PREFIX + _quoted(computation)
 
 
 def sink_app_id(store_id: str, pipeline: str, name: str) -> str:

@@ -35,10 +35,6 @@ __all__ = ["collect"]
     "--keep", default="1h", show_default=True, metavar="DURATION",
     help="How long a version stays readable after it was replaced.",
 )  # fmt: skip
-@click.option(
-    "--id-slack", default="3h", show_default=True, metavar="DURATION",
-    help="How far behind the low watermark record ids are kept.",
-)  # fmt: skip
 @click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per kind of garbage, one per line.")
@@ -46,7 +42,6 @@ def collect(
     store: str,
     storage_options: tuple[str, ...],
     keep: str,
-    id_slack: str,
     zookeeper: str | None,
     catalog: str | None,
     *,
@@ -67,7 +62,7 @@ def collect(
     is running. If it is killed midway, it leaves garbage but no damage. With --dry-run it only
     reads: it takes no lease, starts no ZooKeeper, and may be used while pipelines run.
     """
-    policy = UpkeepPolicy(retention=keep, id_slack=id_slack, collect_every=1)
+    policy = UpkeepPolicy(retention=keep, collect_every=1)
     clock, rng = SystemClock(), SystemRng()
     with Store.open(
         store,

@@ -44,12 +44,14 @@ class Grouping:
         key_column: the keys in Arrow.
         bounds: the records of key *i* are at ``bounds[i]`` up to ``bounds[i + 1]``.
         sources: for each record in that order, its position on arrival.
+        admitted: the same keys with all records that are no duplicates; ``None`` if the grouping has them all.
     """
 
     keys: list[str]
     key_column: pa.StringArray
     bounds: _Index
     sources: _Index
+    admitted: Grouping | None = None
 
 
 def encode_keys(keys: pa.StringArray) -> KeyCodes:

@@ -8,6 +8,7 @@ runs per key, and per record only where user code wants to see single records.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from millpond.executor.bundle.arrivals import Arrivals
 from millpond.executor.bundle.bundle import Bundle, BundleStatistics
 from millpond.executor.bundle.deduplication import Admission, admit
-from millpond.executor.bundle.grouping import Grouping, encode_keys, group
+from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group
 from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
@@ -80,14 +81,13 @@ class IntervalProcessor:
         codes = encode_keys(arrivals.keys)
         admission = admit(arrivals, codes, soft_state)
         late = _late(arrivals, admission, bundle)
-        kept = admission.kept
+        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.percentile_watermarks)
+        grouping = group(codes, arrivals.at, admission.kept, due)
         dropped = 0
         if late.any() and self._node.on_late != "process":
-            refused = late & self._drops(arrivals, kept)
-            kept = np.flatnonzero(~refused) if kept is None else kept[~refused]
+            refused = late & self._drops(arrivals, admission.kept)
             dropped = int(refused.sum())
-        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.percentile_watermarks)
-        grouping = group(codes, arrivals.at, kept, due)
+            grouping = _without(refused, grouping, codes, arrivals, admission, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
         columns = RecordColumns(
@@ -107,7 +107,7 @@ class IntervalProcessor:
             dropped=dropped,
             duplicates=admission.duplicates,
             timers=turns.fired,
-            keys=len(grouping.keys),
+            keys=_count_turns(grouping, due),
             counters=turns.counters.sums(),
         )
         return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
@@ -171,6 +171,34 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=interval.app_id,
         )
+
+
+def _without(
+    refused: npt.NDArray[np.bool_],
+    grouping: Grouping,
+    codes: KeyCodes,
+    arrivals: Arrivals,
+    admission: Admission,
+    due: Collection[str],
+) -> Grouping:
+    """
+    The grouping without refused records; their keys stay if they have ids, which must be known when they come again.
+    """
+    kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
+    if arrivals.ids is None:
+        return group(codes, arrivals.at, kept, due)
+    others = {*due, *grouping.keys}
+    return replace(group(codes, arrivals.at, kept, others), admitted=grouping)
+
+
+def _count_turns(grouping: Grouping, due: Collection[str]) -> int:
+    """
+    How many keys have records or due timers; a key that is there only for ids of refused records has neither.
+    """
+    if grouping.admitted is None:
+        return len(grouping.keys)
+    counts = np.diff(grouping.bounds).tolist()
+    return sum(count > 0 or key in due for key, count in zip(grouping.keys, counts, strict=True))
 
 
 def _weak_productions(

@@ -22,6 +22,7 @@ from millpond.executor.computation.productions import Productions
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timer, Timers, hold_of, oldest_but
 from millpond.executor.event_time.clocks import clock_name
+from millpond.statestore.rows.id_retention import arrival_us
 from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
 from millpond.statestore.types import EventTimeMicros
 
@@ -95,7 +96,7 @@ def row_updates(
     changed = _changed_states(outcome)
     deleted = _deleted(outcome, changed)
     timers = _timers_to_write(outcome, deleted)
-    record_ids = _record_ids(arrivals, grouping)
+    record_ids = _record_ids(bundle, arrivals, grouping)
     if kept is None:
         produced = np.asarray(outcome.production_counts, np.int64)
     else:
@@ -197,16 +198,24 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
     return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=pa.array(missing))
 
 
-def _record_ids(arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
+def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
+    """
+    The ids that each key has consumed, those of late records that its code is not given included.
+    """
     if arrivals.ids is None:
         return None
-    positions = pa.array(grouping.sources)
-    ids, at, bounds = arrivals.ids.take(positions), arrivals.at[grouping.sources], grouping.bounds
+    admitted = grouping if grouping.admitted is None else grouping.admitted
+    ids, at = arrivals.ids.take(pa.array(admitted.sources)), arrivals.at[admitted.sources]
+    bounds = admitted.bounds
     if ids.null_count:
         valid = pc.is_valid(ids).to_numpy(zero_copy_only=False)
         ids, at = ids.drop_null(), at[valid]
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(valid)])[bounds]
-    values = pa.StructArray.from_arrays([ids, pa.array(at).cast(TIMESTAMP)], fields=list(RECORD_ID_TYPE))
+    arrived_at = np.full(len(at), arrival_us(bundle.wall_time), np.int64)
+    values = pa.StructArray.from_arrays(
+        [ids, pa.array(at).cast(TIMESTAMP), pa.array(arrived_at).cast(TIMESTAMP)],
+        fields=list(RECORD_ID_TYPE),
+    )
     return pa.ListArray.from_arrays(
         pa.array(bounds.astype(np.int32)),
         values,

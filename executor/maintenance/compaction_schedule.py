@@ -19,14 +19,16 @@ from typing import Final
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorker, UpkeepWorkers
 from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import Compacted, CompactionRules, compact_files
 from millpond.gc.compaction_plan import Compaction, plan_compaction, younger_than
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.id_retention import ID_SLACK_US, IdRetention
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
 
 __all__ = ["CompactionSchedule"]
 
@@ -43,16 +45,28 @@ class CompactionSchedule:
     Args:
         store: the open store.
         ownership: the intervals.
+        topology: how long the senders of each computation may repeat their records.
+        clock: the source of time.
         rng: the source of file names.
         policy: when and how.
         workers: where they are prepared.
     """
 
     def __init__(
-        self, store: Store, ownership: Ownership, *, rng: Rng, policy: UpkeepPolicy, workers: UpkeepWorkers
+        self,
+        store: Store,
+        ownership: Ownership,
+        topology: Topology,
+        *,
+        clock: Clock,
+        rng: Rng,
+        policy: UpkeepPolicy,
+        workers: UpkeepWorkers,
     ) -> None:
         self._store = store
         self._ownership = ownership
+        self._topology = topology
+        self._clock = clock
         self._rng = rng
         self._policy = policy
         self._workers = workers
@@ -162,8 +176,12 @@ class CompactionSchedule:
     ) -> Future[Compacted]:
         interval = compaction.interval
         is_control = interval == self._ownership.control.interval
-        now_at = TIME_MIN_US if is_control else watermark(interval.computation)
-        rules = CompactionRules(pending_from=superstep, ids_from=self._ids_from(now_at))
+        ids = IdRetention.of(
+            TIME_MIN_US if is_control else watermark(interval.computation),
+            self._clock.now_us(),
+            ID_SLACK_US if is_control else self._topology.id_slack_us(interval.computation),
+        )
+        rules = CompactionRules(pending_from=superstep, ids=ids)
         work = partial(
             compact_files,
             self._store.objects,
@@ -175,12 +193,6 @@ class CompactionSchedule:
             memory_bytes_max=self._policy.compaction.memory_bytes_max,
         )
         return worker.compact(work)
-
-    def _ids_from(self, watermark: EventTimeMicros) -> EventTimeMicros:
-        # Where the input has ended, no watermark tells how old a repetition may be.
-        if watermark in {TIME_MIN_US, TIME_MAX_US}:
-            return TIME_MIN_US
-        return EventTimeMicros(max(watermark - self._policy.id_slack_us, TIME_MIN_US))
 
     def take_ready(self) -> list[Compacted]:
         """

@@ -18,7 +18,12 @@ from urllib.parse import unquote
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import claimed_by, percentile_watermark_app_id, superstep_of
+from millpond.executor.pipeline.positions import (
+    claimed_by,
+    id_slack_of,
+    percentile_watermark_app_id,
+    superstep_of,
+)
 from millpond.gc.collector import Collection
 from millpond.gc.compaction import CompactionRules, compact_files
 from millpond.gc.compaction_plan import Compaction, plan_compaction
@@ -32,10 +37,10 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease
 from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.id_retention import ID_SLACK_US, IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
-    TIME_MAX_US,
     TIME_MIN_US,
     Clock,
     CommitNumber,
@@ -104,7 +109,7 @@ def _collect(
     owned: dict[Interval, Owned] = {}
     with _held(store, pipelines, dry_run=dry_run) as (held, running):
         for pipeline in held:
-            compacted.append(_compact_pipeline(store, rng, pipeline, policy, dry_run=dry_run))
+            compacted.append(_compact_pipeline(store, clock, rng, pipeline, policy, dry_run=dry_run))
             owned |= {
                 interval: Owned(fence.sequencer, pipeline.superstep)
                 for interval, fence in pipeline.fences.items()
@@ -196,7 +201,7 @@ def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
 
 
 def _compact_pipeline(
-    store: Store, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, *, dry_run: bool
+    store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, *, dry_run: bool
 ) -> Collection:
     snapshot = store.snapshot() if dry_run else store.committer.snapshot
     planned = [
@@ -213,7 +218,7 @@ def _compact_pipeline(
     if dry_run:
         paths = tuple(file.path for compaction in compactions for file in compaction.files)
         return Collection(kind="compactions", paths=paths)
-    done = [_compact(store, rng, owned, compaction, policy) for compaction in compactions]
+    done = [_compact(store, clock, rng, owned, compaction, policy) for compaction in compactions]
     return Collection(
         kind="compactions",
         paths=tuple(path for compaction in done for path in compaction.paths),
@@ -223,15 +228,19 @@ def _compact_pipeline(
 
 
 def _compact(
-    store: Store, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
+    store: Store,
+    clock: Clock,
+    rng: Rng,
+    owned: _HeldPipeline,
+    compaction: Compaction,
+    policy: UpkeepPolicy,
 ) -> Collection:
     """
     Commit each compaction separately: offline no superstep waits, and an interruption loses little.
     """
     last = owned.fences[compaction.interval]
-    rules = CompactionRules(
-        pending_from=owned.superstep, ids_from=_ids_from(store, owned.pipeline, compaction.interval, policy)
-    )
+    ids = _ids_to_keep(store, owned.pipeline, compaction.interval, clock)
+    rules = CompactionRules(pending_from=owned.superstep, ids=ids)
     names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
     compacted = compact_files(
         store.objects,
@@ -257,9 +266,9 @@ def _compact(
     )
 
 
-def _ids_from(store: Store, pipeline: str, interval: Interval, policy: UpkeepPolicy) -> EventTimeMicros:
+def _ids_to_keep(store: Store, pipeline: str, interval: Interval, clock: Clock) -> IdRetention:
+    positions = store.committer.snapshot.txns
     name = percentile_watermark_app_id(pipeline, "computation", interval.computation)
-    watermark = store.committer.snapshot.txns.get(name, TIME_MIN_US)
-    if watermark in {TIME_MIN_US, TIME_MAX_US}:
-        return TIME_MIN_US
-    return EventTimeMicros(max(watermark - policy.id_slack_us, TIME_MIN_US))
+    watermark = EventTimeMicros(positions.get(name, TIME_MIN_US))
+    slack_us = id_slack_of(positions, interval.computation)
+    return IdRetention.of(watermark, clock.now_us(), ID_SLACK_US if slack_us is None else slack_us)

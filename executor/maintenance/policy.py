@@ -28,8 +28,6 @@ class UpkeepPolicy:
 
     Args:
         compaction: when the files of an interval are merged.
-        id_slack: how far behind the low watermark record ids are kept, as a duration. A publisher that
-            repeats a record later than this is not recognised: the record counts again, as a late one.
         retention: how long a replaced version of the table stays readable, as a duration. Savepoints
             keep their versions for as long as they are open.
         collect_every: the number of versions between two garbage collections, each of which writes a
@@ -47,11 +45,10 @@ class UpkeepPolicy:
         InvalidError: ``place`` is unknown.
 
     Example:
-        ``mp.LocalRunner(store, upkeep=mp.UpkeepPolicy(id_slack="1d", retention="6h"))``
+        ``mp.LocalRunner(store, upkeep=mp.UpkeepPolicy(retention="6h", collect_every=4_096))``
     """
 
     compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
-    id_slack: Duration = "3h"
     retention: Duration = "1h"
     collect_every: int = 1_024
     background: bool = True
@@ -63,13 +60,6 @@ class UpkeepPolicy:
         """
         if self.place not in get_args(Place):
             raise InvalidError("compactions are prepared in auto, spark, process or thread", place=self.place)
-
-    @property
-    def id_slack_us(self) -> int:
-        """
-        ``id_slack`` in microseconds.
-        """
-        return duration_us(self.id_slack)
 
     @property
     def kept(self) -> Retention:

@@ -22,6 +22,7 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers, workers_of
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.failpoint import reach
@@ -41,8 +42,8 @@ class Upkeep:
         store: the open store.
         ownership: the intervals, and the way to commit.
         journal: told of every commit.
-        pipeline: its name.
-        clock: measures commits.
+        topology: the checked pipeline.
+        clock: the source of time.
         rng: the source of file names.
         policy: when and how; ``None``: not at all.
         compaction_workers: makes workers on other machines; ``None`` for helper processes of this one.
@@ -53,7 +54,7 @@ class Upkeep:
         store: Store,
         ownership: Ownership,
         journal: CatalogRecorder,
-        pipeline: str,
+        topology: Topology,
         *,
         clock: Clock,
         rng: Rng,
@@ -62,7 +63,7 @@ class Upkeep:
     ) -> None:
         self._ownership = ownership
         self._journal = journal
-        self._pipeline = pipeline
+        self._pipeline = topology.name
         self._clock = clock
         self._is_on = policy is not None
         used = policy or UpkeepPolicy(background=False)
@@ -73,7 +74,9 @@ class Upkeep:
             in_thread=used.place == "thread",
             elsewhere=compaction_workers,
         )
-        self._compactions = CompactionSchedule(store, ownership, rng=rng, policy=used, workers=self._workers)
+        self._compactions = CompactionSchedule(
+            store, ownership, topology, clock=clock, rng=rng, policy=used, workers=self._workers
+        )
         self._rounds = CollectionSchedule(
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )

@@ -22,9 +22,14 @@ from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import conflicting_pipeline, pipeline_number, stream_number
+from millpond.executor.pipeline.positions import (
+    conflicting_pipeline,
+    id_slack_position,
+    pipeline_number,
+    stream_number,
+)
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id
+from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id, id_slack_app_id
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError
@@ -272,6 +277,9 @@ class Ownership:
             stream = self._topology.bare_stream(name)
             if stream is not None and bare_ids_app_id(name) not in positions:
                 claims[bare_ids_app_id(name)] = stream_number(stream)
+            slack = id_slack_app_id(name)
+            if stream is not None:
+                claims[slack] = id_slack_position(positions.get(slack), self._topology.id_slack_us(name))
         return claims
 
     def _move_on(self, request: CommitRequest) -> None:

@@ -21,6 +21,7 @@ from millpond.executor.pipeline.weak import (
 )
 from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.id_retention import ID_SLACK_US
 
 __all__ = [
     "ComputationNode",
@@ -60,6 +61,7 @@ class InjectorNode:
         members: the expected senders; the watermark is the least of theirs.
         member: where the sender of a record is.
         skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
+        id_slack_us: how long a sender may repeat a record.
     """
 
     stream: str
@@ -71,6 +73,7 @@ class InjectorNode:
     members: tuple[str, ...] = ()
     member: FieldExtractor | None = None
     skew_limit_us: int | None = None
+    id_slack_us: int = ID_SLACK_US
 
     def check_member(self, member: str | None) -> None:
         """

@@ -89,6 +89,7 @@ class EnginePipeline(Generic[StreamT_co]):
         members: Sequence[str] = (),
         member: FieldExtractor | None = None,
         skew_limit: Duration | None = None,
+        id_slack: Duration = "3h",
     ) -> StreamT_co:
         """
         Declare a stream of records from outside (MillWheel §4.3, §5.2).
@@ -115,6 +116,11 @@ class EnginePipeline(Generic[StreamT_co]):
                 before the stream pauses. This bounds the state and memory of records that wait for
                 a slower stream. If that stream sends nothing, this one stays paused until the other
                 is idle or declared gone. Bounded runs (``run``) ignore the limit.
+            id_slack: how long a sender may repeat a record, three hours by default. Its id is kept
+                until this has passed both on the wall clock since it first arrived and in event time
+                since ``at``. After that a repetition counts as a new record. A longer slack keeps more
+                ids, about 20 bytes of disk each; a computation that subscribes to several streams keeps
+                all ids for the longest.
 
         Returns:
             The stream.
@@ -153,6 +159,7 @@ class EnginePipeline(Generic[StreamT_co]):
             members=tuple(members),
             member=member,
             skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
+            id_slack_us=_positive(name, "id_slack", id_slack),
         )
         return self.stream(name)
 

@@ -15,6 +15,7 @@ from millpond.statestore.app_ids import (
     SUPERSTEP_PREFIX,
     app_id_parts,
     claim_app_id,
+    id_slack_app_id,
     input_app_id,
     superstep_app_id,
     watermark_app_id,
@@ -30,6 +31,8 @@ __all__ = [
     "claimed_by",
     "conflicting_pipeline",
     "counts_by_computation",
+    "id_slack_of",
+    "id_slack_position",
     "input_positions",
     "percentile_watermark_app_id",
     "pipeline_number",
@@ -42,6 +45,8 @@ BOUNDED_SOURCE = "bounded"
 
 LOCAL_SOURCE = "local"
 """Source id of rows handed to a runner in process."""
+
+_SLACK_BITS = 42
 
 
 def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = EXACT) -> str:
@@ -109,6 +114,33 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
         if app_id.startswith(SUPERSTEP_PREFIX)
     )
     return next((name for name in names if pipeline_number(name) == number), "another one")
+
+
+def id_slack_position(stored: int | None, slack_us: int) -> int:
+    """
+    How long a computation's senders may repeat a record, as a number that rises with each change.
+
+    Args:
+        stored: the number that the table has; ``None``: none yet.
+        slack_us: the slack, which is rounded up to milliseconds; at most 139 years are stored.
+
+    Example:
+        >>> first = id_slack_position(None, 2_000_000)
+        >>> second = id_slack_position(first, 1_000_000)
+        >>> second > first, id_slack_of({id_slack_app_id("c"): second}, "c")
+        (True, 1000000)
+    """
+    slack_ms = min(-(-slack_us // 1_000), (1 << _SLACK_BITS) - 1)
+    changes, stored_ms = divmod(0 if stored is None else stored, 1 << _SLACK_BITS)
+    return (changes << _SLACK_BITS if slack_ms == stored_ms else (changes + 1) << _SLACK_BITS) + slack_ms
+
+
+def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
+    """
+    How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so.
+    """
+    position = positions.get(id_slack_app_id(computation))
+    return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:

@@ -19,6 +19,7 @@ from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Sink
 from millpond.executor.pipeline.positions import stream_number
 from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.id_retention import ID_SLACK_US
 
 __all__ = ["Consumer", "Topology"]
 
@@ -85,6 +86,14 @@ class Topology:
         """
         subscriptions = self.computation(computation).subscriptions
         return next((s.stream for s in subscriptions if self._has_ids(s.stream)), None)
+
+    def id_slack_us(self, computation: str) -> int:
+        """
+        How long the senders of any stream that a computation subscribes to may repeat a record.
+        """
+        streams = (s.stream for s in self.computation(computation).subscriptions)
+        slacks = (self.injectors[stream].id_slack_us for stream in streams if self._has_ids(stream))
+        return max(slacks, default=ID_SLACK_US)
 
     def _has_ids(self, stream: str) -> bool:
         injector = self.injectors.get(stream)

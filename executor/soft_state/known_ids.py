@@ -21,6 +21,7 @@ from millpond.executor.soft_state.known_files import FileKeys
 from millpond.executor.soft_state.row_reader import RowReader
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.bloom import RecordIdFilter
+from millpond.statestore.rows.row_shape import with_values
 
 __all__ = ["ID_COLUMNS", "KnownIds", "ids_in"]
 
@@ -30,6 +31,7 @@ _CAPACITY_MIN: Final = 262_144
 _CAPACITY_MAX: Final = 16_777_216
 _ERROR_RATE: Final = 1e-6
 _FILES_AT_ONCE: Final = 8
+_IDS: Final = pa.list_(pa.binary())
 # What Arrow's objects around a small table take, which `nbytes` leaves out.
 _TABLE_BYTES: Final = 4_096
 
@@ -117,7 +119,7 @@ class KnownIds:
         """
         if self._filter is None:
             return
-        table = updates.select(ID_COLUMNS)
+        table = _keys_and_ids(updates)
         self._recent[path] = table
         self._recent_bytes += _size_bytes(table)
         while self._recent_bytes > self._budget_bytes:
@@ -155,7 +157,7 @@ class KnownIds:
         missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
         if far and missing:
             read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
-            consumed |= _pairs(read, wanted)
+            consumed |= _pairs(_keys_and_ids(read), wanted)
         return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
 
 
@@ -172,10 +174,19 @@ def _size_bytes(table: pa.Table) -> int:
     return int(table.nbytes) + _TABLE_BYTES
 
 
-def _pairs(updates: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
+def _keys_and_ids(updates: pa.Table) -> pa.Table:
+    """
+    Each key with its ids; the times that a compaction goes by would take as much memory again.
+    """
     lists = updates.column("record_ids").combine_chunks()
-    ids = lists.flatten().field("id")
+    ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())
+    return pa.table({"key": updates.column("key"), "ids": ids})
+
+
+def _pairs(table: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
+    lists = table.column("ids").combine_chunks()
+    ids = lists.flatten()
     chosen = pc.is_in(ids, wanted)
     rows = pc.list_parent_indices(lists).filter(chosen)
-    keys = updates.column("key").combine_chunks().take(rows)
+    keys = table.column("key").combine_chunks().take(rows)
     return set(zip(keys.to_pylist(), ids.filter(chosen).to_pylist(), strict=True))

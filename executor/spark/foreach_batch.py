@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.event_time.duration import Duration
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -90,6 +91,7 @@ def foreach_batch(
     at: FieldExtractor,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     watermark: WatermarkPolicy = BoundedDisorder("0s"),  # noqa: B008 - frozen
+    id_slack: Duration = "3h",
     name: str | None = None,
     sink: Sink | None = None,
     tick_ms: float = 250,
@@ -105,6 +107,7 @@ def foreach_batch(
         at: column (or function of the row) with the event time.
         id: column (or function of the row) with the record's id; records with the same id count once.
         watermark: how the low watermark follows from the records.
+        id_slack: how long a sender may repeat a record; see `Pipeline.inject`.
         name: the computation's name in the store; its class's name otherwise.
         sink: where its productions go, those to the stream with the computation's name.
         tick_ms: how long the query must be silent before due timers fire without a batch.
@@ -118,7 +121,7 @@ def foreach_batch(
     """
     chosen = name or type(computation).__name__
     pipeline = EnginePipeline(chosen)
-    stream = pipeline.inject(INPUT, key=key, at=at, id=id, watermark=watermark)
+    stream = pipeline.inject(INPUT, key=key, at=at, id=id, watermark=watermark, id_slack=id_slack)
     output = stream.apply(computation, name=chosen)
     if sink is not None:
         output.sink(chosen, sink)

@@ -120,7 +120,7 @@ class Coordinator:
             store,
             self._ownership,
             self._journal,
-            topology.name,
+            topology,
             clock=clock,
             rng=self.names,
             policy=upkeep,

@@ -55,8 +55,15 @@ A pending timer: its tag, its clock, the time when it fires, and its hold on the
 The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark.
 """
 
-RECORD_ID_TYPE: Final = pa.struct([pa.field("id", pa.binary()), pa.field("at", TIMESTAMP)])
-"""The id of a consumed external record, and that record's event time."""
+RECORD_ID_TYPE: Final = pa.struct(
+    [pa.field("id", pa.binary()), pa.field("at", TIMESTAMP), pa.field("arrived_at", TIMESTAMP)]
+)
+"""
+The id of a consumed external record, that record's event time, and the wall time of its first arrival.
+
+The arrival is rounded up to the minute (`millpond.statestore.rows.id_retention`). It is null in files of older
+versions, and where another engine has rewritten the files of a table that was created by one.
+"""
 
 PRODUCTION_TYPE: Final = pa.struct(
     [

@@ -50,7 +50,7 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "write_page_checksum": True,
     "store_schema": False,
     # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
-    "use_dictionary": ["sequencer", "commit_number", "superstep"],
+    "use_dictionary": ["sequencer", "commit_number", "superstep", "record_ids.list.element.arrived_at"],
     "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
     "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
 }

@@ -153,7 +153,7 @@ class ModelInterval:
         bundle = ModelBundle()
         clocks = {TimeDomain.EVENT: watermark, TimeDomain.WALL: wall_time, TimeDomain.HOLD: _NEVER}
         rows = {key: row.copy() for key, row in self._rows.items()}
-        accepted = self._punctual(rows, self._without_duplicates(rows, records, bundle), watermark, bundle)
+        accepted = self._punctual(self._without_duplicates(rows, records, bundle), watermark, bundle)
         due = {key for key, row in rows.items() if _first_due(row, clocks, marks or {}) is not None}
         for key in sorted({record.key for record in accepted} | due):
             arrived = sorted((r for r in accepted if r.key == key), key=lambda record: record.at)
@@ -223,7 +223,7 @@ class ModelInterval:
         return accepted
 
     def _punctual(
-        self, rows: dict[str, ModelRow], accepted: list[ModelRecord], watermark: int, bundle: ModelBundle
+        self, accepted: list[ModelRecord], watermark: int, bundle: ModelBundle
     ) -> list[ModelRecord]:
         if self.node.on_late == "process":
             return accepted
@@ -232,8 +232,6 @@ class ModelInterval:
                 bundle.records += 1
                 bundle.late += 1
                 bundle.dropped += 1
-                if self.node.exactly_once and record.id is not None:
-                    rows[record.key].ids.discard(record.id)
         return [record for record in accepted if record.at >= watermark]
 
 

@@ -45,6 +45,8 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "poison": "a record makes user code raise",
         "no_cache": "a process keeps no row in memory",
         "eager_upkeep": "compactions, checkpoints and collections come as often as can be",
+        "fast_clock": "a publisher's clock is days fast, so that what all others send is late",
+        "sent_again": "a record is sent again long after it was acknowledged",
     }
 )
 """Every kind of fault, with its effect."""

@@ -73,6 +73,7 @@ class Settings:
         cache_mib: row cache, in MiB.
         pause_timeout_ms: how long a process waits for an unavailable service.
         row_format: the encoding of row files.
+        id_slack_ms: how long publishers may repeat a record.
     """
 
     intervals: int
@@ -80,6 +81,7 @@ class Settings:
     cache_mib: int
     pause_timeout_ms: float
     row_format: RowFormat
+    id_slack_ms: int = 60_000
 
 
 class SimulatedProcess:
@@ -332,6 +334,9 @@ class SimulatedProcess:
         for name, node in sinks.items():
             if isinstance(node.sink, DeltaSink):
                 sinks[name] = replace(node, sink=_SimulatedSink(self, node.sink))
+        injectors = pipeline._injectors  # noqa: SLF001 - publishers give up earlier than real ones
+        for stream, injector in injectors.items():
+            injectors[stream] = replace(injector, id_slack_us=self._settings.id_slack_ms * 1_000)
         return pipeline
 
     # -- in peace --------------------------------------------------------------------------

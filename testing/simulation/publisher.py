@@ -4,6 +4,9 @@ The publisher: creates records, sends them until they are acknowledged, and prom
 It stands for the systems outside Millpond: it repeats records without an answer, and the network
 may still repeat a record after its acknowledgement. Messages with records so old that their ids
 may be forgotten are dropped, as a network drops packets whose time to live is over.
+
+One publisher's clock may be days fast. It moves the watermark past all that the others send, who may still repeat
+their records for as long as ids are kept on the wall clock, which in such a world is longer than it lasts.
 """
 
 from __future__ import annotations
@@ -15,10 +18,15 @@ from millpond.testing.simulation.process import Message, SimulatedProcess
 from millpond.testing.simulation.workload import Sent, Workload
 from millpond.testing.simulation.world import World
 
-__all__ = ["ID_SLACK_MS", "Publisher"]
+__all__ = ["ID_SLACK_MS", "ID_SLACK_MS_LATE", "Publisher"]
 
 ID_SLACK_MS: Final = 60_000
 """How long ids are kept in simulated stores; less than a message lives."""
+
+ID_SLACK_MS_LATE: Final = 2 * 86_400_000
+"""The same where records are late: longer than a simulation lasts, and than all jumps of its clocks together."""
+
+_FAST_US: Final = 2 * ID_SLACK_MS_LATE * 1_000
 
 _LIFETIME_US: Final = 40_000_000
 _RESEND_US: Final = 2_000_000
@@ -52,6 +60,7 @@ class Publisher:
         self._unacknowledged: dict[int, Sent] = {}
         self._last_sent_us: dict[int, int] = {}
         self._promised: dict[str, int] = {}
+        self._fast: set[str] = set()
         self._streams = tuple(streams)
 
     @property
@@ -75,6 +84,8 @@ class Publisher:
             if world.now_us - self._last_sent_us.get(number, 0) >= _RESEND_US
         ]
         self._send(due[:_AT_ONCE])
+        if self.sent and world.swarm.strikes("sent_again"):
+            self._send([draw.choice(self.sent).number for _ in range(draw.number(1, 3))])
 
     def repeat(self) -> None:
         """
@@ -89,6 +100,10 @@ class Publisher:
         for stream in self._streams:
             open_at = [s.row["at"] for s in self._unacknowledged.values() if s.stream == stream]
             at = min([self._world.now_us - _DISORDER_US, *open_at])
+            if self._workload.has_late_records and self._world.swarm.strikes("fast_clock"):
+                at = self._world.now_us + _FAST_US
+                self._fast.add(stream)
+                self._world.tell("publisher", f"has a fast clock on {stream}")
             if at > self._promised.get(stream, 0):
                 self._promised[stream] = at
             self._transmit(Message(stream, promise=self._promised.get(stream, at)))
@@ -114,7 +129,9 @@ class Publisher:
         world = self._world
         number = len(self.sent)
         stream, row = self._workload.record(world.draw, number, poison=world.swarm.strikes("poison"))
-        at = max(world.now_us - world.draw.number(0, _DISORDER_US), self.promised(stream))
+        at = world.now_us - world.draw.number(0, _DISORDER_US)
+        if stream not in self._fast:
+            at = max(at, self.promised(stream))
         sent = Sent(number, stream, {**row, "id": f"#{number}", "at": at}, world.now_us)
         self.sent.append(sent)
         self._unacknowledged[number] = sent
@@ -123,7 +140,7 @@ class Publisher:
         by_stream: dict[str, list[Sent]] = {}
         for number in numbers:
             self._last_sent_us[number] = self._world.now_us
-            sent = self._unacknowledged[number]
+            sent = self.sent[number]
             by_stream.setdefault(sent.stream, []).append(sent)
         for stream, records in by_stream.items():
             rows = tuple(sent.row for sent in records)
@@ -143,7 +160,8 @@ class Publisher:
     def _deliver(self, message: Message) -> None:
         targets = self._targets()
         too_old = self.promised(message.stream) - _LIFETIME_US
-        if not targets or any(row["at"] < too_old for row in message.rows):
+        is_mortal = message.stream not in self._fast
+        if not targets or (is_mortal and any(row["at"] < too_old for row in message.rows)):
             return
         target = self._world.draw.choice(targets)
         target.inbox.append(message)

@@ -29,7 +29,7 @@ from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.simulation.auditor import Auditor
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.process import Message, Settings, SimulatedProcess
-from millpond.testing.simulation.publisher import ID_SLACK_MS, Publisher
+from millpond.testing.simulation.publisher import ID_SLACK_MS, ID_SLACK_MS_LATE, Publisher
 from millpond.testing.simulation.reader import read_end, read_states
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
@@ -108,6 +108,7 @@ class Simulation:
         self.world: World = World(seed, kinds, deaths)
         self.processes: list[SimulatedProcess] = []
         self._workload = workload
+        workload.has_late_records = workload.takes_late_records and self.world.swarm.knows("fast_clock")
         workload.begin(Draw(f"{seed}/workload"))
         self._steps = steps
         self._topology: Topology = workload.pipeline().check()
@@ -155,7 +156,6 @@ class Simulation:
         fan_in = 2 if knows("eager_upkeep") else draw.choice((5, 8))
         upkeep = UpkeepPolicy(
             compaction=CompactionPolicy(fan_in=fan_in, files_max=8),
-            id_slack=f"{ID_SLACK_MS}ms",
             retention=0 if knows("eager_upkeep") else f"{_RETENTION_MS}ms",
             collect_every=8 if knows("eager_upkeep") else 24,
         )
@@ -166,6 +166,7 @@ class Simulation:
             pause_timeout_ms=draw.choice((300, 60_000)),
             # Parquet would double the cost, and its encoding is tested on files, not on schedules.
             row_format=PARQUET if Draw(f"{world.seed}/format").chance(_PARQUET) else IpcRowFormat(),
+            id_slack_ms=ID_SLACK_MS_LATE if self._workload.has_late_records else ID_SLACK_MS,
         )
 
     # -- the safety phase ------------------------------------------------------------------

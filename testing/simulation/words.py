@@ -73,6 +73,7 @@ class Words(Workload):
 
     name = "words"
     records_max = 40
+    takes_late_records = True
 
     def __init__(self) -> None:
         self._weak = ""

@@ -106,10 +106,15 @@ class Workload:
     Attributes:
         name: for the report.
         records_max: the most records that a seed creates.
+        takes_late_records: whether the checks hold when records are days behind the low watermark. Without it
+            the clocks of publishers are never fast.
+        has_late_records: whether this seed may have such records; the simulator sets it before `begin`.
     """
 
     name = "workload"
     records_max = 120
+    takes_late_records = False
+    has_late_records = False
 
     def begin(self, draw: Draw) -> None:
         """

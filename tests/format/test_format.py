@@ -260,6 +260,14 @@ class TestGoingOn:
         found, expected = old.sinks(), flat(old.contents["continued"]["sinks"])
         assert {name: found[name] for name in expected} == expected
 
+    def test_other_readers_go_on(self, old: Old) -> None:
+        """Delta's own reader reads rows of then and of now, with the columns that the table was made with."""
+        old.go_on()
+
+        rows = rows_of(old.path / "rows")
+        ids = {entry["id"] for row in rows for entry in row["record_ids"] or ()}
+        assert {row["id"].encode() for row in (*write.REPEATED, *write.LATER)} <= ids
+
     def test_its_garbage_is_collected(self, old: Old) -> None:
         """Compactions and collections of today leave the rows as they are, and the store sound."""
         with old.harbour.open() as store:

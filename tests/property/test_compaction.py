@@ -29,9 +29,7 @@ from millpond.testing.fixtures.pipelines import Case, cases
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 
 _STEP_MS = 60_000
-_PLAIN = UpkeepPolicy(
-    compaction=CompactionPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9, id_slack="365d"
-)
+_PLAIN = UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,6 @@ def fates(draw: st.DrawFn) -> Fate:
     return Fate(
         policy=UpkeepPolicy(
             compaction=compactions,
-            id_slack="365d",
             retention=draw(st.sampled_from(["0s", "5m"])),
             collect_every=draw(st.integers(2, 12)),
         ),

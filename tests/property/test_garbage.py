@@ -46,7 +46,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 _IS_LONG = os.environ.get("HYPOTHESIS_PROFILE", "dev") != "dev"
 SECOND = 1_000_000
 MINUTE_MS = 60_000
-POLICY = UpkeepPolicy(compaction=CompactionPolicy(fan_in=3, files_max=5), collect_every=10**9, id_slack="1h")
+POLICY = UpkeepPolicy(compaction=CompactionPolicy(fan_in=3, files_max=5), collect_every=10**9)
 ALIEN = Interval("alien")
 LETTERS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4)
 

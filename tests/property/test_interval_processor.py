@@ -318,9 +318,9 @@ def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
-def test_late_records_leave_no_trace_when_dropped(script: list[Any]) -> None:
+def test_of_late_records_that_are_dropped_only_ids_stay(script: list[Any]) -> None:
     """
-    With ``on_late="drop"`` late records are only counted; not even their ids are kept.
+    With ``on_late="drop"`` a late record is counted once, however often it comes, and changes nothing but ids.
     """
     check_against_model(Script(), script, budget_bytes=1 << 20, on_late="drop")
 

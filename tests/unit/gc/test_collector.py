@@ -19,9 +19,10 @@ from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep
+from millpond.statestore.types import TIME_MIN_US, CommitNumber, Sequencer, Superstep, WallTimeMicros
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_pipeline, numbered
 
@@ -74,7 +75,7 @@ def a_compaction(store: Store) -> Compacted:
     return compact_files(
         store.objects,
         compaction,
-        CompactionRules(pending_from=newest, ids_from=EventTimeMicros(0)),
+        CompactionRules(pending_from=newest, ids=IdRetention.of(TIME_MIN_US, WallTimeMicros(0), slack_us=0)),
         fence=snapshot.fence_of(DEFAULT_MEMBER),
         token="f" * 32,
     )

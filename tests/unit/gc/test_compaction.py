@@ -15,25 +15,43 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    CommitNumber,
+    EventTimeMicros,
+    Sequencer,
+    Superstep,
+    TableVersion,
+    WallTimeMicros,
+)
 from millpond.testing.fixtures.row_updates import row_histories, row_updates
 
-ALL = CompactionRules(pending_from=Superstep(0), ids_from=EventTimeMicros(-(2**63)))
+ALL = CompactionRules(
+    pending_from=Superstep(0), ids=IdRetention.of(TIME_MIN_US, WallTimeMicros(0), slack_us=0)
+)
 INTERVAL = Interval("counter")
+MINUTE = 60_000_000
+NOW = 10**6 * MINUTE
 
 
-def rules(*, pending_from: int = 0, ids_from: int = 0) -> CompactionRules:
-    return CompactionRules(pending_from=Superstep(pending_from), ids_from=EventTimeMicros(ids_from))
+def rules(*, pending_from: int = 0, ids_from: int = 0, arrived_from: int = 10**18) -> CompactionRules:
+    ids = IdRetention(
+        at_from=EventTimeMicros(ids_from),
+        arrived_from=WallTimeMicros(arrived_from),
+        unknown_arrived_at=WallTimeMicros(NOW),
+    )
+    return CompactionRules(pending_from=Superstep(pending_from), ids=ids)
 
 
 def update(key: str, number: int, **columns: object) -> dict[str, object]:
     return {"key": key, "commit_number": number, "superstep": number, **columns}
 
 
-def identified(*ids: tuple[str, int]) -> list[dict[str, object]]:
-    return [{"id": name.encode(), "at": at} for name, at in ids]
+def identified(*ids: tuple[str, int], arrived_at: int | None = 0) -> list[dict[str, object]]:
+    return [{"id": name.encode(), "at": at, "arrived_at": arrived_at} for name, at in ids]
 
 
 def produced(*values: str) -> list[dict[str, object]]:
@@ -72,6 +90,39 @@ def test_ids_are_joined_until_they_expire():
 
     assert [entry["id"] for entry in rows[0]["record_ids"]] == [b"y", b"z"]
     assert rows[1]["record_ids"] is None
+
+
+def test_ids_stay_until_both_clocks_have_passed():
+    """
+    An id goes when it has expired in event time and by its arrival, and not when only one of the two is over.
+    """
+    updates = row_updates(
+        [
+            update("a", 1, record_ids=identified(("old", 1), ("ahead", 9), arrived_at=MINUTE)),
+            update("a", 2, record_ids=identified(("late", 1), arrived_at=3 * MINUTE)),
+        ]
+    )
+    kept = compact_updates(updates, rules(ids_from=5, arrived_from=2 * MINUTE), is_complete=True)
+    later = compact_updates(kept, rules(ids_from=5, arrived_from=3 * MINUTE + 1), is_complete=True)
+    last = compact_updates(later, rules(ids_from=10, arrived_from=3 * MINUTE + 1), is_complete=True)
+
+    assert [entry["id"] for entry in kept.to_pylist()[0]["record_ids"]] == [b"ahead", b"late"]
+    assert [entry["id"] for entry in later.to_pylist()[0]["record_ids"]] == [b"ahead"]
+    assert last.num_rows == 0
+
+
+def test_an_id_without_an_arrival_arrives_when_it_is_compacted():
+    """
+    What an older version has written, or another engine rewritten, is kept for a whole slack from now on.
+    """
+    updates = row_updates([update("a", 1, record_ids=identified(("x", 1), arrived_at=None))])
+    first = compact_updates(updates, rules(ids_from=5, arrived_from=NOW), is_complete=True)
+    second = compact_updates(first, rules(ids_from=5, arrived_from=NOW), is_complete=True)
+    gone = compact_updates(second, rules(ids_from=5, arrived_from=NOW + 1), is_complete=True)
+
+    assert first.column("record_ids")[0][0]["arrived_at"].value == NOW
+    assert second.num_rows == 1
+    assert gone.num_rows == 0
 
 
 def test_productions_go_when_they_are_delivered():

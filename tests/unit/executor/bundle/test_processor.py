@@ -4,7 +4,8 @@ Bundles in, row updates out: order, failures, duplicates and what is written.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
@@ -19,11 +20,13 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import JsonValues, PythonValues
-from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.testing.fixtures.interval_run import IntervalRun
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Computation):
@@ -79,6 +82,7 @@ def run_of(
     exactly_once: bool = True,
     retries: int = 2,
     workers: int = 1,
+    on_late: OnLate = "process",
 ) -> IntervalRun:
     """
     A fresh store that runs the computation.
@@ -91,6 +95,7 @@ def run_of(
         on_error=on_error,
         exactly_once=exactly_once,
         retries=retries,
+        on_late=on_late,
     )
     return IntervalRun(node, Interval("log"), workers)
 
@@ -393,7 +398,40 @@ class TestDuplicates:
 
         assert (len(first.dead_letters), second.dead_letters) == (1, ())
         assert [row["record_ids"] for row in updates_of(first)] == [
-            [{"id": b"1", "at": pa.scalar(1, pa.timestamp("us", "UTC")).as_py()}]
+            [{"id": b"1", "at": EPOCH + timedelta(microseconds=1), "arrived_at": EPOCH}]
+        ]
+
+    def test_a_late_record_that_is_dropped_counts_once(self) -> None:
+        """
+        A late record that comes five times is one drop and four repetitions, also within a bundle, and across workers.
+        """
+        run = run_of(Log(), on_late="drop", workers=2)
+        late, fresh = ("k", 1, "late"), ("j", 9, "fresh")
+        first = run.step([delivery(late, fresh, late, ids=[b"1", b"1", b"1"])], watermark=5)
+        others = [run.step([delivery(late, ids=[b"1"])], watermark=5, worker=worker) for worker in (1, 0, 1)]
+
+        assert states(run) == {"j": ["fresh"]}
+        assert (first.statistics.dropped, first.statistics.duplicates, first.statistics.keys) == (1, 1, 1)
+        assert [(r.statistics.dropped, r.statistics.duplicates) for r in others] == [(0, 1)] * 3
+
+    def test_the_arrival_of_an_id_is_the_bundles(self) -> None:
+        """
+        An id is stored with the bundle's wall time, rounded up to the minute, also that of a dropped record.
+        """
+        run = run_of(Log(), on_late="drop")
+        result = run.step(
+            [delivery(("k", 1, "late"), ("k", 9, "fresh"), ids=[b"1", b"2"])],
+            watermark=5,
+            wall_time=61_000_000,
+        )
+
+        assert updates_of(result)[0]["record_ids"] == [
+            {
+                "id": id_,
+                "at": EPOCH + timedelta(microseconds=at),
+                "arrived_at": EPOCH + timedelta(minutes=2),
+            }
+            for id_, at in ((b"1", 1), (b"2", 9))
         ]
 
     def test_records_without_ids_are_never_duplicates(self) -> None:

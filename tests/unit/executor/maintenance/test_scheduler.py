@@ -60,7 +60,7 @@ class Total(Computation):
 
 def pipeline() -> EnginePipeline:
     made = EnginePipeline("p")
-    made.inject("in", key="k", at="at", id="id", watermark=BoundedDisorder("1s"))
+    made.inject("in", key="k", at="at", id="id", watermark=BoundedDisorder("1s"), id_slack="5s")
     made.add(Window(), name="window", subscribes={"in": None}, produces=["seen"])
     made.add(Total(), name="total", subscribes={"seen": None}, produces=[])
     return made
@@ -75,7 +75,7 @@ class Pond:
         self.disk = MemoryObjects() if objects is None else objects
         self.registry = MemoryRegistry()
         self.clock = ManualClock()
-        self.upkeep = upkeep or UpkeepPolicy(compaction=COMPACTIONS, id_slack="5s")
+        self.upkeep = upkeep or UpkeepPolicy(compaction=COMPACTIONS)
         self.opened = 0
         self.seed: str | None = None
         self.start()
@@ -99,6 +99,7 @@ class Pond:
         rows = [
             {"k": f"{second % 3}{key}", "at": second * SECOND, "id": f"{second}/{key}"} for key in range(keys)
         ]
+        self.clock.advance_ms(1_000)
         self.run.inject("in", rows)
         self.run.step()
 
@@ -128,9 +129,7 @@ def test_files_and_bytes_stay_bounded():
         most = max(most, *pond.files_per_interval().values())
     snapshot = pond.store.committer.snapshot
     held = sum(file.size_bytes for file in snapshot.files)
-    everything = Pond(
-        UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9), id_slack="5s")
-    )
+    everything = Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9)))
     for second in range(300):
         everything.step(second)
     live = sum(file.size_bytes for file in everything.store.committer.snapshot.files)

@@ -26,6 +26,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.stream import RowFileWriter, open_runs
 from millpond.statestore.types import (
@@ -35,12 +36,16 @@ from millpond.statestore.types import (
     Sequencer,
     Superstep,
     TableVersion,
+    WallTimeMicros,
 )
 from millpond.testing.fixtures.row_updates import Update, row_updates
 
 INTERVAL = Interval("counter")
 LAST = Fence(Sequencer(9), CommitNumber(9))
-RULES = CompactionRules(pending_from=Superstep(3), ids_from=EventTimeMicros(500))
+MINUTE = 60_000_000
+# Ids go in event time from 500 on, and by their arrival after the second of three minutes.
+IDS = IdRetention.of(EventTimeMicros(500 + 2 * MINUTE), WallTimeMicros(4 * MINUTE), 2 * MINUTE)
+RULES = CompactionRules(pending_from=Superstep(3), ids=IDS)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +60,14 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn_update(draw: Any, key: str, number: int) -> Update:
-    ids = [{"id": draw.randbytes(4), "at": draw.randrange(1_000)} for _ in range(draw.randrange(3))]
+    ids = [
+        {
+            "id": draw.randbytes(4),
+            "at": draw.randrange(1_000),
+            "arrived_at": draw.choice([None, MINUTE, 2 * MINUTE, 3 * MINUTE]),
+        }
+        for _ in range(draw.randrange(3))
+    ]
     made = [
         {"stream": "s", "key": key, "value": str(draw.random()), "value_bytes": None, "at": 0}
         for _ in range(draw.randrange(3))

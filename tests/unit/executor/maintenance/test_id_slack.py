@@ -1,0 +1,254 @@
+"""
+How long a repeated record is recognised, while compactions forget what no sender may repeat any more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.event_time.duration import Duration, duration_us
+from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.nodes import OnLate
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.spark.foreach_batch import foreach_batch
+from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.id_retention import ID_SLACK_US
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+HOUR_US: Final = 3_600_000_000
+MINUTE_MS: Final = 60_000
+NOW_US: Final = 500_000 * HOUR_US
+EAGER: Final = UpkeepPolicy(
+    compaction=CompactionPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9), collect_every=1_000
+)
+
+
+class Total(Computation):
+    """
+    Counts a key's records.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        One more.
+        """
+        context.state.set(context.state.get(0) + 1)
+
+
+class Pond:
+    """
+    A store in memory that is compacted at every chance, and a count of one key's records.
+    """
+
+    def __init__(
+        self, id_slack: Duration = "3h", *, on_late: OnLate = "process", upkeep: UpkeepPolicy | None = EAGER
+    ) -> None:
+        self.clock = ManualClock(NOW_US)
+        self._objects, self._registry = MemoryObjects(), MemoryRegistry()
+        self._on_late = on_late
+        self._upkeep = upkeep
+        self.start(id_slack)
+
+    def start(self, id_slack: Duration) -> None:
+        """
+        Run the pipeline, with another slack perhaps.
+        """
+        made = EnginePipeline("p")
+        made.inject("in", key="k", at="at", id="id", watermark=ManualWatermark(), id_slack=id_slack).apply(
+            Total(), name="total", on_late=self._on_late
+        )
+        self.store = self.open()
+        runner = LocalRunner(
+            self.store, clock=self.clock, rng=SeededRng(str(id_slack)), progress=False, upkeep=self._upkeep
+        )
+        self.run = runner.start(made, stepping=True)
+
+    def open(self) -> Store:
+        """
+        The store.
+        """
+        return Store.in_memory(
+            objects=self._objects, registry=self._registry, clock=self.clock, rng=SeededRng("store")
+        )
+
+    def stop(self) -> None:
+        """
+        End the run.
+        """
+        self.run.stop()
+        self.store.close()
+
+    def send(self, id_: str, at: int = NOW_US, *, times: int = 1) -> None:
+        """
+        A record, once in each of so many supersteps.
+        """
+        for _ in range(times):
+            self.run.inject("in", [{"k": "key", "id": id_, "at": at}])
+            self.run.step()
+
+    def pass_minutes(self, minutes: int) -> None:
+        """
+        Time passes, and records of other keys' keep the compactions going.
+        """
+        self.clock.advance_ms(minutes * MINUTE_MS)
+        for number in range(4):
+            self.run.inject(
+                "in", [{"k": "other", "id": f"{self.clock.now_us()} {number}", "at": self.clock.now_us()}]
+            )
+            self.run.step()
+
+    @property
+    def count(self) -> int:
+        """
+        How many records of the key have counted.
+        """
+        rows = self.store.rows_view("total").to_arrow().to_pylist()
+        return sum(int(row["state"]) for row in rows if row["key"] == "key")
+
+    @property
+    def totals(self) -> Any:
+        """
+        The run's totals.
+        """
+        return self.run.summary().totals
+
+
+def test_a_fast_clock_makes_no_honest_record_count_twice() -> None:
+    """
+    After one record that is nine hours fast, 120 honest ones that come twice each count 120, with 120 duplicates.
+    """
+    pond = Pond()
+    pond.send("fast", NOW_US + 9 * HOUR_US)
+    pond.run.advance_watermark("in", NOW_US + 9 * HOUR_US)
+    for number in range(120):
+        pond.send(f"honest {number}", NOW_US + number)
+    for number in range(120):
+        pond.send(f"honest {number}", NOW_US + number)
+
+    assert pond.count == 1 + 120
+    assert pond.totals.duplicates == 120
+
+
+def test_a_late_record_that_comes_again_counts_once() -> None:
+    """
+    A record nine hours behind the watermark, repeated every ten commits, counts once.
+    """
+    pond = Pond()
+    pond.run.advance_watermark("in", NOW_US)
+    for number in range(40):
+        if number % 10 == 0:
+            pond.send("late", NOW_US - 9 * HOUR_US)
+        pond.send(f"other {number}")
+
+    assert pond.count == 40 + 1
+    assert pond.totals.duplicates == 3
+
+
+def test_a_late_record_that_is_dropped_and_comes_again_is_one_drop() -> None:
+    """
+    With ``on_late="drop"`` a late record sent five times, with compactions in between, is one drop and four duplicates.
+    """
+    pond = Pond(on_late="drop")
+    pond.run.advance_watermark("in", NOW_US)
+    for number in range(5):
+        pond.send("late", NOW_US - 9 * HOUR_US)
+        pond.send(f"other {number}", times=3)
+
+    assert (pond.totals.dropped, pond.totals.late) == (1, 1)
+    assert pond.totals.duplicates == 4 + 5 * 2
+
+
+@pytest.mark.parametrize(
+    ("id_slack", "wall_minutes", "event_hours", "counts"),
+    [
+        ("3h", 179, 100, 1),
+        ("3h", 182, 100, 2),
+        ("3h", 1_000, 2, 1),
+        ("1h", 62, 2, 2),
+        ("1d", 23 * 60, 100, 1),
+    ],
+)
+def test_an_id_goes_when_its_slack_has_passed_on_both_clocks(
+    id_slack: str, wall_minutes: int, event_hours: int, counts: int
+) -> None:
+    """
+    A record that comes again within the injector's slack, on the wall clock or in event time, counts once; after both,
+    and a minute that arrivals are rounded up by, it counts again, as its id is gone.
+    """
+    pond = Pond(id_slack)
+    pond.send("again")
+    pond.run.advance_watermark("in", NOW_US + event_hours * HOUR_US)
+    pond.pass_minutes(wall_minutes)
+    pond.send("again")
+
+    assert pond.count == counts
+
+
+@pytest.mark.parametrize("first", ["1d", "1h"])
+def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None:
+    """
+    ``millpond gc`` keeps ids for as long as the pipeline said when it ran last, also when it has said less before.
+    """
+    pond = Pond(first, upkeep=None)
+    pond.stop()
+    for id_slack, minutes, expected in (("5h", 4 * 60, 1), ("2h", 2 * 60 + 2, 2)):
+        pond.start(id_slack)
+        pond.send("again")
+        assert pond.count == 1
+        pond.run.advance_watermark("in", NOW_US + 100 * HOUR_US)
+        pond.pass_minutes(0)
+        pond.stop()
+        pond.clock.advance_ms(minutes * MINUTE_MS)
+        with pond.open() as store:
+            collect_by_hand(store, pond.clock, SeededRng(id_slack), UpkeepPolicy())
+        pond.start(id_slack)
+        pond.send("again")
+        assert pond.count == expected
+        pond.stop()
+
+
+def test_the_slack_is_a_positive_duration() -> None:
+    """
+    Three hours unless said otherwise; a slack of nothing is refused.
+    """
+    made = EnginePipeline("p")
+    made.inject("default", key="k", at="at", id="id")
+    with pytest.raises(InvalidError, match="id_slack must be positive"):
+        made.inject("none", key="k", at="at", id="id", id_slack=0)
+
+    assert made._injectors["default"].id_slack_us == ID_SLACK_US == duration_us("3h")
+
+
+def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
+    """
+    Of several streams with ids the longest slack counts, and one without ids has no say.
+    """
+    made = EnginePipeline("p")
+    made.inject("short", key="k", at="at", id="id", id_slack="1h")
+    made.inject("long", key="k", at="at", id="id", id_slack="2h")
+    made.inject("plain", key="k", at="at", id_slack="9h")
+    made.add(Total(), name="total", subscribes={"short": None, "long": None, "plain": None})
+
+    assert made.check().id_slack_us("total") == 2 * HOUR_US
+
+
+def test_an_embedded_computation_has_a_slack_too(tmp_path: Path) -> None:
+    """
+    ``foreach_batch`` takes the slack of its input.
+    """
+    embedded = foreach_batch(tmp_path, Total(), key="k", at="at", id="id", id_slack="10m", name="total")
+
+    assert embedded._pipeline.check().id_slack_us("total") == HOUR_US // 6
