@@ -1,37 +1,78 @@
 """
 Publishers repeat records: a record delivered again under its id changes nothing (I2).
+
+Clocks run fast, records are late, compactions forget, and hours pass on the wall. The oracle never forgets: it
+knows the records without their repetitions, and which repetitions senders are allowed.
+
+The same is told twice: by whole pipelines, and by bundles of one interval, which are a hundred times as fast.
+``MILLPOND_DUPLICATE_EXAMPLES=100000`` sets the number of the latter; a plain run of the tests has few.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
 import orjson
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.executor.bundle.bundle import BundleStatistics, Deliveries
+from millpond.executor.computation.values import PythonValues
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.row_reader import RowReader
+from millpond.gc.compaction import CompactionRules
+from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.id_retention import IdRetention
+from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.computations import SECOND_US, Count, Window
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.interval_run import IntervalRun
 from millpond.testing.processes.failing_code import Fragile
-from millpond.testing.processes.ledger import LEDGER, ROWS, START_US
+from millpond.testing.processes.ledger import LEDGER, ROWS, START_US, Ledger
 
 Row = dict[str, Any]
+
+MINUTE_MS: Final = 60_000
+HOUR_US: Final = 3_600 * SECOND_US
+EAGER: Final = CompactionPolicy(fan_in=2, files_max=2, small_bytes=1, garbage_ratio=0.1)
+LAZY: Final = CompactionPolicy(fan_in=4, files_max=8)
+CONSUMERS: Final = 3
+MINUTE_US: Final = 60 * SECOND_US
+MINUTES: Final = (0, 0, 1, 30, 59, 61, 180, 181, 700)
+AHEAD_HOURS: Final = (-1, -1, -1, 0, 9)
+SKEW_HOURS: Final = (0, 0, -1, 2, 9, -9)
+FATES: Final = (
+    "compacted",
+    "compacted",
+    "old files compacted",
+    "young files compacted",
+    "optimised",
+    "restarted",
+    "retried",
+)
+_EXAMPLES: Final = int(os.environ.get("MILLPOND_DUPLICATE_EXAMPLES", "0"))
+
+# Thousands of examples need no deadline.
+pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
 
 
 class Collected:
@@ -55,114 +96,174 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class Step:
     """
-    Batches of rows, each with whether the pipeline is restarted after it.
+    What happens in turn: time passes, rows arrive in one superstep, the pipeline is restarted.
     """
 
-    batches: tuple[tuple[tuple[Row, ...], bool], ...]
+    minutes: int
+    rows: tuple[Row, ...]
+    restarts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """
+    A run of the pipeline, and how long a sender may repeat a record.
+    """
+
+    steps: tuple[Step, ...]
     intervals: int
+    slack_hours: int
 
     def once(self) -> Script:
         """
         The same script without repetitions: the first delivery of each key and id.
         """
         seen: set[tuple[str, str]] = set()
-        batches = []
-        for rows, restarts in self.batches:
+        steps = []
+        for step in self.steps:
             fresh = []
-            for row in rows:
+            for row in step.rows:
                 if row["id"] is None or (row["k"], row["id"]) not in seen:
                     seen.add((row["k"], row["id"]))
                     fresh.append(row)
-            batches.append((tuple(fresh), restarts))
-        return Script(tuple(batches), self.intervals)
+            steps.append(Step(step.minutes, tuple(fresh), restarts=False))
+        return Script(tuple(steps), self.intervals, self.slack_hours)
 
     @property
     def deliveries(self) -> int:
-        return sum(len(rows) for rows, _ in self.batches)
+        return sum(len(step.rows) for step in self.steps)
+
+
+class Senders:
+    """
+    Who may repeat what: the rule as a sender knows it, who knows its own clock and what else has been sent.
+    """
+
+    def __init__(self, slack_hours: int) -> None:
+        self._slack_us = slack_hours * HOUR_US
+        self._sent: list[tuple[int, Row]] = []
+        self._newest_at = 0
+
+    def send(self, now: int, row: Row) -> Row:
+        """
+        Note a delivery.
+        """
+        self._sent.append((now, row))
+        self._newest_at = max(self._newest_at, row["t"])
+        return row
+
+    def repeatable(self, now: int) -> list[Row]:
+        """
+        What came first a slack ago at most, or when nothing has been sent that is a slack newer.
+        """
+        return [
+            row
+            for sent, row in self._sent
+            if now - sent <= self._slack_us or self._newest_at - row["t"] <= self._slack_us
+        ]
+
+
+def fresh_row(draw: st.DrawFn, number: int, now: int) -> Row:
+    """
+    A record that is about as old as the clock of its sender says, which may be hours fast or slow.
+    """
+    skew_hours = draw(st.sampled_from([0, 0, 0, 0, 9, -9, 2]))
+    return {
+        "k": draw(st.sampled_from(["a", "b", "c", ""])),
+        "t": now + skew_hours * HOUR_US - draw(st.integers(0, 90)) * SECOND_US,
+        # Different keys have equal ids: only key and id together identify a record.
+        "id": f"id{number}" if draw(st.integers(0, 9)) else None,
+        "n": number,
+        "do": "raise" if draw(st.integers(0, 9)) == 0 else "ok",
+    }
 
 
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
     """
-    Up to a dozen records, each delivered up to three times, in any order, over several batches.
+    Up to a dozen records over several steps, and repetitions of those that may be repeated, in any order.
     """
-    count = draw(st.integers(1, 12))
-    rows = [
-        {
-            "k": draw(st.sampled_from(["a", "b", "c", ""])),
-            "t": START_US + at * SECOND_US,
-            # Different keys have equal ids: only key and id together identify a record.
-            "id": f"id{number}" if draw(st.integers(0, 9)) else None,
-            "n": number,
-            "do": "raise" if draw(st.integers(0, 9)) == 0 else "ok",
-        }
-        for number, at in enumerate(draw(st.lists(st.integers(0, 90), min_size=count, max_size=count)))
-    ]
-    twins = [{**row, "k": "twin of another key"} for row in rows[:2]]
-    deliveries = [row for row in [*rows, *twins] for _ in range(draw(st.integers(1, 3)))]
-    order = draw(st.permutations(deliveries))
-    cuts = sorted(draw(st.lists(st.integers(0, len(order)), max_size=4)))
-    pieces = [order[low:high] for low, high in zip([0, *cuts], [*cuts, len(order)], strict=True)]
-    return Script(
-        tuple((tuple(piece), draw(st.booleans())) for piece in pieces),
-        intervals=draw(st.integers(1, 3)),
-    )
+    slack_hours = draw(st.sampled_from([1, 3]))
+    senders = Senders(slack_hours)
+    now, number, steps = START_US, 0, []
+    for _ in range(draw(st.integers(1, 7))):
+        minutes = draw(st.sampled_from([0, 0, 1, 31, 60, 61, 180, 700]))
+        now += minutes * 60 * SECOND_US
+        rows = []
+        for _ in range(draw(st.integers(0, 3))):
+            row = senders.send(now, fresh_row(draw, number, now))
+            rows.append(row)
+            number += 1
+            if draw(st.integers(0, 5)) == 0:
+                rows.append(senders.send(now, {**row, "k": "twin of another key"}))
+        known = [row for row in senders.repeatable(now) if row["id"] is not None]
+        if known:
+            rows += draw(st.lists(st.sampled_from(known), max_size=5))
+        steps.append(Step(minutes, tuple(draw(st.permutations(rows))), draw(st.booleans())))
+    return Script(tuple(steps), draw(st.integers(1, 3)), slack_hours)
 
 
-def pipeline(sinks: dict[str, Collected]) -> EnginePipeline:
+def pipeline(sinks: dict[str, Collected], slack_hours: int) -> EnginePipeline:
     """
-    A ledger whose code sometimes fails, a counter of its productions, and a window with timers.
+    A ledger whose code sometimes fails, a counter of its productions, a window with timers, and a count without late ones.
     """
     made = EnginePipeline("p")
-    # The bound on disorder is so large that no record is late: only duplicates are dropped.
-    rows = made.inject(ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1h"))
+    rows = made.inject(
+        ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1m"), id_slack=f"{slack_hours}h"
+    )
     ledger = made.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), retries=0)
     ledger[LEDGER].sink("numbers", sinks["numbers"])
     made.stream(LEDGER).apply(Count(("counts",)), name="count", produces="counts").sink(
         "counts", sinks["counts"]
     )
     rows.apply(Window(("windows",)), name="window", produces="windows").sink("windows", sinks["windows"])
+    rows.apply(Count(), name="punctual", on_late="drop")
     return made
 
 
-def played(script: Script) -> tuple[dict[str, Any], RunSummary]:
+def played(script: Script, compaction: CompactionPolicy | None) -> tuple[dict[str, Any], RunSummary]:
     """
     The results of a script: rows, sink contents, dead letters, watermark.
     """
-    clock, disk, registry = ManualClock(), MemoryObjects(), MemoryRegistry()
+    clock, disk, registry = ManualClock(START_US), MemoryObjects(), MemoryRegistry()
     sinks = {name: Collected() for name in ("numbers", "counts", "windows")}
     for number, sink in enumerate(sinks.values()):
         sink.identity = f"collected {number}"
+    upkeep = None if compaction is None else UpkeepPolicy(compaction=compaction, collect_every=10**9)
 
     def opened() -> Any:
         store = Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1))
-        runner = LocalRunner(store, clock=clock, rng=SeededRng(2), intervals=script.intervals, progress=False)
-        return store, runner.start(pipeline(sinks), stepping=True)
+        runner = LocalRunner(
+            store, clock=clock, rng=SeededRng(2), intervals=script.intervals, progress=False, upkeep=upkeep
+        )
+        return store, runner.start(pipeline(sinks, script.slack_hours), stepping=True)
 
     store, run = opened()
-    for rows, restarts in script.batches:
-        if rows:
-            run.inject(ROWS, list(rows))
-            run.step()
-        if restarts:
+    for step in script.steps:
+        clock.advance_ms(step.minutes * MINUTE_MS)
+        if step.rows:
+            run.inject(ROWS, list(step.rows))
+        run.step()
+        if step.restarts:
             run.stop()
             store, run = opened()
     run.finish(ROWS)
     run.run_until_quiet()
     summary = run.stop()
-    views = {name: store.rows_view(name).to_arrow() for name in (LEDGER, "count", "window", "dead_letters")}
-    left = {
+    names = (LEDGER, "count", "window", "punctual", "dead_letters")
+    left = {name: store.rows_view(name).to_arrow().to_pylist() for name in names}
+    results: dict[str, Any] = {
         name: [
             (row["key"] if name != "dead_letters" else "", _state(name, row["state"]), row["state_bytes"])
-            for row in view.to_pylist()
+            for row in rows
         ]
-        for name, view in views.items()
+        for name, rows in left.items()
     }
-    left["dead_letters"].sort()
-    left |= {f"sink {name}": sink.values for name, sink in sinks.items()}
-    return left, summary
+    results["dead_letters"].sort()
+    results |= {f"sink {name}": sink.values for name, sink in sinks.items()}
+    return results, summary
 
 
 def _state(name: str, state: str | None) -> str | None:
@@ -188,22 +289,150 @@ def forgetful(capacity_max: int, budget_bytes: int) -> Callable[[Interval, RowRe
 
 @given(
     script=scripts(),
+    compaction=st.sampled_from([EAGER, EAGER, LAZY]),
     capacity_max=st.sampled_from([1, 3, 1_000_000]),
     budget_bytes=st.sampled_from([0, 10_000, 1_000_000]),
 )
 @settings(deadline=None)
-def test_what_comes_again_changes_nothing(script: Script, capacity_max: int, budget_bytes: int) -> None:
+def test_what_comes_again_changes_nothing(
+    script: Script, compaction: CompactionPolicy, capacity_max: int, budget_bytes: int
+) -> None:
     """
-    Records delivered up to three times, in any order, across batches and restarts, count once, whether ids are
-    looked up in memory, in files, or through a filter that is rebuilt every few records.
+    Records that come again for as long as their senders may repeat them count once, in any order, across batches,
+    restarts, compactions and hours, whether ids are looked up in memory, in files, or through a filter that is rebuilt
+    every few records.
     """
     with patch("millpond.executor.soft_state.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
-        left, summary = played(script)
+        left, summary = played(script, compaction)
     once = script.once()
-    expected, plain = played(once)
+    # Nothing is compacted here, so nothing can be forgotten.
+    expected, plain = played(once, None)
 
     assert left == expected
-    # Each of two consumers drops the repetitions.
-    assert summary.totals.duplicates == 2 * (script.deliveries - once.deliveries)
+    assert summary.totals.duplicates == CONSUMERS * (script.deliveries - once.deliveries)
     assert plain.totals.duplicates == 0
+    assert (summary.totals.late, summary.totals.dropped) == (plain.totals.late, plain.totals.dropped)
     assert summary.watermark == plain.watermark
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """
+    A bundle of one interval, at a time and a watermark, and what happens afterwards.
+    """
+
+    now: int
+    watermark: int
+    rows: tuple[Row, ...]
+    worker: int
+    fate: str
+    cut: int
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[int, list[Turn]]:
+    """
+    A slack in hours, and bundles whose rows come again for as long as they may.
+
+    A sender may repeat a row for a slack after it first came, and until the watermark is a slack past it.
+    """
+    slack_hours = draw(st.sampled_from([1, 3]))
+    slack_us = slack_hours * HOUR_US
+    now = watermark = START_US
+    sent: list[tuple[int, Row]] = []
+    made = []
+    for _ in range(draw(st.integers(2, 9))):
+        now += draw(st.sampled_from(MINUTES)) * MINUTE_US
+        watermark = max(watermark, now + draw(st.sampled_from(AHEAD_HOURS)) * HOUR_US)
+        rows = []
+        for _ in range(draw(st.integers(0, 2))):
+            number = len(sent)
+            at = now + draw(st.sampled_from(SKEW_HOURS)) * HOUR_US - number
+            # Keys share ids: only a key and an id together identify a record.
+            row = {"k": "ab"[number % 2], "t": at, "id": str(number // 2).encode(), "n": number}
+            sent.append((now, row))
+            rows.append(row)
+        allowed = [row for first, row in sent if now - first <= slack_us or watermark - row["t"] <= slack_us]
+        if allowed:
+            rows += draw(st.lists(st.sampled_from(allowed), max_size=3))
+        if draw(st.booleans()):
+            rows.reverse()
+        made.append(
+            Turn(
+                now,
+                watermark,
+                tuple(rows),
+                draw(st.integers(0, 1)),
+                draw(st.sampled_from(FATES)),
+                draw(st.integers(0, 3)),
+            )
+        )
+    return slack_hours, made
+
+
+def bundles_of(run: IntervalRun, slack_hours: int, script: list[Turn]) -> Iterator[BundleStatistics]:
+    """
+    Run the bundles, each with its fate.
+    """
+    for turn in script:
+        delivered = Deliveries(
+            stream=ROWS,
+            keys=pa.array([row["k"] for row in turn.rows], pa.string()),
+            at=np.array([row["t"] for row in turn.rows], np.int64),
+            values=PythonValues([{"n": row["n"]} for row in turn.rows]),
+            ids=pa.array([row["id"] for row in turn.rows], pa.binary()),
+        )
+        bundle = run.bundle([delivered], turn.watermark, turn.now)
+        if turn.fate == "retried":
+            run.attempt(bundle, turn.worker)
+        attempt = run.attempt(bundle, turn.worker)
+        run.commit(attempt)
+        retention = IdRetention.of(bundle.watermark, bundle.wall_time, slack_hours * HOUR_US)
+        rules = CompactionRules(pending_from=bundle.superstep, ids=retention)
+        if turn.fate == "compacted":
+            run.compact(rules)
+        if turn.fate == "old files compacted":
+            run.compact(rules, 0, turn.cut)
+        if turn.fate == "young files compacted":
+            run.compact(rules, turn.cut)
+        if turn.fate == "optimised":
+            run.optimise()
+        if turn.fate == "restarted":
+            run.soft_state(turn.worker).reset()
+        yield attempt.result.statistics
+
+
+@given(script=turns(), on_late=st.sampled_from(["process", "drop"]))
+@settings(
+    deadline=None,
+    max_examples=_EXAMPLES or settings().max_examples,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+def test_an_interval_counts_each_record_once(script: tuple[int, list[Turn]], on_late: OnLate) -> None:
+    """
+    Of all deliveries that senders are allowed, the first of a key and id has its effect or is dropped as late, and each
+    other is a duplicate, whatever is compacted, rewritten by another engine, retried or restarted in between.
+    """
+    slack_hours, bundles = script
+    node = ComputationNode(
+        name=LEDGER, computation=Ledger(), subscriptions=(), produces=(LEDGER,), on_late=on_late
+    )
+    run = IntervalRun(node, Interval(LEDGER), workers=2, row_format=IpcRowFormat())
+    seen: set[int] = set()
+    counted: dict[str, set[int]] = {"a": set(), "b": set()}
+    for turn, statistics in zip(bundles, bundles_of(run, slack_hours, bundles), strict=True):
+        fresh = {row["n"]: row for row in turn.rows if row["n"] not in seen}
+        seen |= fresh.keys()
+        late = {number for number, row in fresh.items() if row["t"] < turn.watermark}
+        dropped = late if on_late == "drop" else set()
+        for number in fresh.keys() - dropped:
+            counted[fresh[number]["k"]].add(number)
+
+        assert statistics.duplicates == len(turn.rows) - len(fresh)
+        assert (statistics.records, statistics.late) == (len(fresh), len(late))
+        assert statistics.dropped == len(dropped)
+    left = {row["key"]: orjson.loads(row["state"]) for row in run.rows().to_pylist()}
+
+    assert {key: sorted(numbers) for key, numbers in left.items()} == {
+        key: sorted(numbers) for key, numbers in counted.items() if numbers
+    }
