@@ -8,9 +8,11 @@ a 95th percentile of 93.8 ms for the same guarantees (on a cluster, between mach
 
     python -m benchmarks.local_latency --seconds 20 --rate 1000
     python -m benchmarks.local_latency --productions both --stages 4
+    python -m benchmarks.local_latency --durability both
 
 The second form has four stages in a row, once with strong and once with weak productions (§6.1.3) in
-turns in one process, and reports how many times sooner weak productions reach the last stage.
+turns in one process, and reports how many times sooner weak productions reach the last stage. The third
+reports in the same way what it costs to sync every commit to the disk.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
+from millpond.statestore.types import DURABILITIES, Durability
 
 __all__ = ["measure"]
 
@@ -110,6 +113,28 @@ def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str
     return {**figures, "p50_ratio": round(float(np.median(ratios)), 2), "stages": stages, "rate": rate}
 
 
+def compare_durabilities(seconds: float, rate: int, rounds: int = 5) -> dict[str, Any]:
+    """
+    Measure with and without syncs, in turns; the price is the median of the rounds' differences.
+    """
+    results = [
+        {name: measure(seconds / rounds, rate, durability=name) for name in DURABILITIES}
+        for _ in range(rounds)
+    ]
+    figures: dict[str, Any] = {
+        f"{name}_{figure}": float(np.median([result[name][figure] for result in results]))
+        for name in DURABILITIES
+        for figure in ("p50_ms", "p95_ms", "p99_ms", "supersteps")
+    }
+    prices = [result["disk"]["p50_ms"] - result["os_cache"]["p50_ms"] for result in results]
+    return {
+        **figures,
+        "p50_price_ms": round(float(np.median(prices)), 2),
+        "p50_prices_ms": [round(price, 2) for price in prices],
+        "rate": rate,
+    }
+
+
 def measure(
     seconds: float = 20.0,
     rate: int = 1_000,
@@ -117,6 +142,7 @@ def measure(
     *,
     stages: int = 1,
     productions: ProductionMode = "strong",
+    durability: Durability | None = None,
 ) -> dict[str, Any]:
     """
     Inject ``rate`` records per second one by one, evenly, and measure the latency of each.
@@ -127,13 +153,14 @@ def measure(
         store: the store; ``None`` creates one on disk with its own ZooKeeper, as for a user.
         stages: computations before the measuring one.
         productions: their production mode.
+        durability: of a store on disk; ``None`` takes a user's default.
 
     Returns:
         ``p50_ms``, ``p95_ms``, ``p99_ms``, and what was measured.
     """
     Second.latencies_us.clear()
     with (
-        _store(store) as opened,
+        _store(store, durability) as opened,
         LocalRunner(opened, progress=False).start(build(stages, productions)) as run,
     ):
         started_us = SystemClock().monotonic_us()
@@ -181,13 +208,13 @@ def _figures(measured_from_us: float, count: int, rate: int, supersteps: int) ->
 
 
 @contextmanager
-def _store(given: Store | None) -> Iterator[Store]:
+def _store(given: Store | None, durability: Durability | None) -> Iterator[Store]:
     if given is not None:
         yield given
         return
     with (
         tempfile.TemporaryDirectory(prefix="millpond-latency-") as folder,
-        Store.open(Path(folder) / "pond") as store,
+        Store.open(Path(folder) / "pond", durability=durability) as store,
     ):
         yield store
 
@@ -201,11 +228,20 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--productions", choices=["strong", "weak", "both"], default="strong")
+    parser.add_argument("--durability", choices=[*DURABILITIES, "both"])
     given = parser.parse_args()
-    if given.productions == "both":
+    if given.durability == "both":
+        print(json.dumps(compare_durabilities(given.seconds, given.rate)))
+    elif given.productions == "both":
         print(json.dumps(compare(given.seconds, given.rate, given.stages)))
     else:
-        figures = measure(given.seconds, given.rate, stages=given.stages, productions=given.productions)
+        figures = measure(
+            given.seconds,
+            given.rate,
+            stages=given.stages,
+            productions=given.productions,
+            durability=given.durability,
+        )
         print(json.dumps(figures))
 
 

@@ -160,6 +160,8 @@ def compact_files(
         token=token,
         row_format=row_format,
     )
+    # It may be another process that commits it.
+    objects.sync()
     reach("compaction.file_written")
     return Compacted(compaction=compaction, file=file)
 

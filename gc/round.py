@@ -101,6 +101,9 @@ def collect_garbage(
     checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
     surveyed = survey(objects, horizons, dry_run=dry_run)
+    if not dry_run:
+        # What is deleted is garbage only because of these; a power cut must not take them back.
+        objects.sync(surveyed.rests_on)
     reach("garbage.surveyed")
     collectors: tuple[Collector, ...] = (
         VacuumCollector(surveyed),

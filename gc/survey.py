@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millpond.gc.horizon import Horizon, Horizons
 from millpond.gc.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.errors import ObjectMissingError
-from millpond.statestore.log.log import LOG_FOLDER, Log
+from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
 from millpond.statestore.types import Objects, TableVersion
 
 __all__ = ["Survey", "survey"]
@@ -33,6 +33,7 @@ class Survey:
         newest: the log replayed to its end.
         settled: the log replayed to the last checkpoint at or before the horizon; ``None`` when there is none.
         horizon: the oldest version that stays readable.
+        rests_on: the newest commit and the checkpoints; what they do not need may be deleted.
     """
 
     objects: Objects
@@ -41,6 +42,7 @@ class Survey:
     newest: ReplayedLog
     settled: ReplayedLog | None
     horizon: Horizon
+    rests_on: tuple[str, ...]
 
 
 def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
@@ -67,6 +69,10 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
         newest=newest,
         settled=None if settled is None else replay_log(log, settled),
         horizon=horizon,
+        rests_on=(
+            commit_path(latest),
+            *(path for checkpoint in log.inventory().checkpoints for path in checkpoint.paths),
+        ),
     )
 
 

@@ -132,6 +132,7 @@ from .statestore.rows.row import TimeDomain as TimeDomain
 from .statestore.store import LeaseFactory as LeaseFactory
 from .statestore.store import Store as Store
 from .statestore.types import Clock as Clock
+from .statestore.types import Durability as Durability
 from .statestore.types import EventTimeMicros as EventTimeMicros
 from .statestore.types import Objects as Objects
 from .statestore.types import Rng as Rng

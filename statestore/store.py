@@ -35,12 +35,13 @@ from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Objects, Rng, TableVersion
+from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
 from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
 from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
@@ -128,6 +129,7 @@ class Store(Closeable):
         create: bool = True,
         read_only: bool = False,
         check_mark: bool = True,
+        durability: Durability | None = None,
         leases: LeaseFactory | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
@@ -148,12 +150,18 @@ class Store(Closeable):
                 server is running, the log is compared with its high-water mark.
             check_mark: with ``read_only``, whether to make that comparison; without it a store that
                 was rolled back opens.
+            durability: what this process's commits to a local folder survive. ``"disk"``: a power cut, because
+                files, commit and folders are synced before a commit is acknowledged. ``"os_cache"``: the end of
+                any process, but not that of the machine; the newest commits are lost then, and the store is
+                refused until it is repaired. ``None`` is ``"disk"``. An object store needs no choice: what it
+                acknowledges is durable.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
 
         Raises:
-            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version.
+            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version; or
+                there is no such durability.
             DataError: the log is damaged, or ends before the last acknowledged commit.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
@@ -173,7 +181,7 @@ class Store(Closeable):
                 "pass zookeeper='host:port,…'",
                 path=root,
             )
-        objects = open_objects(f"{root}/{_ROWS}", options)
+        objects = open_objects(f"{root}/{_ROWS}", options, durability=durability)
         if Log(objects).latest_version() is None:
             _create(objects, root, clock, rng, create=create and not read_only)
         server: EmbeddedZooKeeper | None = None
@@ -271,6 +279,13 @@ class Store(Closeable):
         if self._leases is None:
             raise InvalidError("the store was opened read-only", path=self.path)
         return self._leases
+
+    @property
+    def durability(self) -> Durability:
+        """
+        What commits survive: a power cut (``"disk"``), or only the end of a process (``"os_cache"``).
+        """
+        return self.objects.durability if isinstance(self.objects, LocalObjects) else "disk"
 
     def revive_zookeeper(self) -> None:
         """

@@ -9,13 +9,15 @@ all four while everything else under test is production code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NewType, Protocol
+from typing import Final, Literal, NewType, Protocol, TypeAlias
 
 __all__ = [
+    "DURABILITIES",
     "TIME_MAX_US",
     "TIME_MIN_US",
     "Clock",
     "CommitNumber",
+    "Durability",
     "EventTimeMicros",
     "Key",
     "Objects",
@@ -56,6 +58,15 @@ TIME_MIN_US: Final = EventTimeMicros(-(2**63))
 
 TIME_MAX_US: Final = EventTimeMicros(2**63 - 1)
 """After all time: the low watermark of an input that has ended."""
+
+Durability: TypeAlias = Literal["disk", "os_cache"]
+"""
+Where acknowledged data is: on the disk, which a power cut does not change, or in the operating system's cache,
+which writes it to the disk a little later and survives the end of a process, but not that of the machine.
+"""
+
+DURABILITIES: Final[tuple[Durability, ...]] = ("disk", "os_cache")
+"""Both."""
 
 
 class Clock(Protocol):
@@ -106,6 +117,9 @@ class Objects(Protocol):
 
     Paths are relative to the root, with ``/`` between parts. A method that raises
     `UnavailableError` may or may not have had its effect.
+
+    What `put_if_absent` and `put` have written survives a power cut, and so does all that the same instance has put
+    before; unless the root is a local folder that was opened with ``durability="os_cache"``.
     """
 
     @property
@@ -125,9 +139,22 @@ class Objects(Protocol):
         """
         ...
 
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        As `put_if_absent`, for an object that no commit names yet: a power cut may take it back until the next
+        `sync`, `put_if_absent` or `put` of the same instance. Many of them then cost one sync.
+        """
+        ...
+
     def put(self, path: str, data: bytes) -> None:
         """
         Create or replace the object, whole or not at all.
+        """
+        ...
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Let all that this instance has put or deleted survive a power cut, and these objects, by whatever process they were put.
         """
         ...
 

@@ -32,7 +32,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng
+from millpond.statestore.types import Clock, Durability, Rng
 
 __all__ = ["LocalRunner"]
 
@@ -50,6 +50,8 @@ class LocalRunner:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
+        durability: what commits to a local folder survive: ``"disk"`` a power cut, ``"os_cache"`` only the end
+            of a process; see `Store.open`.
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own.
         cache_mib: soft-state budget of one interval, in MiB.
@@ -82,6 +84,7 @@ class LocalRunner:
         *,
         zookeeper: str | None = None,
         storage_options: Mapping[str, str] | None = None,
+        durability: Durability | None = None,
         intervals: int = 1,
         cache_mib: int = 256,
         intake_records_max: int = 100_000,
@@ -103,6 +106,7 @@ class LocalRunner:
             store=store,
             zookeeper=zookeeper,
             storage_options=storage_options,
+            durability=durability,
             intervals=intervals,
             cache_mib=cache_mib,
             pause_timeout_ms=pause_timeout_ms,

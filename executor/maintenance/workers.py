@@ -19,6 +19,7 @@ from millpond.gc.compaction import Compacted
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
 from millpond.statestore.interval import Interval
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -213,7 +214,7 @@ def workers_of(
     if not background:
         inline = ExecutorWorker(INLINE, clock)
         return UpkeepWorkers(rounds=inline, small=inline, large=inline, is_inline=True)
-    is_shared = isinstance(store.objects, ObstoreObjects) and isinstance(clock, SystemClock)
+    is_shared = isinstance(store.objects, LocalObjects | ObstoreObjects) and isinstance(clock, SystemClock)
     if in_thread or not is_shared or not sys.executable:
         thread = ExecutorWorker(ThreadPoolExecutor(1, "millpond-upkeep"), clock)
         large = ExecutorWorker(ThreadPoolExecutor(1, "millpond-compactions"), clock)

@@ -333,3 +333,4 @@ def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> Non
         # It may name a checkpoint that is gone; without it Delta readers list the log.
         gone.append(f"{LOG_FOLDER}/_last_checkpoint")
     objects.delete(sorted(gone))
+    objects.sync()

@@ -18,7 +18,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng
+from millpond.statestore.types import Clock, Durability, Rng
 
 __all__ = ["RunnerOptions", "check_at_least"]
 
@@ -36,6 +36,7 @@ class RunnerOptions:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store.
+        durability: what commits to a local folder survive; see `Store.open`.
         intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
             that to the runner.
         cache_mib: soft-state budget of one interval, in MiB.
@@ -53,6 +54,7 @@ class RunnerOptions:
     store: Store | str | Path
     zookeeper: str | None = None
     storage_options: Mapping[str, str] | None = None
+    durability: Durability | None = None
     intervals: int | None = None
     cache_mib: int = 256
     pause_timeout_ms: float = 300_000
@@ -72,6 +74,12 @@ class RunnerOptions:
         check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
         if self.on_held not in get_args(OnHeld):
             raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
+        if isinstance(self.store, Store) and self.durability not in (None, self.store.durability):
+            raise InvalidError(
+                "the store is open with another durability: pass it to Store.open",
+                durability=self.durability,
+                store=self.store.durability,
+            )
 
     @property
     def cache_bytes(self) -> int:
@@ -98,6 +106,7 @@ class RunnerOptions:
             self.store,
             self.zookeeper,
             storage_options=self.storage_options,
+            durability=self.durability,
             clock=self.clock,
             rng=self.rng,
         )

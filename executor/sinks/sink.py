@@ -29,7 +29,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.delta_schema import delta_schema
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng, Superstep
+from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
 __all__ = ["DeltaSink", "Sink", "SinkWriter"]
 
@@ -120,6 +120,8 @@ class DeltaSink:
             and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit
             stops the run.
         storage_options: the options that ``obstore`` needs to open the URL.
+        durability: what rows in a local folder survive, see `Store.open`. The store counts a superstep as
+            delivered once the table has it, so a table with ``"os_cache"`` may lack rows after a power cut.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
         keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are
             sorted by them, so supersteps cost least if the first one follows time. By default
@@ -139,6 +141,7 @@ class DeltaSink:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     mode: Literal["append", "upsert"] = "append"
     keys: Sequence[str] | None = None
+    durability: Durability | None = None
 
     def __post_init__(self) -> None:
         """
@@ -146,6 +149,8 @@ class DeltaSink:
         """
         if not isinstance(self.path, str) or not self.path:
             raise InvalidError("a Delta sink needs a path", path=self.path)
+        if self.durability not in (None, *DURABILITIES):
+            raise InvalidError("there is no such durability", durability=self.durability, known=DURABILITIES)
         if self.schema is not None:
             delta_schema(self.schema)
         if self.mode not in ("append", "upsert"):
@@ -185,7 +190,7 @@ class DeltaSink:
         if self.mode == "upsert":
             writer = partial(UpsertSinkWriter, keys=self._row_keys())
         return writer(
-            open_objects(self.path, self.storage_options),
+            open_objects(self.path, self.storage_options, durability=self.durability),
             clock or SystemClock(),
             rng or SystemRng(),
             name=name,

@@ -120,7 +120,8 @@ def write_sink_file(
     pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
     data = buffer.getvalue().to_pybytes()
     path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
-    put_new(objects, path, data)
+    # The commit that names it syncs it first.
+    put_new(objects, path, data, synced=False)
     reach("sink.file_written")
     return Add(
         path=path,

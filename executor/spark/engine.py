@@ -218,6 +218,7 @@ class SparkEngine:
         return TaskPlan(
             url=self._store.objects.url,
             storage_options=dict(self._store.storage_options),
+            durability=self._store.durability,
             pipeline=self._coordinator.topology.name,
             code=self._code,
             code_digest=self._code_digest,

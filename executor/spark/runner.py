@@ -23,7 +23,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store, place_of
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng
+from millpond.statestore.types import Clock, Durability, Rng
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -42,6 +42,7 @@ class SparkRunnerOptions(TypedDict, total=False):
     spark: SparkSession | None
     zookeeper: str | None
     storage_options: Mapping[str, str] | None
+    durability: Durability | None
     intervals: int | None
     cache_mib: int
     on_held: OnHeld
@@ -62,6 +63,8 @@ class SparkRunner:
         spark: the session; ``None`` takes the active session or creates one.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
+        durability: what commits to a local folder survive: ``"disk"`` a power cut, ``"os_cache"`` only the end
+            of a process; see `Store.open`.
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own; ``None`` takes Spark's default parallelism.
         cache_mib: soft-state budget of one interval in a worker process, in MiB.
@@ -93,6 +96,7 @@ class SparkRunner:
         spark: SparkSession | None = None,
         zookeeper: str | None = None,
         storage_options: Mapping[str, str] | None = None,
+        durability: Durability | None = None,
         intervals: int | None = None,
         cache_mib: int = 256,
         tick_ms: float = 250,
@@ -108,6 +112,7 @@ class SparkRunner:
             store=store,
             zookeeper=zookeeper,
             storage_options=storage_options,
+            durability=durability,
             intervals=intervals,
             cache_mib=cache_mib,
             pause_timeout_ms=pause_timeout_ms,

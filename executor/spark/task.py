@@ -96,6 +96,7 @@ def run_slot(plan: TaskPlan, slot: int, batches: Iterable[pa.RecordBatch]) -> Sl
         ]
         if deliveries or part.due:
             manifests.append(process.run(plan, part, node, deliveries))
+    process.sync()
     return SlotReport(
         slot=slot,
         manifests=tuple(manifests),
@@ -113,9 +114,10 @@ class _WorkerProcess:
 
     def __init__(self, plan: TaskPlan) -> None:
         self.url = plan.url
+        self.durability = plan.durability
         self.code_digest = plan.code_digest
         self.nodes: dict[str, ComputationNode] = cloudpickle.loads(plan.code)
-        self._objects = open_objects(plan.url, plan.storage_options)
+        self._objects = open_objects(plan.url, plan.storage_options, durability=plan.durability)
         self._workers: dict[Interval, IntervalWorker] = {}
         self._rng = SystemRng()
 
@@ -125,7 +127,8 @@ class _WorkerProcess:
         This process's state for the plan's store and code; that of another store or other code is dropped.
         """
         current = cls._current
-        if current is None or (current.url, current.code_digest) != (plan.url, plan.code_digest):
+        wanted = (plan.url, plan.durability, plan.code_digest)
+        if current is None or (current.url, current.durability, current.code_digest) != wanted:
             current = cls._current = _WorkerProcess(plan)
         return current
 
@@ -148,6 +151,12 @@ class _WorkerProcess:
         weak = plan.weak.get(node.name, STRONG)
         bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
         return self._worker_of(plan, part, node).run(bundle, lambda: part.files, self._rng.token())
+
+    def sync(self) -> None:
+        """
+        Let the files that were written survive a power cut: it is another process that will commit them.
+        """
+        self._objects.sync()
 
     def _worker_of(self, plan: TaskPlan, part: IntervalPlan, node: ComputationNode) -> IntervalWorker:
         worker = self._workers.get(part.interval)

@@ -19,7 +19,7 @@ from millpond.executor.spark.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
-from millpond.statestore.types import Superstep, WallTimeMicros
+from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
 __all__ = ["SLOT_REPORT_SCHEMA", "RoutedInput", "SlotReport", "TaskPlan", "read_slot_reports"]
 
@@ -57,6 +57,7 @@ class TaskPlan:
     Attributes:
         url: root of the rows table.
         storage_options: credentials and endpoints to open it.
+        durability: what files survive before they are reported to the driver.
         pipeline: the pipeline's name.
         code: the pickled computations by name.
         code_digest: a hash of ``code``; a worker process that has loaded it does not unpickle it again.
@@ -73,6 +74,7 @@ class TaskPlan:
 
     url: str
     storage_options: dict[str, str]
+    durability: Durability
     pipeline: str
     code: bytes
     code_digest: str

@@ -72,7 +72,6 @@ class Committer:
         mark = high_water.read()
         snapshot = load(log)
         check_high_water(mark, snapshot, log)
-        high_water.advance(snapshot.version, snapshot.digest)
         self._writer = LogWriter(
             log,
             snapshot,
@@ -83,6 +82,8 @@ class Committer:
             high_water=high_water,
             failpoints=failpoints,
         )
+        # Only now is it certain that a power cut does not take back what the mark names.
+        high_water.advance(snapshot.version, snapshot.digest)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -6,6 +6,9 @@ listing. It cannot notice a log that was cleaned up while the follower slept: th
 next version is deleted rather than not yet written. So a follower that has not seen its
 own version for a while checks whether that version still exists, and reloads the table
 if it does not.
+
+What a writer has read it builds on, and tells others: the high-water mark, a sink's readers. The process that wrote
+it may have died between the commit's name and that name's sync, so a follower syncs what it reads.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ class LogFollower:
         rng: for jitter.
         retry: the policy for retries of reads.
         high_water: advanced to every version that is read.
+
+    Raises:
+        UnavailableError: the store is unavailable.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class LogFollower:
         self._retry = retry
         self._high_water = high_water
         self._seen_us = clock.monotonic_us()
+        if snapshot.version != NO_TABLE:
+            self.retrying(partial(log.sync, snapshot.version))
 
     def follow(self) -> Iterator[tuple[TableVersion, bytes, tuple[Action, ...]]]:
         """
@@ -77,6 +85,7 @@ class LogFollower:
             data = self.retrying(partial(self._log.read, version))
             if data is None:
                 return
+            self.retrying(partial(self._log.sync, version))
             actions = self.snapshot.apply(version, data)
             self._moved(started_us)
             yield version, data, actions
@@ -136,6 +145,7 @@ class LogFollower:
         fresh = self.retrying(partial(load, self._log))
         if fresh.version < self.snapshot.version:
             self._log.require(self.snapshot.version)
+        self.retrying(partial(self._log.sync, fresh.version))
         self.snapshot = fresh
         self._moved(started_us)
 

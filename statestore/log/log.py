@@ -93,6 +93,12 @@ class Log:
         """
         self._objects.put_if_absent(commit_path(version), data)
 
+    def sync(self, version: TableVersion) -> None:
+        """
+        Let a version that was read survive a power cut; the process that wrote it may not have come to that.
+        """
+        self._objects.sync((commit_path(version),))
+
     def latest_version(self) -> TableVersion | None:
         """
         The newest version, by a listing; ``None`` when there is no table.

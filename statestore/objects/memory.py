@@ -46,6 +46,17 @@ class MemoryObjects:
                 raise ObjectExistsError("the object exists", path=path, store=self._url)
             self._objects[path] = bytes(data)
 
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        The same as `put_if_absent`: no object survives the process.
+        """
+        self.put_if_absent(path, data)
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Do nothing: no object survives the process.
+        """
+
     def put(self, path: str, data: bytes) -> None:
         """
         Create or replace the object, whole or not at all.

@@ -1,10 +1,9 @@
 """
 Object stores: the one seam through which log and row files reach storage.
 
-`ObstoreObjects` serves local folders, S3, GCS and Azure alike; its put-if-absent,
-a hard link locally and a conditional put elsewhere, makes commits atomic.
-`MemoryObjects` follows the same rules in a dictionary. Tests inject faults, and the
-simulator plugs in its store, at the same seam (`types.Objects`).
+`ObstoreObjects` serves S3, GCS and Azure, whose conditional put makes commits atomic; `LocalObjects` does
+the same in a folder with a hard link. `MemoryObjects` follows the same rules in a dictionary. Tests inject
+faults, and the simulator plugs in its store, at the same seam (`types.Objects`).
 """
 
 from __future__ import annotations
@@ -19,16 +18,20 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
-from obstore.store import LocalStore, from_url
+from obstore.store import from_url
 
-from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.objects.local import LocalObjects
 
 if TYPE_CHECKING:
-    from millpond.statestore.types import Objects
+    from millpond.statestore.types import Durability, Objects
 
-__all__ = ["ObstoreObjects", "download", "open_objects", "put_new", "upload"]
+__all__ = ["DEFAULT_DURABILITY", "ObstoreObjects", "download", "open_objects", "put_new", "upload"]
 
 _Result = TypeVar("_Result")
+
+DEFAULT_DURABILITY: Final[Durability] = "disk"
+"""Of local folders, where the caller does not say."""
 
 
 _CLIENT_OPTIONS: Final = frozenset(
@@ -65,13 +68,13 @@ default of ten retries below ours, an outage would take a quarter of an hour to 
 
 class ObstoreObjects:
     """
-    `Objects` on a local folder or a cloud bucket, through ``obstore``.
+    `Objects` in a cloud bucket, through ``obstore``.
 
     It pickles as its URL and options, so a Spark task opens its own.
 
     Args:
-        url: a path, ``file://…`` or any URL that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
-        storage_options: for everything but local folders: keys of the bucket (``aws_endpoint_url``,
+        url: any URL of an object store that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
+        storage_options: keys of the bucket (``aws_endpoint_url``,
             ``aws_access_key_id``, …) and of the connection (``allow_http``, ``timeout``, …), with or
             without the prefix ``aws_``; the same that ``deltalake`` takes. Missing values come
             from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
@@ -86,13 +89,10 @@ class ObstoreObjects:
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None = None) -> None:
         self._options = dict(storage_options or {})
-        local = _local_path(url)
-        self._url = url.rstrip("/") if local is None else str(local)
-        self._store: Any = self._connect(local)
+        self._url = url.rstrip("/")
+        self._store: Any = self._connect()
 
-    def _connect(self, local: Path | None) -> Any:
-        if local is not None:
-            return self._attempt("connect", lambda: LocalStore(local, mkdir=True))
+    def _connect(self) -> Any:
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
         return self._attempt(
@@ -109,7 +109,7 @@ class ObstoreObjects:
     @property
     def url(self) -> str:
         """
-        The root: for local folders an absolute path, which every Delta reader opens, otherwise the URL.
+        The root.
         """
         return self._url
 
@@ -130,6 +130,17 @@ class ObstoreObjects:
             UnavailableError: it may or may not have been written.
         """
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
+
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        The same as `put_if_absent`: the service acknowledges what is durable.
+        """
+        self.put_if_absent(path, data)
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Do nothing: the service acknowledges what is durable.
+        """
 
     def put(self, path: str, data: bytes) -> None:
         """
@@ -227,18 +238,24 @@ class ObstoreObjects:
             ) from error
 
 
-def put_new(objects: Objects, path: str, data: bytes) -> None:
+def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) -> None:
     """
     Create an object under a unique name; an existing object with exactly these bytes counts as success.
 
     ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object.
+
+    Args:
+        objects: the store.
+        path: the object's.
+        data: its bytes.
+        synced: whether it is to survive a power cut at once; see `Objects.put_unsynced`.
 
     Raises:
         ObjectExistsError: another object has the name.
         UnavailableError: it may or may not have been written.
     """
     try:
-        objects.put_if_absent(path, data)
+        (objects.put_if_absent if synced else objects.put_unsynced)(path, data)
     except ObjectExistsError:
         try:
             existing = objects.get(path)
@@ -253,13 +270,13 @@ def put_new(objects: Objects, path: str, data: bytes) -> None:
 
 def download(objects: Objects, path: str, target: Path) -> None:
     """
-    Copy an object into a local file: in pieces from an `ObstoreObjects`, whole from any other store.
+    Copy an object into a local file: in pieces from a store on disk or in the cloud, whole from any other store.
 
     Raises:
         ObjectMissingError: there is no such object.
         UnavailableError: the store is unavailable, or this machine's disk failed or is full.
     """
-    if isinstance(objects, ObstoreObjects):
+    if isinstance(objects, LocalObjects | ObstoreObjects):
         objects.download(path, target)
     else:
         with _open_for_writing(target) as file:
@@ -274,7 +291,7 @@ def upload(objects: Objects, path: str, source: Path) -> None:
         ObjectExistsError: another object has the name.
         UnavailableError: it may or may not have been written.
     """
-    if isinstance(objects, ObstoreObjects):
+    if isinstance(objects, LocalObjects | ObstoreObjects):
         objects.upload(path, source)
     else:
         put_new(objects, path, source.read_bytes())
@@ -289,13 +306,30 @@ def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
         raise UnavailableError("this machine's disk failed", file=target, cause=error) from error
 
 
-def open_objects(url: str, storage_options: Mapping[str, str] | None = None) -> Objects:
+def open_objects(
+    url: str, storage_options: Mapping[str, str] | None = None, *, durability: Durability | None = None
+) -> Objects:
     """
     The object store at a path or URL; a missing local folder is created.
 
+    Args:
+        url: a path, ``file://…`` or the URL of an object store.
+        storage_options: see `ObstoreObjects`; a local folder needs none.
+        durability: of a local folder, by default `DEFAULT_DURABILITY`; an object store has ``"disk"`` always.
+
     Raises:
+        InvalidError: there is no such durability, or an object store has no such.
         UnavailableError: the store does not answer, or a local path is a file.
     """
+    local = _local_path(url)
+    if local is not None:
+        return LocalObjects(local, DEFAULT_DURABILITY if durability is None else durability)
+    if durability not in (None, "disk"):
+        raise InvalidError(
+            "an object store acknowledges only what is durable: durability is for local folders",
+            path=url,
+            durability=durability,
+        )
     return ObstoreObjects(url, storage_options)
 
 

@@ -176,7 +176,7 @@ def write_row_file(
     path = row_file_path(interval.computation, superstep, token)
     data = encode_row_file(table, path, row_format)
     low, high = check_may_commit(table, interval, fence)
-    put_new(objects, path, data)
+    put_new(objects, path, data, synced=False)
     return RowFile(
         path=path,
         size_bytes=len(data),

@@ -116,6 +116,19 @@ class FaultyObjects:
         """
         self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
 
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        Create the object, to be synced later, unless a fault was planned for a put-if-absent.
+        """
+        self._call("put_if_absent", path, lambda: self._inner.put_unsynced(path, data))
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Sync the inner store, unless a fault was planned.
+        """
+        wanted = tuple(paths)
+        self._call("sync", ",".join(wanted), lambda: self._inner.sync(wanted))
+
     def put(self, path: str, data: bytes) -> None:
         """
         Create or replace the object, unless a fault was planned.

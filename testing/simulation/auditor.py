@@ -19,8 +19,10 @@ import orjson
 
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.log import Log
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_format import decode_rows, file_name_of
+from millpond.statestore.types import TableVersion
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World
@@ -78,11 +80,24 @@ class Auditor:
             # The log is already truncated beyond this version: the file is no commit, and its writer notices.
             self._world.tell("auditor", f"version {version} lands behind version {self.version}")
             return
+        if any(self._world.swarm.knows(kind) for kind in ("crash_in_write", "power_cut")):
+            self._catch_up(version)
         must(version == self.version + 1, "I4", "versions rise by one", version=version, before=self.version)
         try:
             self._audit(version, self._world.disk(ROWS).get(path))
         except Violation as violation:
             self._world.break_promise(violation)
+
+    def _catch_up(self, version: int) -> None:
+        """
+        Audit the commits whose writers died before they learned that they had landed.
+        """
+        for missed in range(self.version + 1, version):
+            data = Log(self._world.disk(ROWS)).read(TableVersion(missed))
+            if data is None:
+                return
+            self._world.tell("auditor", f"version {missed} had landed")
+            self._audit(missed, data)
 
     def oldest_readable(self, retention_ms: float) -> int:
         """

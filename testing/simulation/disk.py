@@ -10,14 +10,16 @@ from typing import Final, Protocol, TypeVar
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
 from millpond.testing.simulation.violation import Violation
-from millpond.testing.simulation.world import Mortal, World
+from millpond.testing.simulation.world import FILE_CALL, Mortal, World
 
-__all__ = ["DISK_FAULTS", "DiskUser", "PlannedFault", "SimulatedDisk"]
+__all__ = ["DISK_FAULTS", "PLANNED_BY_NEMESIS", "DiskUser", "PlannedFault", "SimulatedDisk"]
 
 _Result = TypeVar("_Result")
 
 _PUTS: Final = frozenset({"put_if_absent", "put", "delete"})
 _READS: Final = frozenset({"get", "list"})
+_SYNCS: Final = frozenset({"sync"})
+_FILES: Final = frozenset({FILE_CALL})
 DISK_FAULTS: Final = {
     "reply_lost": _PUTS,
     "put_refused": _PUTS,
@@ -27,9 +29,14 @@ DISK_FAULTS: Final = {
     "outage": _PUTS | _READS,
     "slow_store": _PUTS | _READS,
     "pause": _PUTS | _READS,
-    "crash": _PUTS | _READS,
+    "crash": _PUTS | _READS | _SYNCS,
+    "crash_in_write": _FILES,
+    "power_cut": _FILES,
 }
 """Faults of a call, with the operations that they affect."""
+
+PLANNED_BY_NEMESIS: Final = frozenset({"crash", "crash_in_write", "power_cut"})
+"""Those that a turn does not draw for itself."""
 
 _FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_fails"})
 
@@ -80,7 +87,8 @@ class SimulatedDisk:
         self._world = world
         self._process = process
         self._name = name
-        self._inner = world.disk(name)
+        # A store of its own: what one process has put and not synced, another does not know of.
+        self._inner = world.mount(name)
 
     @property
     def url(self) -> str:
@@ -95,6 +103,20 @@ class SimulatedDisk:
         """
         self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
         self._world.trace.note(data)
+
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        Create the object, to be synced later, unless a fault strikes.
+        """
+        self._call("put_if_absent", path, lambda: self._inner.put_unsynced(path, data))
+        self._world.trace.note(data)
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Let objects survive a power cut, unless a fault strikes.
+        """
+        wanted = tuple(paths)
+        self._call("sync", ",".join(wanted), lambda: self._inner.sync(wanted))
 
     def put(self, path: str, data: bytes) -> None:
         """
@@ -137,14 +159,19 @@ class SimulatedDisk:
         elif fault == "crash":
             process.die(f"before {operation} {path}")
         process.must_live()
+        power_cuts = world.power_cuts
         is_away = world.now_us < process.store_away_until_us
         if fault == "late_landing" and not is_away:
-            world.later(world.draw.number(10, 30_000), lambda: self._land(operation, path, action))
+            world.later(
+                world.draw.number(10, 30_000), lambda: self._land(operation, path, action, power_cuts)
+            )
         if is_away or fault in {"put_refused", "late_landing", "read_fails"}:
             self._fail(operation, path, fault or "outage")
         result = self._act(operation, path, action)
         if fault == "double_landing":
-            world.later(world.draw.number(10, 30_000), lambda: self._land(operation, path, action))
+            world.later(
+                world.draw.number(10, 30_000), lambda: self._land(operation, path, action, power_cuts)
+            )
         if fault == "reply_lost":
             self._fail(operation, path, fault)
         return result
@@ -165,7 +192,10 @@ class SimulatedDisk:
         self._world.tell(self._process.name, f"{operation} {self._name} {path}: {fault}")
         raise UnavailableError("a simulated fault", operation=operation, path=path, fault=fault)
 
-    def _land(self, operation: str, path: str, action: Callable[[], _Result]) -> None:
+    def _land(self, operation: str, path: str, action: Callable[[], _Result], power_cuts: int) -> None:
+        if power_cuts != self._world.power_cuts:
+            self._world.tell(self._process.name, f"late {operation} {self._name} {path}: lost its power")
+            return
         try:
             action()
         except ObjectExistsError:

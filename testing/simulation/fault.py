@@ -47,6 +47,8 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "eager_upkeep": "compactions, checkpoints and collections come as often as can be",
         "fast_clock": "a publisher's clock is days fast, so that what all others send is late",
         "sent_again": "a record is sent again long after it was acknowledged",
+        "crash_in_write": "a process dies between any two calls to its file system, such as a name and its sync",
+        "power_cut": "all processes die, and of what their disks had not synced any part may be lost",
     }
 )
 """Every kind of fault, with its effect."""

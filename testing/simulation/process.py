@@ -29,13 +29,14 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import ProcessClock
-from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import ROWS, Crash, World
 
 __all__ = ["Message", "Settings", "SimulatedProcess"]
 
 _CALLS_BEFORE_MAX: Final = 24
+_FILE_CALLS_BEFORE_MAX: Final = 60
 _FAILPOINTS_BEFORE_MAX: Final = 30
 _SESSION_MS: Final = 10_000
 _STANDBY_ROUNDS: Final = 8
@@ -244,7 +245,7 @@ class SimulatedProcess:
         self._planned += [
             PlannedFault(kind, draw.number(0, _CALLS_BEFORE_MAX))
             for kind in DISK_FAULTS
-            if kind != "crash" and swarm.strikes(kind)
+            if kind not in PLANNED_BY_NEMESIS and swarm.strikes(kind)
         ]
 
     def plan_crash(self) -> None:
@@ -252,6 +253,12 @@ class SimulatedProcess:
         Plan a death at one of the calls of its next turn, if it makes that many.
         """
         self._planned.append(PlannedFault("crash", self.world.draw.number(0, _CALLS_BEFORE_MAX)))
+
+    def plan_file_fault(self, kind: str) -> None:
+        """
+        Plan a death, or a power cut, at one of the calls to the file system of its next turn.
+        """
+        self._planned.append(PlannedFault(kind, self.world.draw.number(0, _FILE_CALLS_BEFORE_MAX)))
 
     def plan_crash_at_failpoint(self) -> None:
         """

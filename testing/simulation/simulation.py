@@ -117,6 +117,7 @@ class Simulation:
         self._settings = self._draw_settings()
         self.world.landed = self.auditor.landed
         self.world.others_act = self._others_act
+        self.world.all_die = self._all_die
 
     def run(self) -> SimulationOutcome:
         """
@@ -190,6 +191,10 @@ class Simulation:
     def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if process.is_alive]
 
+    def _all_die(self, how: str) -> None:
+        for process in self._alive():
+            process.kill(how)
+
     def _turn(self) -> None:
         ready = [process for process in self._alive() if not process.is_busy]
         if not self._alive():
@@ -258,6 +263,8 @@ class Simulation:
         world = self.world
         blows: dict[str, Callable[[SimulatedProcess], None]] = {
             "crash": lambda process: process.plan_crash(),
+            "crash_in_write": lambda process: process.plan_file_fault("crash_in_write"),
+            "power_cut": lambda process: process.plan_file_fault("power_cut"),
             "crash_at_failpoint": lambda process: process.plan_crash_at_failpoint(),
             "lease_suspended": self._suspend,
             "session_expired": lambda process: process.leases.expire_session(),

@@ -15,16 +15,20 @@ from itertools import count
 from typing import Final, Protocol
 
 from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.local import LocalObjects
+from millpond.testing.faults.power_cut import PowerCutFiles
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace
 from millpond.testing.simulation.violation import Violation
 
-__all__ = ["ROWS", "START_US", "Crash", "Mortal", "World"]
+__all__ = ["FILE_CALL", "ROWS", "START_US", "Crash", "Mortal", "World"]
 
 ROWS: Final = "rows"
 """The disk of the store's table; sinks have disks of their own."""
+
+FILE_CALL: Final = "file"
+"""The operation that a fault of a single call to the file system names."""
 
 START_US: Final = 1_700_000_000_000_000
 """When the world begins."""
@@ -63,6 +67,12 @@ class Mortal(Protocol):
         """
         ...
 
+    def next_fault(self, operation: str) -> str | None:
+        """
+        The fault of the current call; ``None`` for none.
+        """
+        ...
+
 
 class World:
     """
@@ -76,6 +86,8 @@ class World:
     Attributes:
         others_act: lets others act while a process is paused; set by the simulation.
         landed: called with each object that is created on a disk; set by the simulation.
+        all_die: ends every process; set by the simulation.
+        power_cuts: how often the power has failed.
     """
 
     def __init__(
@@ -89,22 +101,57 @@ class World:
         self.trace: Trace = Trace()
         self.now_us: int = START_US
         self.registry: MemoryRegistry = MemoryRegistry()
-        self.disks: dict[str, MemoryObjects] = {}
+        self.files: PowerCutFiles = PowerCutFiles()
+        self.files.before = self._before_file_call
+        self.power_cuts: int = 0
+        self.disks: dict[str, LocalObjects] = {}
         self.failpoints: Counter[str] = Counter()
         self.turns: list[Mortal] = []
         self.violations: list[Violation] = []
         self.others_act: Callable[[], None] = _nothing
         self.landed: Callable[[str, str], None] = _nothing_landed
+        self.all_die: Callable[[str], None] = _none_die
         self._numbers = count()
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
 
-    def disk(self, name: str) -> MemoryObjects:
+    def disk(self, name: str) -> LocalObjects:
         """
-        The disk of that name; created empty on first use.
+        The disk of that name as it is now; created empty on first use.
         """
         if name not in self.disks:
-            self.disks[name] = MemoryObjects(f"simulated-{name}")
+            self.disks[name] = self.mount(name)
         return self.disks[name]
+
+    def mount(self, name: str) -> LocalObjects:
+        """
+        The disk of that name for a process of its own: the store of production, on the world's file system.
+        """
+        return LocalObjects(f"/world/{name}", files=self.files)
+
+    def cut_power(self) -> None:
+        """
+        End all processes, and let the disks forget what was not synced, or some of it.
+        """
+        self.tell("world", "loses its power")
+        self.power_cuts += 1
+        self.all_die("as the power fails")
+        # Half the time the operating system had written nothing of its own accord, else any part.
+        had_written = self.draw.chance(0.5)
+        self.files.cut_power(
+            lambda outcomes: self.draw.number(0, outcomes - 1) if had_written else 0,
+        )
+
+    def _before_file_call(self, call: str, path: str) -> None:
+        if not self.turns:
+            return
+        process = self.turns[-1]
+        process.must_live()
+        fault = process.next_fault(FILE_CALL)
+        if fault == "power_cut":
+            self.cut_power()
+        elif fault == "crash_in_write":
+            process.die(f"before {call} {path}")
+        process.must_live()
 
     def break_promise(self, violation: Violation) -> None:
         """
@@ -174,6 +221,10 @@ class World:
 
 
 def _nothing() -> None:
+    return
+
+
+def _none_die(_how: str) -> None:
     return
 
 

@@ -28,12 +28,16 @@ WRITERS = 8
 
 PATHS = st.sampled_from(["a", "a/b", "log/1", "log/10", "log/2", "logs/1", "é ü/f", "c=a%20b/f"])
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["create", "put", "get", "list", "delete"]), PATHS, st.binary(max_size=4)),
+    st.tuples(
+        st.sampled_from(["create", "unsynced", "put", "get", "list", "delete", "sync"]),
+        PATHS,
+        st.binary(max_size=4),
+    ),
     max_size=12,
 )
 
 
-@pytest.fixture(params=["memory", "local", "s3"])
+@pytest.fixture(params=["memory", "local", "unsynced", "s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     """
     An empty store of each kind.
@@ -42,6 +46,8 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
         return MemoryObjects()
     if request.param == "local":
         return open_objects(str(tmp_path / "pond"))
+    if request.param == "unsynced":
+        return open_objects(str(tmp_path / "pond"), durability="os_cache")
     bucket: str = request.getfixturevalue("s3_bucket")
     options: dict[str, str] = request.getfixturevalue("s3_server").options
     return open_objects(f"{bucket}/pond/rows", options)
@@ -65,6 +71,19 @@ class TestRules:
         with pytest.raises(ObjectExistsError):
             objects.put_if_absent("a", b"second")
         assert objects.get("a") == b"first"
+
+    def test_an_unsynced_put_is_a_put(self, objects: Objects) -> None:
+        """
+        An object that is not synced yet is read, listed, and created once; syncing it, or nothing, changes nothing.
+        """
+        objects.put_unsynced("a/b", b"first")
+
+        with pytest.raises(ObjectExistsError):
+            objects.put_unsynced("a/b", b"second")
+        objects.sync()
+        objects.sync(["a/b", "nowhere/c"])
+        assert list(objects.list("")) == ["a/b"]
+        assert objects.get("a/b") == b"first"
 
     def test_put_replaces(self, objects: Objects) -> None:
         """
@@ -162,6 +181,10 @@ def _call(objects: Objects, operation: str, path: str, data: bytes, root: str) -
         match operation:
             case "create":
                 objects.put_if_absent(path, data)
+            case "unsynced":
+                objects.put_unsynced(path, data)
+            case "sync":
+                objects.sync([path])
             case "put":
                 objects.put(path, data)
             case "get":
@@ -177,9 +200,11 @@ def _call(objects: Objects, operation: str, path: str, data: bytes, root: str) -
 
 def _expected(model: dict[str, bytes], operation: str, path: str, data: bytes) -> object:
     match operation:
-        case "create" if path in model:
+        case "create" | "unsynced" if path in model:
             return ObjectExistsError
-        case "create" | "put":
+        case "sync":
+            return None
+        case "create" | "unsynced" | "put":
             model[path] = data
         case "get":
             return model.get(path, ObjectMissingError)

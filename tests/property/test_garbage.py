@@ -94,6 +94,12 @@ class Between:
     def put_if_absent(self, path: str, data: bytes) -> None:
         self._call("put_if_absent", path, data)
 
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        self._call("put_unsynced", path, data)
+
+    def sync(self, paths: Any = ()) -> None:
+        self._inner.sync(paths)
+
     def put(self, path: str, data: bytes) -> None:
         self._call("put", path, data)
 

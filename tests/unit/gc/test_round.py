@@ -30,7 +30,7 @@ from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
@@ -107,7 +107,7 @@ def pond(request, tmp_path: Path) -> Pond:
     """
     The same on both kinds of object store.
     """
-    made = Pond(MemoryObjects() if request.param == "memory" else ObstoreObjects(str(tmp_path / "rows")))
+    made = Pond(MemoryObjects() if request.param == "memory" else open_objects(str(tmp_path / "rows")))
     made.steps(30)
     return made
 
@@ -253,7 +253,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans.
     """
     folder = tmp_path / "rows"
-    pond = Pond(ObstoreObjects(str(folder)))
+    pond = Pond(open_objects(str(folder)))
     pond.steps(30)
     version = TableVersion(12)
     before = pond.counts(version)
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_ret
     Unpinned versions stay readable too, all of them, and files that no commit named are still deleted.
     """
     folder = tmp_path / "rows"
-    pond = Pond(ObstoreObjects(str(folder)))
+    pond = Pond(open_objects(str(folder)))
     pond.steps(30)
     DeltaTable(str(folder)).create_checkpoint()
     pond.steps(1)
@@ -380,7 +380,7 @@ def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
     """
     Another engine opens the cut log and finds the same rows and transactions.
     """
-    objects = ObstoreObjects(str(tmp_path / "rows"))
+    objects = open_objects(str(tmp_path / "rows"))
     pond = Pond(objects)
     for _ in range(2):
         pond.steps(10)

@@ -26,7 +26,7 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -69,7 +69,7 @@ def opened(tmp_path: Path) -> Callable[..., Store]:
 
 def table_at(folder: Path, configuration: dict[str, str]) -> None:
     schema = pa.schema([pa.field("key", pa.string())])
-    log = Log(ObstoreObjects(str(folder / "rows")))
+    log = Log(open_objects(str(folder / "rows")))
     create_table(log, CLOCK, SystemRng(), schema=schema, name="rows", configuration=configuration)
 
 

@@ -17,7 +17,7 @@ from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import PARQUET, IpcRowFormat, RowFormat, merge_updates, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
 from millpond.statestore.rows.row import Fence
@@ -216,7 +216,7 @@ class TestDuckDB:
 class TestDeltaRs:
     def test_reads_the_same_updates(self, tmp_path: Path) -> None:
         """delta-rs reads our row files, from which the same rows follow."""
-        table = Table(ObstoreObjects(str(tmp_path)))
+        table = Table(open_objects(str(tmp_path)))
         busy(table)
         delta = deltalake.DeltaTable(str(tmp_path))
         query = "select * from updates where computation = 'window counter'"
@@ -235,7 +235,7 @@ class TestSpark:
 
     def test_equal_to_arrow(self, spark: SparkSession, tmp_path: Path) -> None:
         """Spark gives the rows that Arrow gives, at each version, also after its own OPTIMIZE."""
-        objects = ObstoreObjects(str(tmp_path))
+        objects = open_objects(str(tmp_path))
         table = Table(objects)
         versions = busy(table)
         spark.sql(f"optimize delta.`{tmp_path}`").collect()

@@ -24,7 +24,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import DataError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.servers.zookeeper import wait_until
@@ -71,7 +71,7 @@ def test_errors_come_back_as_they_are(helper, tmp_path):
     An error of the tree keeps class, message and details; any other one is no reason to stop.
     """
     with pytest.raises(DataError, match="missing") as caught:
-        helper.submit(ObstoreObjects(str(tmp_path)).get, "nothing").result()
+        helper.submit(open_objects(str(tmp_path)).get, "nothing").result()
     assert caught.value.details["path"] == "nothing"
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
         helper.submit(divmod, 1, 0).result()

@@ -24,7 +24,7 @@ from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.commit_file import decode
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -127,7 +127,7 @@ def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path:
     """
     A piece of work runs in another process, and its errors come back as they are.
     """
-    objects = ObstoreObjects(str(tmp_path))
+    objects = open_objects(str(tmp_path))
 
     assert spark_compactions.submit(os.getpid).result() != os.getpid()
     with pytest.raises(DataError, match="missing"):

@@ -77,6 +77,7 @@ def plan(
     return TaskPlan(
         url=str(folder),
         storage_options={},
+        durability="disk",
         pipeline="p",
         code=pickled,
         code_digest=str(folder),
@@ -194,6 +195,7 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
     two_slots = TaskPlan(
         url=str(tmp_path),
         storage_options={},
+        durability="disk",
         pipeline="p",
         code=b"\x80\x04}.",
         code_digest="none",

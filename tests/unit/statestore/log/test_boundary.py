@@ -11,14 +11,14 @@ import pytest
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.log.boundary import BOUNDARY_FOLDER, log_boundary, publish_log_boundary
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 
 
 @pytest.fixture(params=["memory", "folder"])
 def objects(request, tmp_path):
-    return MemoryObjects() if request.param == "memory" else ObstoreObjects(str(tmp_path))
+    return MemoryObjects() if request.param == "memory" else open_objects(str(tmp_path))
 
 
 def test_it_rises_and_never_falls(objects):

@@ -11,7 +11,7 @@ import pytest
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects, open_objects, put_new
+from millpond.statestore.objects.obstore import open_objects, put_new
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,14 +39,14 @@ class TestLocal:
 
     def test_it_travels_to_other_processes(self, tmp_path: Path) -> None:
         """A pickled store opens the same root again."""
-        objects = ObstoreObjects(str(tmp_path))
+        objects = open_objects(str(tmp_path))
         objects.put("a", b"1")
 
         assert pickle.loads(pickle.dumps(objects)).get("a") == b"1"
 
     def test_options_are_kept_for_other_readers(self, tmp_path: Path) -> None:
         """What the store was opened with can be passed on, and it says where it is."""
-        objects = ObstoreObjects(str(tmp_path), {"region": "x"})
+        objects = open_objects(str(tmp_path), {"region": "x"})
 
         assert objects.storage_options == {"region": "x"}
         assert str(tmp_path) in repr(objects)

@@ -22,7 +22,7 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import (
     PARQUET,
     IpcRowFormat,
@@ -104,7 +104,7 @@ class TestWrite:
     def test_path_is_quoted(self, tmp_path: Path) -> None:
         """A computation's name may hold anything; on disk it is one folder below the root."""
         name = "a/b c%ä=.."
-        objects = ObstoreObjects(str(tmp_path))
+        objects = open_objects(str(tmp_path))
         file = write(objects, interval=Interval(name))
 
         assert file.path.startswith("computation=a%2Fb%20c%25%C3%A4%3D../")
@@ -405,7 +405,7 @@ class TestForeign:
         )
         deltalake.write_deltalake(str(tmp_path), table)
         (path,) = [path.name for path in tmp_path.glob("*.parquet")]
-        objects = ObstoreObjects(str(tmp_path))
+        objects = open_objects(str(tmp_path))
 
         assert table.equals(read_row_files(objects, [path]))
         for key in table.column("key").to_pylist():
@@ -415,7 +415,7 @@ class TestForeign:
 class TestOtherReaders:
     def test_duckdb(self, tmp_path: Path) -> None:
         """DuckDB reads our files, seal and all."""
-        objects = ObstoreObjects(str(tmp_path))
+        objects = open_objects(str(tmp_path))
         file = write(objects)
         query = f"""
             select count(*), sum((state ->> 'count')::int), epoch_us(max(record_ids[1].at))

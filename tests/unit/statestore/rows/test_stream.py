@@ -23,7 +23,7 @@ from millpond.statestore.errors import DataError, InternalError, ObjectExistsErr
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.id_retention import IdRetention
@@ -163,7 +163,7 @@ def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
     """
     On a disk too, a file of several row groups comes out as if it had been written whole.
     """
-    objects = ObstoreObjects(str(tmp_path))
+    objects = open_objects(str(tmp_path))
     old, young = (
         [
             {"key": f"{key:06}", "state": str(number), "commit_number": number, "superstep": number}

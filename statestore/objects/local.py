@@ -1,0 +1,356 @@
+"""
+An object store in a local folder, whose objects survive a power cut.
+
+An object is written under a name of its own, ``NAME#1`` (which listings skip, here and in ``object_store``, which
+other Delta readers use), and then linked to its name, which fails if the name is taken: so it is created whole or not
+at all. With ``durability="disk"`` the order on the disk is that of the commit protocol: before an object gets its
+name, its contents are synced and so is everything that was put before, files and folders together; before
+`LocalObjects.put_if_absent` returns, the name is synced as well. So no name is on the disk without its contents, no
+commit without the row files that it names, and nothing is acknowledged that a power cut takes back.
+
+Calls run in the caller's thread; only syncs use threads, four at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.objects.file_system import FileSystem, LostWriteError, SystemFiles
+from millpond.statestore.types import DURABILITIES, Durability
+
+__all__ = ["LocalObjects"]
+
+_STAGED_MAX: Final = 1_000
+"""How many unfinished files of one object are tolerated: each is of a process that died, or writes it now."""
+
+_MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class LocalObjects:
+    """
+    `Objects` in a local folder, which is made if it is not there.
+
+    It pickles as its path and durability, so another process opens its own.
+
+    Args:
+        path: the folder.
+        durability: ``"disk"`` syncs, so that what was put survives a power cut; ``"os_cache"`` leaves that to the
+            operating system, which writes what it has within half a minute or so: it survives the
+            end of this process, but not that of the machine.
+        files: the file system; the operating system's unless given.
+
+    Raises:
+        InvalidError: there is no such durability.
+        UnavailableError: the folder cannot be made.
+
+    Example:
+        >>> LocalObjects("/tmp/pond").durability
+        'disk'
+    """
+
+    def __init__(
+        self, path: str | Path, durability: Durability = "disk", *, files: FileSystem | None = None
+    ) -> None:
+        if durability not in DURABILITIES:
+            raise InvalidError("there is no such durability", durability=durability, known=DURABILITIES)
+        self._root = str(Path(path).absolute())
+        self._durability: Durability = durability
+        self._files: FileSystem = files or SystemFiles()
+        self._syncs = durability == "disk"
+        self._lock = threading.Lock()
+        self._one_sync = threading.Lock()
+        self._unsynced: set[str] = set()
+        self._known_folders: set[str] = set()
+        self._has_lost = False
+        with self._errors(""):
+            self._use_folder(self._root)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (LocalObjects, (self._root, self._durability))
+
+    def __repr__(self) -> str:
+        return f"LocalObjects({self._root!r}, {self._durability!r})"
+
+    @property
+    def url(self) -> str:
+        """
+        The folder's absolute path.
+        """
+        return self._root
+
+    @property
+    def durability(self) -> Durability:
+        """
+        What objects survive.
+        """
+        return self._durability
+
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """
+        The options that other Delta readers need to open the folder: none.
+        """
+        return {}
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all, after everything that was put before.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written by this attempt.
+            UnavailableError: it may or may not have been written.
+        """
+        self._create(path, (data,))
+
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        As `put_if_absent`, but the object survives a power cut only after the next `sync` or synced put.
+        """
+        with self._errors(path):
+            target = self._target(path)
+            self._publish(path, (data,), lambda staged: self._link(staged, target))
+            self._note((target, _folder_of(target)))
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object, whole or not at all, after everything that was put before.
+        """
+        with self._errors(path):
+            target = self._target(path)
+
+            def replace(staged: str) -> None:
+                self._sync((staged,))
+                self._files.replace(staged, target)
+
+            self._publish(path, (data,), replace)
+            self._sync((_folder_of(target),))
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Let these objects, and everything that was put through this instance, survive a power cut.
+        """
+        with self._errors(""):
+            targets = [self._target(path) for path in paths]
+            self._sync((*targets, *{_folder_of(target) for target in targets}))
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        with self._errors(path, _MISSING):
+            return self._files.read(self._target(path))
+
+    def download(self, path: str, target: Path) -> None:
+        """
+        Copy the object into another local file, piece by piece.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        with self._errors(path, _MISSING):
+            pieces = self._files.read_pieces(self._target(path))
+            first = next(pieces, b"")
+        with self._errors(path), target.open("wb") as file:
+            file.write(first)
+            file.writelines(pieces)
+
+    def upload(self, path: str, source: Path) -> None:
+        """
+        Create the object from another local file, piece by piece, whole or not at all.
+
+        Raises:
+            ObjectExistsError: it exists; nothing was written.
+            UnavailableError: it may or may not have been written.
+        """
+        self._create(path, SystemFiles().read_pieces(str(source)))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
+        """
+        with self._errors(prefix):
+            folder = self._target(prefix.rstrip("/")) if prefix else self._root
+            start = len(self._root) + 1
+            paths = [path[start:] for path in self._files.walk(folder) if not _is_staged(path)]
+        return sorted(path for path in paths if start_after is None or path > start_after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Delete the objects; missing objects are ignored. A power cut may bring them back until the next sync.
+        """
+        for path in paths:
+            with self._errors(path):
+                target = self._target(path)
+                with suppress(*_MISSING):
+                    self._files.remove(target)
+                    self._note((_folder_of(target),))
+
+    # -- how an object gets its name -------------------------------------------------------
+
+    def _create(self, path: str, pieces: Iterable[bytes]) -> None:
+        with self._errors(path):
+            target = self._target(path)
+
+            def name(staged: str) -> None:
+                self._sync((staged,))
+                self._link(staged, target)
+
+            self._publish(path, pieces, name)
+            self._sync((_folder_of(target),))
+
+    def _publish(self, path: str, pieces: Iterable[bytes], name: Callable[[str], None]) -> None:
+        """
+        Write the contents under a name of their own, and let ``name`` give them the object's.
+        """
+        folder = _folder_of(self._target(path))
+        self._use_folder(folder)
+        try:
+            staged = self._stage(path, pieces)
+        except FileNotFoundError:
+            # The folder was removed since it was first used.
+            self._known_folders.discard(folder)
+            self._use_folder(folder)
+            staged = self._stage(path, pieces)
+        try:
+            name(staged)
+        finally:
+            with suppress(FileNotFoundError):
+                self._files.remove(staged)
+
+    def _stage(self, path: str, pieces: Iterable[bytes]) -> str:
+        target = self._target(path)
+        for number in range(1, _STAGED_MAX):
+            staged = f"{target}#{number}"
+            # It may be that of a process that died, or of one that writes the same object now.
+            with suppress(FileExistsError):
+                self._files.create(staged, pieces)
+                return staged
+        raise UnavailableError("too many unfinished files of one object", path=path, store=self._root)
+
+    def _link(self, staged: str, target: str) -> None:
+        try:
+            self._files.link(staged, target)
+        except FileExistsError as error:
+            # It may be the caller's own, of an attempt that failed between its name and the name's sync;
+            # that it exists is not said before it is safe.
+            self._sync((target, _folder_of(target)))
+            raise ObjectExistsError(
+                "the object exists", path=target[len(self._root) + 1 :], store=self._root
+            ) from error
+
+    # -- what survives ---------------------------------------------------------------------
+
+    def _use_folder(self, folder: str) -> None:
+        """
+        Make a folder, and see to it that its name survives.
+
+        Also if it was there: the process that made it may not have synced it yet. The folders above the
+        root are a store's own, and the one that has its name.
+        """
+        if folder in self._known_folders:
+            return
+        made = self._make_folders(folder)
+        above = [
+            *made,
+            *_between(folder, self._root),
+            _folder_of(self._root),
+            _folder_of(_folder_of(self._root)),
+        ]
+        self._note({_folder_of(path) for path in made} | set(above))
+        with self._lock:
+            self._known_folders.add(folder)
+
+    def _make_folders(self, folder: str) -> Sequence[str]:
+        missing: list[str] = []
+        while not self._files.is_folder(folder):
+            missing.append(folder)
+            above = _folder_of(folder)
+            if above == folder:
+                break
+            folder = above
+        for path in reversed(missing):
+            try:
+                self._files.make_folder(path)
+            except FileExistsError:
+                if not self._files.is_folder(path):
+                    raise NotADirectoryError(
+                        errno.ENOTDIR, "there is a file where a folder has to be", path
+                    ) from None
+        return missing
+
+    def _note(self, paths: Collection[str]) -> None:
+        if self._syncs:
+            with self._lock:
+                self._unsynced.update(paths)
+
+    def _sync(self, paths: Collection[str]) -> None:
+        """
+        Sync these paths, and all that were noted before, together.
+        """
+        if not self._syncs:
+            return
+        # One at a time: a second caller must not rely on files that the first is still syncing.
+        with self._one_sync:
+            if self._has_lost:
+                raise OSError(
+                    errno.EIO, "an earlier sync failed, and what it was to keep may be lost: start again"
+                )
+            with self._lock:
+                noted, self._unsynced = self._unsynced, set()
+            try:
+                self._files.sync(sorted({*noted, *paths}))
+            except LostWriteError:
+                # The kernel reports it once, and takes the lost pages for written from then on.
+                self._has_lost = True
+                raise
+            except BaseException:
+                self._note(noted)
+                raise
+
+    # -- paths and errors ------------------------------------------------------------------
+
+    def _target(self, path: str) -> str:
+        if any(part in {"", ".", ".."} for part in path.split("/")):
+            raise ValueError(f"not a path of an object: {path!r}")
+        return f"{self._root}/{path}"
+
+    @contextmanager
+    def _errors(self, path: str, missing: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+        try:
+            yield
+        except (ObjectExistsError, UnavailableError):
+            raise
+        except missing as error:
+            raise ObjectMissingError("the object is missing", path=path, store=self._root) from error
+        except (OSError, ValueError) as error:
+            raise UnavailableError(
+                "the object store failed", path=path, store=self._root, cause=error
+            ) from error
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path)  # noqa: PTH120 - paths are text here, as the hot path has them
+
+
+def _between(folder: str, root: str) -> Iterator[str]:
+    """
+    A folder and those above it, up to the root.
+    """
+    while len(folder) >= len(root):
+        yield folder
+        folder = _folder_of(folder)
+
+
+def _is_staged(path: str) -> bool:
+    _, mark, number = path.rpartition("#")
+    return bool(mark) and number.isdecimal()
