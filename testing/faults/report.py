@@ -44,6 +44,7 @@ GOALS: Final[Mapping[str, Goal]] = {
     "R14": Goal("disk full at some write, and freed later", 10),
     "R15": Goal("one bit flipped", 1_000),
     "R16": Goal("file truncated, zeroed, emptied, deleted, rolled back, swapped", 150),
+    "R18": Goal("power cut: what the file system had not written is gone", 20),
     "R19": Goal("Spark executor, worker or driver killed", 3),
     "R23": Goal("hot key, million keys, row of 64 MiB, change of hands under load", 4),
 }

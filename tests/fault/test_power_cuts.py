@@ -1,0 +1,196 @@
+"""
+Power cuts on a real file system: an ext4 in a file, of which a copy is taken at some instant and gone on with.
+
+What the operating system still holds in its cache is not in the copy, as it would not be on a disk that lost its
+power. So the copy shows whether the store's syncs are enough, for a journaling file system at least; the simulation
+(`power_cut`) is stricter, but its file system is a model.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from deltalake import DeltaTable
+
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.failpoint import listening
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import Durability
+from millpond.testing.faults.report import FaultReport
+from millpond.testing.fixtures.determinism import SeededRng
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+
+pytestmark = pytest.mark.fault
+
+CLOCK = SystemClock()
+POWER_CUTS = int(os.environ.get("MILLPOND_POWER_CUTS", "20"))
+IMAGE_BYTES = 32 << 20
+RECORDS_A_LIFE = 6
+FAILPOINTS_A_LIFE = 40
+
+
+class Disk:
+    """
+    A small ext4 in a file, mounted at `folder`.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.folder = place / "disk"
+        self.folder.mkdir()
+        self._place = place
+        self._image = place / "image"
+        self._number = 0
+        with self._image.open("wb") as image:
+            image.truncate(IMAGE_BYTES)
+        make = ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(self._image)]
+        subprocess.run(make, check=True, capture_output=True)
+
+    def mount(self) -> bool:
+        """
+        Mount it; returns whether that is allowed here.
+        """
+        command = ["mount", "-o", "loop", str(self._image), str(self.folder)]
+        return not subprocess.run(command, check=False, capture_output=True).returncode
+
+    def copy(self) -> Path:
+        """
+        A copy of what is on the disk now; what is only in the operating system's cache is not.
+        """
+        self._number += 1
+        return Path(shutil.copyfile(self._image, self._place / f"image-{self._number}"))
+
+    def go_on_with(self, copy: Path) -> None:
+        """
+        Mount the copy in the place of the disk.
+        """
+        self.unmount()
+        self._image.unlink()
+        self._image = copy
+        assert self.mount()
+
+    def unmount(self) -> None:
+        """
+        Take the disk away.
+        """
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """
+    A mounted disk; skips the test where mounting is not allowed.
+    """
+    made = Disk(tmp_path)
+    if os.geteuid() != 0 or not made.mount():
+        pytest.skip("mounting is not allowed here")
+    yield made
+    made.unmount()
+
+
+def opened(disk: Disk, registry: MemoryRegistry, durability: Durability) -> Store:
+    """
+    The store on the disk; its leases and its high-water mark are elsewhere, and stay.
+    """
+    return Store.open(
+        disk.folder / "pond",
+        durability=durability,
+        leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id),
+    )
+
+
+class PowerCutError(BaseException):
+    """
+    The power is cut: no code of the run goes on.
+    """
+
+
+def cutting(disk: Disk, failpoint: int, copies: list[Path]) -> Callable[[str], None]:
+    """
+    A listener that cuts the power at the n-th failpoint that is reached.
+    """
+    left = [failpoint]
+
+    def listen(_name: str) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            copies.append(disk.copy())
+            raise PowerCutError
+
+    return listen
+
+
+def pipeline_of(disk: Disk, durability: Durability) -> EnginePipeline:
+    return ledger_pipeline(DeltaSink(str(disk.folder / "sink"), durability=durability))
+
+
+def live(disk: Disk, registry: MemoryRegistry, acknowledged: int, failpoint: int) -> tuple[Path, int]:
+    """
+    One life of the run: it checks what is there, and takes in records until the power is cut.
+
+    Returns:
+        The disk as it was then, and how many records were acknowledged.
+    """
+    copies: list[Path] = []
+    with opened(disk, registry, "disk") as store:
+        there = ledger_of(store) if store.snapshot().version else {}
+        assert set(range(acknowledged)) <= {number for numbers in there.values() for number in numbers}
+        try:
+            with listening(cutting(disk, failpoint, copies)):
+                run = LocalRunner(store, progress=False).start(pipeline_of(disk, "disk"), stepping=True)
+                for number in range(acknowledged, acknowledged + RECORDS_A_LIFE):
+                    run.inject_durably(ROWS, numbered([number]))
+                    acknowledged = number + 1
+        except PowerCutError:
+            pass
+        else:
+            # Right after the last acknowledgement.
+            copies.append(disk.copy())
+    return copies[0], acknowledged
+
+
+def test_what_was_acknowledged_is_there_after_each_power_cut(disk: Disk, fault_report: FaultReport) -> None:
+    """
+    Wherever the power is cut, the store opens, it has every record that was acknowledged by then, and what was not
+    is sent again and counts once, in the store and in a sink on the same disk.
+    """
+    rng, registry, acknowledged = SeededRng("power cuts"), MemoryRegistry(), 0
+    for _ in range(POWER_CUTS):
+        failpoint = 1 + int(rng.random() * FAILPOINTS_A_LIFE)
+        copy, acknowledged = live(disk, registry, acknowledged, failpoint)
+        disk.go_on_with(copy)
+        fault_report.fault("R18")
+    sent = acknowledged + 1
+    with opened(disk, registry, "disk") as store:
+        with LocalRunner(store, progress=False).start(pipeline_of(disk, "disk")) as run:
+            run.inject_durably(ROWS, numbered(range(sent)))
+        assert ledger_of(store) == written(numbered(range(sent)))
+    values = DeltaTable(disk.folder / "sink").to_pyarrow_table().column("value").to_pylist()
+    assert sorted(orjson.loads(value)["n"] for value in values) == list(range(sent))
+
+
+def test_without_syncs_the_loss_is_refused_and_not_read_over(disk: Disk) -> None:
+    """
+    With os_cache the same power cut takes acknowledged commits back (so the copies do show what is not synced), and
+    the store is refused or gone, and not read as if nothing had been.
+    """
+    registry = MemoryRegistry()
+    with opened(disk, registry, "os_cache") as store:
+        run = LocalRunner(store, progress=False).start(pipeline_of(disk, "os_cache"), stepping=True)
+        run.inject_durably(ROWS, numbered(range(5)))
+        copy = disk.copy()
+        run.abandon()
+    disk.go_on_with(copy)
+
+    with pytest.raises((DataError, InvalidError)), opened(disk, registry, "os_cache"):
+        pass
