@@ -37,7 +37,7 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
@@ -150,11 +150,11 @@ class Store(Closeable):
                 server is running, the log is compared with its high-water mark.
             check_mark: with ``read_only``, whether to make that comparison; without it a store that
                 was rolled back opens.
-            durability: what this process's commits to a local folder survive. ``"disk"``: a power cut, because
-                files, commit and folders are synced before a commit is acknowledged. ``"os_cache"``: the end of
-                any process, but not that of the machine; the newest commits are lost then, and the store is
-                refused until it is repaired. ``None`` is ``"disk"``. An object store needs no choice: what it
-                acknowledges is durable.
+            durability: what this process's commits to a local folder survive. ``"os_cache"``, the **default**:
+                the end of any process, **but not a power cut**, which takes back what was acknowledged in the
+                last half minute or so; the store is refused then until it is repaired. ``"disk"``: a power cut
+                too, because files, commit and folders are synced before a commit is acknowledged, which takes
+                two syncs of the disk a commit. An object store needs no choice: what it acknowledges is durable.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
@@ -285,7 +285,9 @@ class Store(Closeable):
         """
         What commits survive: a power cut (``"disk"``), or only the end of a process (``"os_cache"``).
         """
-        return self.objects.durability if isinstance(self.objects, LocalObjects) else "disk"
+        if isinstance(self.objects, LocalObjects):
+            return self.objects.durability
+        return "disk" if isinstance(self.objects, ObstoreObjects) else "os_cache"
 
     def revive_zookeeper(self) -> None:
         """

@@ -164,6 +164,7 @@ _SYSTEM: Final = "statestore/system.py"
 MAY_SKIP: Final = {
     "tests/conformance/test_leases.py": "a Docker engine",
     "tests/fault/test_full_disk.py": "the right to mount a file system",
+    "tests/fault/test_power_cuts.py": "the right to mount a file system",
 }
 """The files with tests that a machine may be unable to run, and what it lacks then."""
 

@@ -18,7 +18,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Durability, Rng
+from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
 
 __all__ = ["RunnerOptions", "check_at_least"]
 
@@ -74,6 +74,8 @@ class RunnerOptions:
         check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
         if self.on_held not in get_args(OnHeld):
             raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
+        if self.durability not in (None, *DURABILITIES):
+            raise InvalidError("durability is disk or os_cache", durability=self.durability)
         if isinstance(self.store, Store) and self.durability not in (None, self.store.durability):
             raise InvalidError(
                 "the store is open with another durability: pass it to Store.open",

@@ -13,7 +13,7 @@ store the superstep as durably as the records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol, runtime_checkable
@@ -27,7 +27,7 @@ from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
 from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.delta_schema import delta_schema
-from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
@@ -120,8 +120,9 @@ class DeltaSink:
             and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit
             stops the run.
         storage_options: the options that ``obstore`` needs to open the URL.
-        durability: what rows in a local folder survive, see `Store.open`. The store counts a superstep as
-            delivered once the table has it, so a table with ``"os_cache"`` may lack rows after a power cut.
+        durability: what rows in a local folder survive; see `Store.open`. ``None`` takes what the store has.
+            With less than the store has, the table lacks rows after a power cut, and they do not come again:
+            the store counts a superstep as delivered once the table has it.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
         keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are
             sorted by them, so supersteps cost least if the first one follows time. By default
@@ -175,6 +176,14 @@ class DeltaSink:
         The table's URL, or its absolute path on this machine.
         """
         return _absolute(self.path)
+
+    def following(self, durability: Durability) -> DeltaSink:
+        """
+        The same sink with a store's durability, unless it has one of its own or its URL leaves no choice.
+        """
+        if self.durability is not None or not is_local(self.path):
+            return self
+        return replace(self, durability=durability)
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None

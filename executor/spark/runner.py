@@ -63,8 +63,8 @@ class SparkRunner:
         spark: the session; ``None`` takes the active session or creates one.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
-        durability: what commits to a local folder survive: ``"disk"`` a power cut, ``"os_cache"`` only the end
-            of a process; see `Store.open`.
+        durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
+            the end of a process, but **no power cut**. See `Store.open`.
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own; ``None`` takes Spark's default parallelism.
         cache_mib: soft-state budget of one interval in a worker process, in MiB.

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from millpond.executor.pipeline.nodes import SinkNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
-from millpond.executor.sinks.sink import SinkWriter
+from millpond.executor.sinks.sink import DeltaSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
 from millpond.statestore.store import Store
@@ -90,7 +90,10 @@ class SinkDelivery:
                 self._executor = None
 
     def _open_sink(self, node: SinkNode) -> SinkWriter:
-        return node.sink.open(
+        sink = node.sink
+        if isinstance(sink, DeltaSink):
+            sink = sink.following(self._store.durability)
+        return sink.open(
             self._store.store_id, self._topology.name, node.name, clock=self._clock, rng=self._rng
         )
 

@@ -5,6 +5,7 @@ Options of runners: refused where no pipeline can run with them, and who closes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,20 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("intervals", 0), ("cache_mib", -1), ("pause_timeout_ms", -1), ("on_held", "steal")]
+    ("name", "value"),
+    [
+        ("intervals", 0),
+        ("cache_mib", -1),
+        ("pause_timeout_ms", -1),
+        ("on_held", "steal"),
+        ("durability", "tape"),
+    ],
 )
 def test_both_runners_refuse_the_same_options(name: str, value: Any) -> None:
     """
@@ -27,6 +36,22 @@ def test_both_runners_refuse_the_same_options(name: str, value: Any) -> None:
     for make in (LocalRunner, SparkRunner):
         with pytest.raises(InvalidError, match=name):
             make("nowhere", **{name: value})
+
+
+def test_an_open_store_keeps_its_durability(tmp_path: Path) -> None:
+    """
+    A runner opens its store with the durability that it is given; an open store with another one is refused.
+    """
+    registry = MemoryRegistry()
+    with Store.open(
+        tmp_path / "pond",
+        durability="disk",
+        leases=lambda _, writer_id: MemoryLeases(registry, ManualClock(), writer_id=writer_id),
+    ) as store:
+        assert store.durability == "disk"
+        assert RunnerOptions(store=store, durability="disk").open_run(lambda opened, _: opened) is store
+        with pytest.raises(InvalidError, match=r"Store\.open"):
+            RunnerOptions(store=store, durability="os_cache")
 
 
 def test_intervals_may_be_left_to_the_runner() -> None:

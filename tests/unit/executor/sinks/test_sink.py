@@ -231,6 +231,18 @@ class TestPlace:
         assert DeltaSink("s3://b/x/").identity == "s3://b/x"
         assert pickle.loads(pickle.dumps(sink)) == sink
 
+    def test_a_table_is_as_durable_as_the_store_unless_it_says_otherwise(self, tmp_path):
+        """
+        A sink without a durability takes the store's; one with its own keeps it, and a bucket has no choice.
+        """
+        path = str(tmp_path)
+
+        assert DeltaSink(path).following("disk").durability == "disk"
+        assert DeltaSink(path, durability="os_cache").following("disk").durability == "os_cache"
+        assert DeltaSink("s3://bucket/table").following("os_cache").durability is None
+        with pytest.raises(InvalidError, match="tape"):
+            DeltaSink(path, durability="tape")
+
     def test_what_can_never_be_a_table_is_refused_at_once(self):
         """
         An empty path, and a type that Delta does not have, are errors where they are written.

@@ -11,7 +11,7 @@ import pytest
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import open_objects, put_new
+from millpond.statestore.objects.obstore import ObstoreObjects, open_objects, put_new
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,20 +36,6 @@ class TestLocal:
         (tmp_path / "a b").mkdir()
 
         assert open_objects((tmp_path / "a b").as_uri()).url == str(tmp_path / "a b")
-
-    def test_it_travels_to_other_processes(self, tmp_path: Path) -> None:
-        """A pickled store opens the same root again."""
-        objects = open_objects(str(tmp_path))
-        objects.put("a", b"1")
-
-        assert pickle.loads(pickle.dumps(objects)).get("a") == b"1"
-
-    def test_options_are_kept_for_other_readers(self, tmp_path: Path) -> None:
-        """What the store was opened with can be passed on, and it says where it is."""
-        objects = open_objects(str(tmp_path), {"region": "x"})
-
-        assert objects.storage_options == {"region": "x"}
-        assert str(tmp_path) in repr(objects)
 
     def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
         """A store cannot be opened on a file, and the error says which."""
@@ -113,6 +99,14 @@ class TestCloud:
         }
 
         assert open_objects("s3://bucket/pond/", options).url == "s3://bucket/pond"
+
+    def test_it_travels_to_other_processes(self) -> None:
+        """A pickled store opens the same root with the same options, which can be passed on, and says where it is."""
+        objects = ObstoreObjects("s3://bucket/pond", {"aws_region": "us-east-1"})
+        again = pickle.loads(pickle.dumps(objects))
+
+        assert again.storage_options == {"aws_region": "us-east-1"}
+        assert repr(again) == "ObstoreObjects('s3://bucket/pond')"
 
     def test_an_unknown_option_is_refused_by_name(self) -> None:
         """A misspelled option is no surprise at the first read."""
