@@ -80,10 +80,16 @@ class Auditor:
             # The log is already truncated beyond this version: the file is no commit, and its writer notices.
             self._world.tell("auditor", f"version {version} lands behind version {self.version}")
             return
-        if any(self._world.swarm.knows(kind) for kind in ("crash_in_write", "power_cut")):
-            self._catch_up(version)
-        must(version == self.version + 1, "I4", "versions rise by one", version=version, before=self.version)
         try:
+            if any(self._world.swarm.knows(kind) for kind in ("crash_in_write", "power_cut")):
+                self._catch_up(version)
+            must(
+                version == self.version + 1,
+                "I4",
+                "versions rise by one",
+                version=version,
+                before=self.version,
+            )
             self._audit(version, self._world.disk(ROWS).get(path))
         except Violation as violation:
             self._world.break_promise(violation)

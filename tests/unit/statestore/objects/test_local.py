@@ -8,7 +8,7 @@ import errno
 import os
 import pickle
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -362,7 +362,7 @@ class TestProcesses:
         assert list(objects.list("")) == ["a", "b", "c", "d"]
 
 
-class TestThreads:
+class TestSystemFiles:
     def test_load_adds_no_more_threads_than_the_syncs_have(self, tmp_path: Path) -> None:
         """
         However many callers read, list and write at once, the store adds four threads at most, during and after.
@@ -404,6 +404,28 @@ class TestThreads:
         files.sync([str(tmp_path), str(tmp_path / "missing")])
         with pytest.raises(OSError, match="loop"):
             files.sync([str(tmp_path), str(tmp_path / "loop")])
+
+    def test_a_file_system_without_folder_syncs_is_taken_as_it_is(self) -> None:
+        """
+        A folder whose file system knows no sync needs none; a file that cannot be synced may be lost.
+        """
+        SystemFiles().sync(["/proc"])
+
+        with pytest.raises(LostWriteError, match="/dev/null"):
+            SystemFiles().sync(["/dev/null"])
+
+    def test_a_file_that_cannot_be_written_is_not_left_behind(self, tmp_path: Path) -> None:
+        """
+        When the contents fail midway the error comes to the caller and the name is free again.
+        """
+
+        def pieces() -> Iterator[bytes]:
+            yield b"first"
+            raise OSError(errno.ENOSPC, "no room")
+
+        with pytest.raises(OSError, match="no room"):
+            SystemFiles().create(str(tmp_path / "a"), pieces())
+        assert list(tmp_path.iterdir()) == []
 
 
 def _threads() -> int:
