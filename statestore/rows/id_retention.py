@@ -6,8 +6,8 @@ since the record's own time. Event time alone forgets too early: one record from
 low watermark past all honest ones, and a late record is behind it on arrival. The wall clock alone forgets
 too early when the pipeline stands still while its senders wait.
 
-Arrivals are stored in whole minutes, rounded up, so that a file has few distinct ones, which compress to about a
-byte each. An id without an arrival counts as having arrived when it is first compacted.
+Arrivals are stored in whole minutes, rounded up, so that a file has few distinct ones, which compress to a
+byte each at most. An id without an arrival counts as having arrived when it is first compacted.
 """
 
 from __future__ import annotations
