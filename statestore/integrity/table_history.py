@@ -24,8 +24,9 @@ from millpond.statestore.log.action import (
 )
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.foreign import foreign_change
 from millpond.statestore.log.high_water import Mark
-from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.log import Log, LogInventory, commit_path
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
@@ -171,7 +172,7 @@ def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     histories = []
     for checkpoint in inventory.checkpoints:
         from_checkpoint = _from_checkpoint(log, checkpoint)
-        if from_checkpoint is not None:
+        if from_checkpoint is not None and not _rests_on_foreign_change(log, inventory, from_checkpoint):
             histories.append(from_checkpoint)
     if inventory.versions[:1] == (0,):
         empty = TableState(version=NO_TABLE, live={}, txns={})
@@ -201,9 +202,26 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
     return history
 
 
+def _rests_on_foreign_change(log: Log, inventory: LogInventory, history: TableHistory) -> bool:
+    """
+    Whether a checkpoint sums up a commit by which another engine changed the data.
+    """
+    configuration = {} if history.metadata is None else history.metadata.configuration
+    for version in inventory.versions:
+        if version > history.start:
+            break
+        try:
+            actions = decode(log.read(version) or b"", commit_path(version))
+        except DataError:
+            continue
+        if foreign_change(actions, configuration) is not None:
+            return True
+    return False
+
+
 def _follow(history: TableHistory, log: Log, mark: Mark | None) -> None:
     chain = Snapshot()
-    chain.version, chain.digest = history.newest, history.digest
+    chain.version, chain.digest, chain.metadata = history.newest, history.digest, history.metadata
     version = TableVersion(history.newest + 1)
     stored = log.read(version)
     while stored is not None:

@@ -23,10 +23,12 @@ from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.boundary import log_boundary
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.foreign import foreign_change
 from millpond.statestore.log.high_water import Mark, check_high_water
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import FORMAT_VERSION, FORMAT_VERSION_KEY
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.types import Objects, TableVersion
@@ -137,10 +139,16 @@ def _check_commits(
             yield Finding(path=commit_path(version), held=held, fault=error.message)
             before, txns = "", {}
             continue
-        for fault in _faults_of(actions, before, txns):
+        for fault in (*_foreign_faults(actions), *_faults_of(actions, before, txns)):
             yield Finding(path=commit_path(version), held=held, fault=fault)
         txns |= {action.app_id: action.version for action in actions if isinstance(action, Txn)}
         before = digest_of(data)
+
+
+def _foreign_faults(actions: tuple[Action, ...]) -> Iterator[str]:
+    info = foreign_change(actions, {FORMAT_VERSION_KEY: str(FORMAT_VERSION)})
+    if info is not None:
+        yield f"another engine changed data by it: {info.operation or 'an unknown operation'} by {info.engine_info}"
 
 
 def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -> Iterator[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.action import Action
 
-__all__ = ["Checkpoint", "checkpoint_path", "checkpoints_among", "read_part", "write_part"]
+__all__ = ["Checkpoint", "checkpoint_path", "checkpoints_among", "is_sealed", "read_part", "write_part"]
 
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
@@ -120,6 +120,13 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
     )
 
 
+def is_sealed(data: bytes) -> bool:
+    """
+    Whether Millpond wrote this part of a checkpoint: those of other engines have no seal.
+    """
+    return has_parquet_seal(memoryview(data))
+
+
 def read_part(data: bytes, path: str) -> Iterator[Action]:
     """
     The actions of one part: protocol, metadata, transactions, live files and remembered removals.
@@ -127,13 +134,13 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
     Raises:
         DataError: the part cannot be read, or is sealed and has changed since.
     """
-    is_sealed = has_parquet_seal(memoryview(data))
-    if is_sealed:
+    has_seal = is_sealed(data)
+    if has_seal:
         # Before anything parses them: this is cheaper than to find out how damaged bytes fail.
         _check_seal(data, path)
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        if not is_sealed and _says_it_is_sealed(file):
+        if not has_seal and _says_it_is_sealed(file):
             _check_seal(data, path)
         table = file.read()
         for kind in _KINDS:

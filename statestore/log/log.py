@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.errors import ObjectMissingError
-from millpond.statestore.log.checkpoint import Checkpoint, checkpoints_among, read_part
+from millpond.statestore.log.checkpoint import Checkpoint, checkpoints_among, is_sealed, read_part
 from millpond.statestore.types import Objects, TableVersion
 
 if TYPE_CHECKING:
@@ -121,6 +121,15 @@ class Log:
         """
         for path in checkpoint.paths:
             yield from read_part(self._objects.get(path), path)
+
+    def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
+        """
+        Whether Millpond wrote it, not another engine.
+
+        Raises:
+            ObjectMissingError: a part is missing (a `DataError`).
+        """
+        return all(is_sealed(self._objects.get(path)) for path in checkpoint.paths)
 
     def require(self, version: TableVersion) -> bytes:
         """

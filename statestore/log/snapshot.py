@@ -19,6 +19,7 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Ot
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.file_index import FileIndex
+from millpond.statestore.log.foreign import refuse_foreign_change
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, LogInventory, commit_path
 from millpond.statestore.rows.row import Fence, unpack_fence
@@ -137,11 +138,13 @@ class Snapshot:
             The commit's actions.
 
         Raises:
-            DataError: the file is damaged or does not follow the one before it.
+            DataError: the file is damaged or does not follow the one before it, or another engine changed
+                the data of a store's rows by it.
             InvalidError: it makes the table require a newer reader.
         """
         actions = decode(data, commit_path(version))
         self._check_chain(version, actions)
+        refuse_foreign_change(version, actions, self.configuration)
         self.apply_actions(version, actions, digest_of(data))
         return actions
 
@@ -249,10 +252,13 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
     for checkpoint in reversed(inventory.checkpoints):
         if checkpoint.version <= target:
             try:
-                return _from_checkpoint(log, checkpoint)
+                snapshot = _from_checkpoint(log, checkpoint)
             except DataError as error:
                 # An older checkpoint and the commits after it give the same state, if they exist.
                 failure = failure or error
+                continue
+            _look_behind(log, inventory, checkpoint, snapshot)
+            return snapshot
     if failure is not None:
         raise failure
     first = inventory.versions[0] if inventory.versions else 0
@@ -270,6 +276,29 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> Snapshot:
     snapshot = Snapshot()
     snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), digest_of(commit) if commit else "")
     return snapshot
+
+
+def _look_behind(log: Log, inventory: LogInventory, checkpoint: Checkpoint, snapshot: Snapshot) -> None:
+    """
+    Refuse a store's checkpoint that sums up another engine's change of data.
+
+    A checkpoint of our own is written by a process that has read all commits before it. That of another
+    engine is not, so the commits behind it that are still there are read, back to a checkpoint of our own.
+    """
+    if log.is_own_checkpoint(checkpoint):
+        return
+    own = (older.version for older in inventory.checkpoints if older.version < checkpoint.version)
+    start = next(
+        (version for version in sorted(own, reverse=True) if _is_own(log, inventory, version)), NO_TABLE
+    )
+    for version in inventory.versions:
+        if start < version <= checkpoint.version:
+            actions = decode(log.require(version), commit_path(version))
+            refuse_foreign_change(version, actions, snapshot.configuration)
+
+
+def _is_own(log: Log, inventory: LogInventory, version: TableVersion) -> bool:
+    return any(log.is_own_checkpoint(known) for known in inventory.checkpoints if known.version == version)
 
 
 def _check_readable(actions: Iterable[Action], path: str) -> None:

@@ -1,8 +1,8 @@
 """
 Every version of a busy table reads alike in Millpond, delta-rs, DuckDB and delta-spark.
 
-The table is committed to by Millpond (fences, supersteps, a compaction), by delta-rs (append,
-checkpoint) and by delta-spark (append with ``txnAppId``, OPTIMIZE), in turns. DuckDB's own
+The table is committed to by Millpond (fences, supersteps, a compaction), by delta-rs (OPTIMIZE with an
+application transaction, checkpoint) and by delta-spark (OPTIMIZE), in turns. DuckDB's own
 Delta extension has to be downloaded, so DuckDB reads in two other ways: through the
 Arrow data set of delta-rs, and straight from the Parquet files that a `Snapshot` names.
 """
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import duckdb
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction
 
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
@@ -47,7 +48,7 @@ Reader: TypeAlias = Callable[[int], pa.Table]
 COUNTER, ODD = "window counter", "a/b%ü:c"
 INTERVALS = (Interval(COUNTER, "", "m"), Interval(COUNTER, "m"), Interval(ODD))
 SCHEMA = pa.schema([pa.field(PARTITION_COLUMN, pa.string()), *ROW_SCHEMA])
-SPARK_APP, RS_APP = "spark sink/ü", "delta-rs sink"
+RS_APP = "delta-rs tidy/ü"
 
 
 def _updates(keys: str, number: int) -> list[Row]:
@@ -162,21 +163,13 @@ class BusyTable:
         self.committer.commit(CommitRequest(kind="compaction", writes=(write, *others)))
         self.note()
 
-    def foreign_rows(self, keys: str) -> pa.Table:
+    def compact_with_delta_rs(self) -> None:
         """
-        Rows for another engine to append, in the table's whole schema.
+        OPTIMIZE by delta-rs, with an application transaction of its own.
         """
-        table = row_updates(_updates(keys, 40))
-        return table.add_column(0, SCHEMA.field(0), pa.array([COUNTER] * table.num_rows))
-
-    def append_with_delta_rs(self) -> None:
-        """
-        An append with an application transaction, by delta-rs.
-        """
-        table = self.foreign_rows("jk")
         properties = CommitProperties(app_transactions=[Transaction(RS_APP, 3)])
-        write_deltalake(str(self.folder), table, mode="append", commit_properties=properties)
-        self.note(COUNTER, table.drop_columns([PARTITION_COLUMN]))
+        DeltaTable(str(self.folder)).optimize.compact(commit_properties=properties)
+        self.note()
 
 
 def _canonical(table: pa.Table) -> list[Row]:
@@ -267,12 +260,13 @@ def _readers(busy: BusyTable) -> dict[str, Reader]:
 
 def test_without_spark(tmp_path: Path) -> None:
     """
-    Millpond's commits and delta-rs's append and checkpoint read alike at every version.
+    Millpond's commits and delta-rs's OPTIMIZE and checkpoint read alike at every version.
     """
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
-    busy.append_with_delta_rs()
+    busy.superstep()
+    busy.compact_with_delta_rs()
     busy.superstep()
     DeltaTable(str(tmp_path)).create_checkpoint()
     busy.superstep()
@@ -306,25 +300,18 @@ def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """With delta-spark's append and OPTIMIZE between our commits, all four read alike at every version."""
+    """With delta-spark's and delta-rs's OPTIMIZE between our commits, all four read alike at every version."""
     busy = BusyTable(tmp_path / "rows")
     path = str(busy.folder)
-
-    def append_with_spark() -> None:
-        frame = spark.createDataFrame(busy.foreign_rows("pq"))
-        writer = frame.write.format("delta").mode("append")
-        writer.option("txnAppId", SPARK_APP).option("txnVersion", 5).save(path)
 
     def by_spark(version: int) -> pa.Table:
         return spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
 
     busy.fence()
     busy.superstep()
-    append_with_spark()
-    busy.note(COUNTER, busy.foreign_rows("pq").drop_columns([PARTITION_COLUMN]))
     busy.superstep()
-    append_with_spark()  # Spark ignores a version that the table has reached.
-    busy.append_with_delta_rs()
+    busy.compact_with_delta_rs()
+    busy.superstep()
     spark.sql(f"OPTIMIZE delta.`{path}`")
     busy.note()
     busy.superstep()
@@ -333,7 +320,30 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
 
     _check_all_versions(busy, {**_readers(busy), "delta-spark": by_spark})
     snapshot = _check_newest(busy)
-    assert snapshot.txns[SPARK_APP] == 5
+    assert snapshot.txns[RS_APP] == 3
     operations = [row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()]
     assert operations[-2:] == ["MILLPOND FENCE", "CREATE TABLE"]
-    assert operations.count("MILLPOND SUPERSTEP") == 4
+    assert operations.count("MILLPOND SUPERSTEP") == 5
+
+
+@pytest.mark.spark
+def test_a_restore_and_a_write_by_spark_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    RESTORE and an append by delta-spark are refused by name; what stood before them stays readable.
+    """
+    for name, act in (
+        ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 2"),
+        ("DELETE", "DELETE FROM delta.`{}` WHERE key < 'b'"),
+        ("WRITE", "INSERT INTO delta.`{0}` SELECT * FROM delta.`{0}` LIMIT 1"),
+    ):
+        busy = BusyTable(tmp_path / name / "rows")
+        busy.fence()
+        busy.superstep()
+        busy.superstep()
+        spark.sql(act.format(busy.folder))
+
+        with pytest.raises(DataError, match=f"version=`4` operation=`{name}` engine=`Apache-Spark"):
+            busy.committer.refresh()
+        with pytest.raises(DataError, match=f"operation=`{name}`"):
+            load(busy.log)
+        assert load(busy.log, TableVersion(3)).version == 3

@@ -42,10 +42,12 @@ def bench() -> Bench:
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
     """
-    Let another engine commit.
+    Let another writer commit.
     """
     version = TableVersion((bench.log.latest_version() or 0) + 1)
-    bench.log.put(version, encode((CommitInfo(operation="WRITE", timestamp_ms=0), *actions)))
+    bench.log.put(
+        version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))
+    )
     return version
 
 
@@ -261,6 +263,17 @@ class TestDamage:
 
         with pytest.raises(DataError, match=f"not the one.*{commit_path(4)}"):
             bench.committer()
+
+    def test_a_change_of_data_by_another_engine_stops_the_writer(self, bench: Bench) -> None:
+        """A writer that another engine comes between refuses it by name, and nothing is written on top of it."""
+        committer = bench.committer()
+        actions = (CommitInfo(operation="MERGE", timestamp_ms=0, engine_info="other"), _foreign_add())
+        bench.log.put(TableVersion(1), encode(actions))
+
+        for _ in range(2):
+            with pytest.raises(DataError, match="version=`1` operation=`MERGE` engine=`other`"):
+                committer.commit(fence_request(1, LOW))
+        assert bench.log.latest_version() == 1
 
     def test_foreign_commits_raise_the_mark_too(self, bench: Bench) -> None:
         """A version that was only read is missed as well when it goes."""

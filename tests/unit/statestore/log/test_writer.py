@@ -41,10 +41,12 @@ def bench() -> Bench:
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
     """
-    Let another engine commit.
+    Let another writer commit.
     """
     version = TableVersion((bench.log.latest_version() or 0) + 1)
-    bench.log.put(version, encode((CommitInfo(operation="WRITE", timestamp_ms=0), *actions)))
+    bench.log.put(
+        version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))
+    )
     return version
 
 
