@@ -97,7 +97,9 @@ from .executor.pipeline.stream import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology
 from .executor.pipeline.weak import ProductionMode as ProductionMode
 from .executor.reporting.summary import RunSummary as RunSummary
+from .executor.sinks.record import SinkRecord as SinkRecord
 from .executor.sinks.sink import DeltaSink as DeltaSink
+from .executor.sinks.sink import RecordingSink as RecordingSink
 from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import SinkWriter as SinkWriter
 from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
@@ -120,6 +122,10 @@ from .statestore.errors import InvalidError as InvalidError
 from .statestore.errors import MillpondError as MillpondError
 from .statestore.errors import OutcomeUnknownError as OutcomeUnknownError
 from .statestore.errors import UnavailableError as UnavailableError
+from .statestore.identity.adoption import Adoption as Adoption
+from .statestore.identity.lineage import Incarnation as Incarnation
+from .statestore.identity.lineage import Lineage as Lineage
+from .statestore.identity.lineage import Origin as Origin
 from .statestore.leases.lease import Leases as Leases
 from .statestore.leases.lease import OnHeld as OnHeld
 from .statestore.leases.memory import MemoryLeases as MemoryLeases

@@ -14,9 +14,13 @@ from urllib.parse import quote, unquote
 __all__ = [
     "CLAIM_PREFIX",
     "COUNT_PREFIX",
+    "FORK_PREFIX",
+    "INCARNATION_PREFIX",
     "INPUT_PREFIX",
     "INTERVAL_PREFIX",
+    "LOCATION_PREFIX",
     "SAVEPOINT_PREFIX",
+    "SINK_PREFIX",
     "SUPERSTEP_PREFIX",
     "TOTAL_PREFIX",
     "WATERMARK_PREFIX",
@@ -24,8 +28,11 @@ __all__ = [
     "bare_ids_app_id",
     "claim_app_id",
     "count_app_id",
+    "fork_app_id",
     "id_slack_app_id",
+    "incarnation_app_id",
     "input_app_id",
+    "location_app_id",
     "member_status_app_id",
     "savepoint_app_id",
     "sink_app_id",
@@ -58,10 +65,21 @@ COUNT_PREFIX: Final = "millpond/count/"
 CLAIM_PREFIX: Final = "millpond/claim/"
 """Prefix of claims; the version is the number of the pipeline that owns the computation."""
 
+LOCATION_PREFIX: Final = "millpond/location/"
+"""Prefix of places where the store has lain; the version is the table version that it was there at first."""
+
+INCARNATION_PREFIX: Final = "millpond/incarnation/"
+"""Prefix of incarnations after the first one; the version is the table version that each began at."""
+
+FORK_PREFIX: Final = "millpond/fork/"
+"""Prefix of the supersteps that an incarnation began with; the version is the pipeline's superstep."""
+
+SINK_PREFIX: Final = "millpond/sink/"
+"""Prefix, in sinks' own tables, of what was delivered; the version is the last superstep."""
+
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
 _ID_SLACK_PREFIX: Final = "millpond/id_slack/"
 _MEMBER_STATUS_PREFIX: Final = "millpond/standing/"
-_SINK_PREFIX: Final = "millpond/sink/"
 
 
 def _quoted(*parts: str) -> str:
@@ -158,12 +176,38 @@ def id_slack_app_id(computation: str) -> str:
     return _ID_SLACK_PREFIX + _quoted(computation)
 
 
-def sink_app_id(store_id: str, pipeline: str, name: str) -> str:
+def location_app_id(place: str) -> str:
     """
-    Name, in a sink's own table, the last superstep delivered to it.
+    Name a place where the store lies: its absolute path or URL.
+    """
+    return LOCATION_PREFIX + _quoted(place)
+
+
+def incarnation_app_id(incarnation: str, origin: str) -> str:
+    """
+    Name an incarnation of the store; ``origin`` says how it came about.
+    """
+    return INCARNATION_PREFIX + _quoted(incarnation, origin)
+
+
+def fork_app_id(incarnation: str, pipeline: str) -> str:
+    """
+    Name the superstep of a pipeline that an incarnation began with.
+    """
+    return FORK_PREFIX + _quoted(incarnation, pipeline)
+
+
+def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") -> str:
+    """
+    Name, in a sink's own table, the last superstep that an incarnation of a store delivered to it.
+
+    The first incarnation has the store's id, and no part of its own.
 
     Example:
         >>> sink_app_id("51d0", "zeitgeist", "spikes")
         'millpond/sink/51d0/zeitgeist/spikes'
+        >>> sink_app_id("51d0", "zeitgeist", "spikes", "77ab")
+        'millpond/sink/51d0/zeitgeist/spikes/77ab'
     """
-    return _SINK_PREFIX + _quoted(store_id, pipeline, name)
+    later = () if incarnation in ("", store_id) else (incarnation,)
+    return SINK_PREFIX + _quoted(store_id, pipeline, name, *later)

@@ -7,11 +7,12 @@ The store: one folder for all of a pipeline's durable state (architecture §2).
     pond/catalog.sqlite     an index for people and tools; can be rebuilt from the log
     pond/zookeeper/         the embedded server's data, unless an ensemble is given
     pond/checkpoints/       Spark's streaming checkpoints
+    pond/high_water/        the newest version that the table has reached, for readers without a ZooKeeper
 
 Opening for writing connects to ZooKeeper and compares the log with the high-water mark
 there, so a log that was cut or rolled back is refused instead of read as older data.
-Opening ``read_only`` starts no server and takes no lease; it makes the same comparison if a ZooKeeper is
-given or the store's own server is running, and skips it otherwise.
+Opening ``read_only`` starts no server and takes no lease; it makes the same comparison with the mark in the
+store's folder, and with ZooKeeper's if one is given or the store's own server is running.
 """
 
 from __future__ import annotations
@@ -29,33 +30,50 @@ from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.identity.adoption import Adoption, adopt_store
+from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.identity.location import (
+    ROWS_FOLDER,
+    check_location,
+    local_folder,
+    place_of,
+)
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.log.high_water import check_high_water
+from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.stored_mark import (
+    LINGER_MS,
+    BothHighWaters,
+    StoredMark,
+    list_marks,
+    newest_mark,
+)
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
+from millpond.statestore.opening import create_store, mark_to_read, zookeeper_leases
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
-from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
-from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["LeaseFactory", "Store", "place_of"]
+__all__ = ["LeaseFactory", "Store"]
 
-_ROWS: Final = "rows"
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
 _PIN_TRIES: Final = 5
+_CLOUD_LINGER_MS: Final = 1_000
+"""Each mark is a request that is paid for."""
+
 _LOG = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
@@ -77,6 +95,12 @@ class Store(Closeable):
         catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
         resources: closed with the store.
         row_format: how row files are encoded; Parquet except in simulations.
+        marks: the store's folder, in which its high-water mark lies; ``None`` to neither check nor keep it there.
+        mark_thread: whether a thread writes that mark; if not, only `keep_mark` does.
+
+    Raises:
+        DataError: the log is damaged, or ends before a high-water mark.
+        InvalidError: the store lies elsewhere than it did, and is opened to be written to.
     """
 
     def __init__(
@@ -91,6 +115,8 @@ class Store(Closeable):
         catalog_url: str | None,
         resources: ExitStack,
         row_format: RowFormat = PARQUET,
+        marks: Objects | None = None,
+        mark_thread: bool = True,
     ) -> None:
         self.path = path
         self.objects = objects
@@ -104,18 +130,36 @@ class Store(Closeable):
         self._catalog: Catalog | None = None
         self._catalog_lock = threading.Lock()
         self._read_only = leases is None
+        # Listed before the table is read, so that a live writer does not look like a rollback.
+        listed = () if marks is None else list_marks(marks)
         snapshot = load(self.log)
         check_format(snapshot)
         self.store_id: str = store_id_of(snapshot)
+        self._lineage = Lineage.of(self.store_id, snapshot.txns)
+        if marks is not None:
+            mark = newest_mark(listed, [known.id for known in self._lineage.incarnations])
+            check_high_water(mark, snapshot, self.log)
         self._leases: Leases | None = None
         self._server: EmbeddedZooKeeper | None = None
         self._revived_us = clock.monotonic_us()
         self._committer: Committer | None = None
+        self._mark: StoredMark | None = None
         if leases is not None:
+            self._lineage.check_location(path)
             writer_id = rng.token()
-            self._leases = leases(self.store_id, writer_id)
+            self._leases = leases(self._lineage.current.id, writer_id)
             resources.callback(self._leases.close)
-            self._committer = Committer(self.log, clock, rng, self._leases.high_water, writer_id=writer_id)
+            high_water: HighWater = self._leases.high_water
+            if marks is not None:
+                self._mark = self._stored_mark(marks, threaded=mark_thread)
+                high_water = BothHighWaters(high_water, self._mark)
+            self._committer = Committer(self.log, clock, rng, high_water, writer_id=writer_id)
+
+    def _stored_mark(self, marks: Objects, *, threaded: bool) -> StoredMark:
+        linger_ms = LINGER_MS if local_folder(self.path) is not None else _CLOUD_LINGER_MS
+        mark = StoredMark(marks, self._lineage.current.id, threaded=threaded, linger_ms=linger_ms)
+        self._resources.callback(mark.close)
+        return mark
 
     @classmethod
     def open(
@@ -130,6 +174,7 @@ class Store(Closeable):
         read_only: bool = False,
         check_mark: bool = True,
         durability: Durability | None = None,
+        adopt: Adoption | None = None,
         leases: LeaseFactory | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
@@ -146,8 +191,9 @@ class Store(Closeable):
                 uses; missing values come from the environment (``AWS_…`` and so on).
             session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
             create: whether to create a store where there is none.
-            read_only: only read; needs no ZooKeeper and no lease. If a ZooKeeper is given, or the store's own
-                server is running, the log is compared with its high-water mark.
+            read_only: only read; needs no ZooKeeper and no lease. The log is compared with the high-water mark
+                in the store's folder, and, if a ZooKeeper is given or the store's own server is running, with
+                the one there.
             check_mark: with ``read_only``, whether to make that comparison; without it a store that
                 was rolled back opens.
             durability: what this process's commits to a local folder survive. ``"os_cache"``, the **default**:
@@ -155,14 +201,19 @@ class Store(Closeable):
                 last half minute or so; the store is refused then until it is repaired. ``"disk"``: a power cut
                 too, because files, commit and folders are synced before a commit is acknowledged, which takes
                 two syncs of the disk a commit. An object store needs no choice: what it acknowledges is durable.
+            adopt: what this store is, where it is not what it was: ``moved``, it lies elsewhere and there is no
+                other; ``copy``, its original goes on, and this one goes its own way; ``restored``, it is
+                an older copy that takes the place of what was lost. See `millpond.statestore.identity.adoption`.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
 
         Raises:
-            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version; or
-                there is no such durability.
-            DataError: the log is damaged, or ends before the last acknowledged commit.
+            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version; or the
+                store lies elsewhere than it did, and ``adopt`` does not say what it is; or there is no such durability.
+            DataError: the log is damaged, another engine changed its data, or it ends before the last
+                acknowledged commit.
+            ConflictError: a pipeline of the store that is to be adopted is running.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
         Example::
@@ -171,9 +222,9 @@ class Store(Closeable):
                 print(store.rows_view("window_counter").to_arrow())
         """
         clock, rng = clock or SystemClock(), rng or SystemRng()
-        local = _local_folder(path)
+        local = local_folder(path)
         options = dict(storage_options or {})
-        _check_location(local, path, create=create and not read_only)
+        check_location(local, path, create=create and not read_only)
         root = place_of(path)
         if local is None and not (read_only or leases or zookeeper):
             raise InvalidError(
@@ -181,15 +232,20 @@ class Store(Closeable):
                 "pass zookeeper='host:port,…'",
                 path=root,
             )
-        objects = open_objects(f"{root}/{_ROWS}", options, durability=durability)
+        objects = open_objects(f"{root}/{ROWS_FOLDER}", options, durability=durability)
         if Log(objects).latest_version() is None:
-            _create(objects, root, clock, rng, create=create and not read_only)
+            create_store(objects, root, clock, rng, create=create and not read_only)
+        if adopt is not None and read_only:
+            raise InvalidError("a store that is opened to be read is not adopted", adopt=adopt)
+        marks = open_objects(root, options) if check_mark or not read_only else None
         server: EmbeddedZooKeeper | None = None
         with ExitStack() as resources:
             if not read_only and leases is None:
                 if zookeeper is None:
                     server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-                leases = _zookeeper_leases(zookeeper, server, clock, session_timeout_ms, resources)
+                leases = zookeeper_leases(zookeeper, server, clock, session_timeout_ms, resources)
+            if adopt is not None and leases is not None:
+                adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
             store = cls(
                 root,
                 objects,
@@ -199,28 +255,14 @@ class Store(Closeable):
                 leases=None if read_only else leases,
                 catalog_url=catalog or _catalog_url(local),
                 resources=resources,
+                marks=marks,
             )
             if read_only and check_mark:
-                store._refuse_rollback(zookeeper)
+                mark = mark_to_read(zookeeper, root, store._lineage.current.id, clock)
+                check_high_water(mark, store.snapshot(), store.log)
             store._resources = resources.pop_all()
             store._server = server
             return store
-
-    def _refuse_rollback(self, zookeeper: str | None) -> None:
-        """
-        Compare the log with the high-water mark, if a ZooKeeper can be reached.
-        """
-        hosts = zookeeper or server_beside(self.path)
-        if hosts is None:
-            return
-        try:
-            mark = ask_for_mark(hosts, self.store_id, self._clock)
-        except UnavailableError as error:
-            if zookeeper is not None:
-                raise
-            _LOG.info("the high-water mark is not checked: %s", error)
-            return
-        check_high_water(mark, self.snapshot(), self.log)
 
     @classmethod
     def in_memory(
@@ -255,6 +297,25 @@ class Store(Closeable):
             catalog_url=None,
             resources=ExitStack(),
         )
+
+    @property
+    def lineage(self) -> Lineage:
+        """
+        Which incarnation this store is, what it came from, and where it lies.
+        """
+        if self._committer is None:
+            return self._lineage
+        return Lineage.of(self.store_id, self._committer.snapshot.txns)
+
+    def keep_mark(self) -> None:
+        """
+        Write the high-water mark that travels with the store, where no thread does.
+
+        Raises:
+            UnavailableError: the store is unavailable.
+        """
+        if self._mark is not None:
+            self._mark.flush()
 
     @property
     def committer(self) -> Committer:
@@ -419,72 +480,6 @@ class Store(Closeable):
         Release leases, close connections, and stop the embedded server if no other process uses it.
         """
         self._resources.close()
-
-
-def place_of(path: str | Path) -> str:
-    """
-    A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
-
-    Example:
-        >>> place_of("s3://bucket/pond/")
-        's3://bucket/pond'
-    """
-    local = _local_folder(path)
-    return str(path).rstrip("/") if local is None else str(local)
-
-
-def _local_folder(path: str | Path) -> Path | None:
-    text = str(path)
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://")).resolve()
-    return None if "://" in text else Path(path).resolve()
-
-
-def _check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
-    if local is None:
-        return
-    if local.exists() and not local.is_dir():
-        raise InvalidError("a store is a folder, and there is a file at its path", path=path)
-    blocking = next((parent for parent in local.parents if parent.is_file()), None)
-    if blocking is not None:
-        raise InvalidError(
-            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
-        )
-    if (local / _ROWS / "_delta_log").is_dir():
-        return
-    # A process that was killed while creating the store leaves an empty `rows`.
-    if local.is_dir() and any(entry.name != _ROWS or any(entry.iterdir()) for entry in local.iterdir()):
-        raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
-    if not create:
-        raise InvalidError("there is no store at this path", path=path)
-
-
-def _create(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
-    if not create:
-        raise InvalidError("there is no store at this path", path=root)
-    try:
-        create_rows_table(Log(objects), clock, rng)
-    except ConflictError:
-        # Another process created it at the same moment: its table is as good as ours.
-        return
-
-
-def _zookeeper_leases(
-    zookeeper: str | None,
-    server: EmbeddedZooKeeper | None,
-    clock: Clock,
-    session_timeout_ms: int,
-    resources: ExitStack,
-) -> LeaseFactory:
-    def connect(store_id: str, writer_id: str) -> Leases:
-        # The server starts only here, so a store that is refused starts none.
-        hosts = zookeeper or ""
-        if server is not None:
-            hosts = server.start_or_join()
-            resources.callback(server.close)
-        return ZooKeeperLeases(hosts, store_id, writer_id, clock, session_timeout_ms=session_timeout_ms)
-
-    return connect
 
 
 def _catalog_url(local: Path | None) -> str | None:

@@ -49,9 +49,10 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "commit": ("log",),
         "catalog": ("log",),
         "leases": ("log",),
+        "identity": ("commit", "leases"),
         "integrity": ("log",),
         "zookeeper": ("leases", "log"),
-        TOP: ("commit", "catalog", "leases", "integrity", "zookeeper"),
+        TOP: ("catalog", "identity", "integrity", "zookeeper"),
     },
     "executor": {
         "event_time": (),
@@ -94,7 +95,7 @@ Which sub-rooms each sub-room of a room rests on. It may import from those, from
 itself; imports for type checking count. A new sub-room is refused until it has its place here.
 """
 
-STATESTORE_TOP: Final = ("store", "view")
+STATESTORE_TOP: Final = ("opening", "store", "view")
 """The modules of `statestore/` that lie above its sub-rooms; the other ones lie below."""
 
 ROOM_FILES_MAX: Final = 15

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from millpond.tools.adopt import adopt
 from millpond.tools.cli_help import TeachingGroup
 from millpond.tools.collect import collect
 from millpond.tools.history import history
@@ -49,10 +50,10 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc` and `repair` only read. They take no lease and start no server, so you can use
-    them while the pipeline runs.
+    All commands except `gc`, `repair` and `adopt` only read. They take no lease and start no server, so you
+    can use them while the pipeline runs.
     """
 
 
-for _command in (status, rows, sql, history, verify, repair, collect):
+for _command in (status, rows, sql, history, verify, repair, adopt, collect):
     main.add_command(_command)

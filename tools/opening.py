@@ -13,11 +13,21 @@ from typing import Any, TypeVar
 import click
 
 from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.log.stored_mark import list_marks, newest_mark
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.tools.output import note
 
-__all__ = ["open_to_read", "read_options", "snapshot_to_read", "store_argument", "version_option"]
+__all__ = [
+    "open_to_read",
+    "read_options",
+    "read_stored_mark",
+    "snapshot_to_read",
+    "store_argument",
+    "version_option",
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -63,7 +73,7 @@ def open_to_read(
         store: its path or URL.
         storage_options: ``NAME=VALUE`` texts, as on the command line.
         catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
-        check_mark: whether to refuse a store that was rolled back, if its own ZooKeeper is running.
+        check_mark: whether to refuse a store that was rolled back.
 
     Raises:
         DataError: the store is damaged, or was rolled back.
@@ -78,6 +88,18 @@ def open_to_read(
         read_only=True,
         check_mark=check_mark,
     )
+
+
+def read_stored_mark(store: Store) -> Mark | None:
+    """
+    The high-water mark in a store's folder; ``None`` where there is none.
+
+    Raises:
+        DataError: there are marks of an incarnation that the log does not tell of.
+        UnavailableError: the store is unavailable.
+    """
+    marks = list_marks(open_objects(store.path, store.storage_options))
+    return newest_mark(marks, [known.id for known in store.lineage.incarnations])
 
 
 @contextmanager

@@ -19,12 +19,15 @@ from millpond.executor.repair.spark_checkpoint import reached_batches, rewind_ch
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
+from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.identity.location import place_of
 from millpond.statestore.integrity.table_history import read_histories
+from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.stored_mark import list_marks, newest_mark
 from millpond.statestore.log.table import STORE_ID_KEY
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.store import place_of
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
@@ -72,11 +75,12 @@ def repair(
     root, clock, rng = place_of(store), SystemClock(), SystemRng()
     if "://" not in root and not Path(root, "rows").is_dir():
         raise InvalidError("there is no store at this path", path=store)
-    objects = open_objects(f"{root}/rows", read_options(storage_options))
+    options = read_options(storage_options)
+    objects = open_objects(f"{root}/rows", options)
     with _leases(root, objects, zookeeper) as leases:
         # Read before the table, so that a query that is still running does not seem to be ahead of it.
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
-        plan = plan_repair(objects, leases.high_water.read())
+        plan = plan_repair(objects, _mark(root, objects, options, leases))
         ahead = {
             query: at
             for query, at in plan.consumed().items()
@@ -113,14 +117,14 @@ def _leases(root: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooK
     clock, rng = SystemClock(), SystemRng()
     server = None
     hosts = zookeeper
-    store_id = _store_id(objects)
+    lineage = _lineage(objects)
     if hosts is None:
         if "://" in root:
             raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=root)
         server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
         hosts = server.start_or_join()
     try:
-        leases = ZooKeeperLeases(hosts, store_id, rng.token(), clock)
+        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock)
         try:
             yield leases
         finally:
@@ -130,11 +134,27 @@ def _leases(root: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooK
             server.close()
 
 
-def _store_id(objects: Objects) -> str:
+def _lineage(objects: Objects) -> Lineage:
     for history in read_histories(Log(objects), None):
         if history.metadata is not None and (known := history.metadata.configuration.get(STORE_ID_KEY)):
-            return known
+            return Lineage.of(known, history.state.txns)
     raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
+
+
+def _mark(root: str, objects: Objects, options: Mapping[str, str], leases: ZooKeeperLeases) -> Mark | None:
+    """
+    What ZooKeeper and the store's folder tell of the newest version, whichever tells more.
+    """
+    known = [incarnation.id for incarnation in _lineage(objects).incarnations]
+    mark = later_mark(leases.high_water.read(), newest_mark(list_marks(open_objects(root, options)), known))
+    if mark is not None and mark.successor:
+        raise DataError(
+            "another incarnation took the place of this store: repair that one, or go on with this as a copy "
+            "(`millpond adopt STORE --as copy`)",
+            store=root,
+            successor=mark.successor,
+        )
+    return mark
 
 
 def _describe(plan: RepairPlan, root: str, ahead: Mapping[str, int]) -> None:

@@ -10,12 +10,12 @@ import click
 
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.integrity.verification import Verified, verify_store
-from millpond.statestore.log.high_water import Mark
+from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
 from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, store_argument
+from millpond.tools.opening import open_to_read, read_stored_mark, store_argument
 from millpond.tools.output import note, number_text, print_json, print_table
 
 __all__ = ["verify"]
@@ -46,8 +46,8 @@ def verify(
 
     The command checks every commit file (its seal, that it is built on the commit before it, that fences and
     positions follow the rules), every checkpoint, every live file (its seal and checksums, and that its rows
-    match the log), and the high-water mark, if ZooKeeper answers: it shows whether the newest commits are
-    missing. The report names each damaged file and its contents.
+    match the log), and the high-water marks, that in the store's folder and, if ZooKeeper answers, the one
+    there: they show whether the newest commits are missing. The report names each damaged file and its contents.
 
     The exit code is 0 for a sound store, 1 for a damaged one. Nothing is changed.
     """
@@ -74,12 +74,14 @@ def _print(verified: Verified) -> None:
 
 
 def _read_mark(store: Store, zookeeper: str | None) -> Mark | None:
+    stored = read_stored_mark(store)
     hosts = zookeeper or server_beside(store.path)
     if hosts is None:
-        note("the high-water mark is not checked: the store's ZooKeeper server is not running")
-        return None
+        if stored is None:
+            note("the high-water mark is not checked: the store's ZooKeeper server is not running")
+        return stored
     try:
-        return ask_for_mark(hosts, store.store_id, SystemClock())
+        return later_mark(stored, ask_for_mark(hosts, store.lineage.current.id, SystemClock()))
     except UnavailableError as error:
-        note(f"the high-water mark is not checked: {error.message}")
-        return None
+        note(f"the high-water mark of ZooKeeper is not checked: {error.message}")
+        return stored

@@ -273,6 +273,7 @@ class Ownership:
                     belongs_to=rival,
                 )
         claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+        claims |= self._store.lineage.unrecorded_location(self._store.path)
         for name in sorted(names):
             stream = self._topology.bare_stream(name)
             if stream is not None and bare_ids_app_id(name) not in positions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from millpond.executor.sinks.columns import SINK_SCHEMA, sink_table
+from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.log.append import append
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
@@ -23,34 +24,42 @@ class DeltaSinkWriter:
         clock: for timestamps and waiting.
         rng: for file names and the table's identity.
         name: the sink's name.
-        app_id: what the last superstep is remembered under.
+        record: what the last superstep is remembered under.
         schema: the columns; ``None`` means `SINK_SCHEMA`.
     """
 
     def __init__(
-        self, objects: Objects, clock: Clock, rng: Rng, *, name: str, app_id: str, schema: pa.Schema | None
+        self,
+        objects: Objects,
+        clock: Clock,
+        rng: Rng,
+        *,
+        name: str,
+        record: SinkRecord,
+        schema: pa.Schema | None,
     ) -> None:
         self._objects = objects
         self._clock = clock
         self._rng = rng
         self._name = name
-        self._app_id = app_id
+        self._record = record
         self._schema = schema
         self._writer = open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
+        record.check_on_opening(self._writer.snapshot)
 
     @property
     def delivered(self) -> Superstep:
         """
         The last superstep that the table has; 0 when it has none.
         """
-        return Superstep(self._writer.snapshot.txns.get(self._app_id, 0))
+        return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """
         Append a superstep's productions, unless the table has them already.
 
         Raises:
-            InvalidError: a value does not fit its column; the error names sink, column and key.
+            InvalidError: another copy of the store writes into the table; or a value does not fit its column.
             OutcomeUnknownError: the commit may have landed; the same call again decides.
             UnavailableError: the table is away; nothing was written.
         """
@@ -61,7 +70,8 @@ class DeltaSinkWriter:
         append(
             self._writer,
             (add,),
-            txns={self._app_id: superstep},
+            txns={self._record.app_id: superstep},
             metadata={"sink": self._name, "superstep": superstep},
             rows=table.num_rows,
+            guard=self._record.check,
         )

@@ -30,6 +30,7 @@ from millpond.executor.sinks.changes import (
     row_keys,
 )
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, retractions, sink_table
+from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.errors import ConflictError, DataError
 from millpond.statestore.log.action import Add
@@ -74,7 +75,7 @@ class UpsertSinkWriter:
         clock: for timestamps and waiting.
         rng: for file names and the table's identity.
         name: the sink's name.
-        app_id: what the last superstep is remembered under.
+        record: what the last superstep is remembered under.
         schema: the columns; ``None`` means `ROW_SCHEMA_BY_WINDOW`.
         keys: the columns that tell rows apart, all of them in the schema.
         leaf_rows_max: how many rows a file may hold.
@@ -87,7 +88,7 @@ class UpsertSinkWriter:
         rng: Rng,
         *,
         name: str,
-        app_id: str,
+        record: SinkRecord,
         schema: pa.Schema | None,
         keys: Sequence[str],
         leaf_rows_max: int = LEAF_ROWS_MAX,
@@ -96,11 +97,12 @@ class UpsertSinkWriter:
         self._clock = clock
         self._rng = rng
         self._name = name
-        self._app_id = app_id
+        self._record = record
         self._schema = ROW_SCHEMA_BY_WINDOW if schema is None else schema
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
         self._writer = open_table(objects, clock, rng, name, self._schema, whole=True)
+        record.check_on_opening(self._writer.snapshot)
         self._known: dict[str, _Leaf] = {}
 
     @property
@@ -108,7 +110,7 @@ class UpsertSinkWriter:
         """
         The last superstep that the table has; 0 when it has none.
         """
-        return Superstep(self._writer.snapshot.txns.get(self._app_id, 0))
+        return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """
@@ -155,9 +157,10 @@ class UpsertSinkWriter:
             removed,
             added,
             read_at=version,
-            txns={self._app_id: superstep},
+            txns={self._record.app_id: superstep},
             metadata={"sink": self._name, "superstep": superstep},
             rows=written,
+            guard=self._record.check,
         )
 
     # -- leaves ----------------------------------------------------------------------------

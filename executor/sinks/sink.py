@@ -24,14 +24,14 @@ from millpond.executor.sinks.changes import key_columns
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW
 from millpond.executor.sinks.delta_append import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.statestore.app_ids import sink_app_id
+from millpond.executor.sinks.record import SinkRecord
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.delta_schema import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
-__all__ = ["DeltaSink", "Sink", "SinkWriter"]
+__all__ = ["DeltaSink", "RecordingSink", "Sink", "SinkWriter"]
 
 
 _ROW_KEYS: Final = ("window_start", "window_end", "key")
@@ -88,7 +88,7 @@ class Sink(Protocol):
         Create the writer of one sink of one pipeline of one store.
 
         Args:
-            store_id: the store whose supersteps are counted.
+            store_id: the store whose supersteps are counted; a copy of a store has an id of its own here.
             pipeline: the pipeline's name.
             name: the sink's name in the pipeline.
             clock: used for timestamps and waiting; the system's unless given.
@@ -97,6 +97,25 @@ class Sink(Protocol):
         Raises:
             InvalidError: the destination holds something else.
             UnavailableError: the destination does not respond.
+        """
+        ...
+
+
+@runtime_checkable
+class RecordingSink(Protocol):
+    """
+    A sink that keeps a `SinkRecord`, and so tells the incarnations of a store apart.
+    """
+
+    def open_for(
+        self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> SinkWriter:
+        """
+        Create the writer for one incarnation of a store.
+
+        Raises:
+            InvalidError: the destination belongs to another copy of the store.
+            DataError: the destination is ahead of the store.
         """
         ...
 
@@ -195,6 +214,20 @@ class DeltaSink:
             InvalidError: the existing table has other columns or is partitioned.
             UnavailableError: the folder or bucket cannot be opened.
         """
+        return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
+
+    def open_for(
+        self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> SinkWriter:
+        """
+        Open the table, or create it, for one incarnation of a store; see `Sink.open`.
+
+        Raises:
+            InvalidError: the existing table has other columns or is partitioned, or belongs to another copy
+                of the store.
+            DataError: the table is ahead of the store, which was restored from an older copy.
+            UnavailableError: the folder or bucket cannot be opened.
+        """
         writer: Callable[..., SinkWriter] = DeltaSinkWriter
         if self.mode == "upsert":
             writer = partial(UpsertSinkWriter, keys=self._row_keys())
@@ -202,8 +235,8 @@ class DeltaSink:
             open_objects(self.path, self.storage_options, durability=self.durability),
             clock or SystemClock(),
             rng or SystemRng(),
-            name=name,
-            app_id=sink_app_id(store_id, pipeline, name),
+            name=record.name,
+            record=record,
             schema=self.schema,
         )
 

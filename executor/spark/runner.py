@@ -20,8 +20,9 @@ from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.location import place_of
 from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.store import Store, place_of
+from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
 

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from millpond.executor.pipeline.nodes import SinkNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
-from millpond.executor.sinks.sink import DeltaSink, SinkWriter
+from millpond.executor.sinks.record import SinkRecord, refuse_sink_ahead
+from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
 from millpond.statestore.store import Store
@@ -46,10 +47,16 @@ class SinkDelivery:
     def open(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """
         Open the sinks and hand them the last superstep if a crash kept it from them.
+
+        Raises:
+            DataError: a sink is ahead of the store.
+            InvalidError: a sink's table belongs to another copy of the store, or does not fit.
         """
         if not self._topology.sinks:
             return
-        self._writers = [(node.stream, self._open_sink(node)) for node in self._topology.sinks.values()]
+        self._writers = [
+            (node.stream, self._open_sink(node, superstep)) for node in self._topology.sinks.values()
+        ]
         if self._in_background:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
         self._write(superstep, sources)
@@ -89,13 +96,17 @@ class SinkDelivery:
                 self._executor.shutdown()
                 self._executor = None
 
-    def _open_sink(self, node: SinkNode) -> SinkWriter:
+    def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
+        lineage, pipeline = self._store.lineage, self._topology.name
         sink = node.sink
         if isinstance(sink, DeltaSink):
             sink = sink.following(self._store.durability)
-        return sink.open(
-            self._store.store_id, self._topology.name, node.name, clock=self._clock, rng=self._rng
-        )
+        if isinstance(sink, RecordingSink):
+            record = SinkRecord(lineage, pipeline, node.name, superstep)
+            return sink.open_for(record, clock=self._clock, rng=self._rng)
+        writer = sink.open(lineage.copied.id, pipeline, node.name, clock=self._clock, rng=self._rng)
+        refuse_sink_ahead(node.name, writer.delivered, superstep)
+        return writer
 
     def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]

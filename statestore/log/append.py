@@ -16,7 +16,7 @@ from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Pro
 from millpond.statestore.log.plan import CommitDraft, Committed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from millpond.statestore.log.snapshot import Snapshot
     from millpond.statestore.log.writer import LogWriter
@@ -31,6 +31,7 @@ def append(
     txns: Mapping[str, int] | None = None,
     metadata: Mapping[str, JsonValue] | None = None,
     rows: int = 0,
+    guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
     """
     Add files to a table, once.
@@ -41,6 +42,7 @@ def append(
         txns: application ids and the versions that this append advances them to.
         metadata: stored in ``commitInfo.millpond``.
         rows: how many rows the files hold, for the table's history.
+        guard: raises where the very version that the commit is built on forbids it.
 
     Returns:
         The commit; ``None`` when the table has reached all of ``txns``, so nothing was added.
@@ -50,7 +52,9 @@ def append(
         ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
         InvalidError: a file's partition values do not fit the table.
     """
-    plan = _AppendPlan(adds=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows)
+    plan = _AppendPlan(
+        adds=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
+    )
     return writer.write(plan)
 
 
@@ -60,8 +64,11 @@ class _AppendPlan:
     txns: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     rows: int = 0
+    guard: Callable[[Snapshot], None] | None = None
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        if self.guard is not None:
+            self.guard(snapshot)
         reached = [app_id for app_id, at in self.txns.items() if snapshot.txns.get(app_id, -1) >= at]
         if self.txns and len(reached) == len(self.txns):
             return None

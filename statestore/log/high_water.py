@@ -11,29 +11,32 @@ lag slightly behind, and it never falls.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.log.commit_file import digest_of
 from millpond.statestore.log.log import commit_path
+from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
     from millpond.statestore.log.log import Log
     from millpond.statestore.log.snapshot import Snapshot
-    from millpond.statestore.types import TableVersion
 
-__all__ = ["HighWater", "Mark", "MemoryHighWater", "check_high_water"]
+__all__ = ["HighWater", "Mark", "MemoryHighWater", "check_high_water", "later_mark", "superseded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """
     A table version, and the SHA-256 in hexadecimal of that commit file's bytes ("" where unknown).
+
+    ``successor`` is the incarnation that took this one's place; "" for none.
     """
 
     version: TableVersion
     digest: str
+    successor: str = ""
 
 
 class HighWater(Protocol):
@@ -65,6 +68,15 @@ class HighWater(Protocol):
         """
         ...
 
+    def supersede(self, incarnation: str) -> None:
+        """
+        Note that another incarnation takes this one's place: whoever opens this one is refused from now on.
+
+        Raises:
+            UnavailableError: the storage is unavailable.
+        """
+        ...
+
 
 class MemoryHighWater:
     """
@@ -86,13 +98,36 @@ class MemoryHighWater:
         Raise the mark; a lower version changes nothing.
         """
         with self._lock:
-            if self._mark is None or version > self._mark.version:
+            known = self._mark
+            if known is None or (version > known.version and not known.successor):
                 self._mark = Mark(version, digest)
+
+    def supersede(self, incarnation: str) -> None:
+        """
+        Note a successor at once.
+        """
+        with self._lock:
+            self._mark = superseded(self._mark, incarnation)
 
     def flush(self) -> None:
         """
         Return at once: `advance` stores the mark synchronously.
         """
+
+
+def later_mark(first: Mark | None, second: Mark | None) -> Mark | None:
+    """
+    The one of two marks that tells more: a successor, or else the higher version.
+    """
+    known = [mark for mark in (first, second) if mark is not None]
+    return max(known, key=lambda mark: (bool(mark.successor), mark.version), default=None)
+
+
+def superseded(mark: Mark | None, incarnation: str) -> Mark:
+    """
+    The mark of an incarnation whose place another one has taken.
+    """
+    return Mark(TableVersion(0), "", incarnation) if mark is None else replace(mark, successor=incarnation)
 
 
 def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
@@ -105,10 +140,18 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
         log: the table's log.
 
     Raises:
-        DataError: the table ends before the mark, or has another commit at the mark.
+        DataError: the table ends before the mark, has another commit at the mark, or is an incarnation that
+            was superseded.
     """
     if mark is None:
         return
+    if mark.successor:
+        raise DataError(
+            "the store was restored elsewhere, and that incarnation took the place of this one: open that one, "
+            "or go on with this as a copy (`millpond adopt STORE --as copy`)",
+            store=log.objects.url,
+            successor=mark.successor,
+        )
     path = commit_path(mark.version)
     if snapshot.version < mark.version:
         raise DataError(

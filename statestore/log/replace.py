@@ -16,7 +16,7 @@ from millpond.statestore.log.action import Action, Add, JsonValue, Remove, Txn
 from millpond.statestore.log.plan import CommitDraft, Committed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from millpond.statestore.log.live_file import LiveFile
     from millpond.statestore.log.snapshot import Snapshot
@@ -35,6 +35,7 @@ def replace_files(
     txns: Mapping[str, int],
     metadata: Mapping[str, JsonValue] | None = None,
     rows: int = 0,
+    guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
     """
     Replace files of an unpartitioned table, once.
@@ -47,6 +48,7 @@ def replace_files(
         txns: application ids and the versions that this commit advances them to.
         metadata: stored in ``commitInfo.millpond``.
         rows: how many rows the new files hold, for the table's history.
+        guard: raises where the very version that the commit is built on forbids it.
 
     Returns:
         The commit; ``None`` when the table has reached all of ``txns``, so nothing was changed.
@@ -63,6 +65,7 @@ def replace_files(
         txns=dict(txns),
         metadata=dict(metadata or {}),
         rows=rows,
+        guard=guard,
     )
     return writer.write(plan)
 
@@ -75,8 +78,11 @@ class _ReplacePlan:
     txns: Mapping[str, int]
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     rows: int = 0
+    guard: Callable[[Snapshot], None] | None = None
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        if self.guard is not None:
+            self.guard(snapshot)
         if all(snapshot.txns.get(app_id, -1) >= at for app_id, at in self.txns.items()):
             return None
         if snapshot.version != self.read_at:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from millpond.statestore.app_ids import location_app_id
 from millpond.statestore.errors import InvalidError, ObjectExistsError
-from millpond.statestore.log.action import Action, Metadata, Protocol
+from millpond.statestore.log.action import Action, Metadata, Protocol, Txn
 from millpond.statestore.log.delta_schema import delta_schema
 from millpond.statestore.log.plan import CommitDraft
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
@@ -57,6 +58,7 @@ def create_table(
     name: str,
     partition_columns: tuple[str, ...] = (),
     configuration: Mapping[str, str] | None = None,
+    txns: Mapping[str, int] | None = None,
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
     """
@@ -70,6 +72,7 @@ def create_table(
         name: the table's name.
         partition_columns: names of the columns that partition it.
         configuration: the table's properties.
+        txns: application ids and the versions that they begin with.
         retry: the policy for retries.
 
     Returns:
@@ -93,15 +96,29 @@ def create_table(
         created_ms=clock.now_us() // 1_000,
     )
     writer = LogWriter(log, Snapshot(), clock, rng, retry=retry)
-    writer.write(_CreatePlan(metadata))
+    writer.write(_CreatePlan(metadata, dict(txns or {})))
     return writer
 
 
 def create_rows_table(
-    log: Log, clock: Clock, rng: Rng, *, store_id: str | None = None, retry: RetryPolicy | None = None
+    log: Log,
+    clock: Clock,
+    rng: Rng,
+    *,
+    store_id: str | None = None,
+    location: str = "",
+    retry: RetryPolicy | None = None,
 ) -> LogWriter:
     """
     Create the table ``rows`` of a new store.
+
+    Args:
+        log: the table's log; there must be no table yet.
+        clock: for timestamps.
+        rng: for the identities of table and store.
+        store_id: the store's id; drawn at random if not given.
+        location: where the store lies; "" if that is not to be recorded.
+        retry: the policy for retries.
 
     Raises:
         ObjectExistsError: there is already a table; another process may have just created it.
@@ -118,6 +135,7 @@ def create_rows_table(
             FORMAT_VERSION_KEY: str(FORMAT_VERSION),
             STORE_ID_KEY: store_id or rng.token(),
         },
+        txns={location_app_id(location): 0} if location else {},
         retry=retry,
     )
 
@@ -156,14 +174,18 @@ def store_id_of(snapshot: Snapshot) -> str:
 @dataclass(frozen=True, slots=True)
 class _CreatePlan:
     metadata: Metadata
+    txns: Mapping[str, int]
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
-        del now_ms
         if snapshot.version != NO_TABLE:
             raise ObjectExistsError("there is already a table", version=snapshot.version)
         return CommitDraft(
             operation="CREATE TABLE",
-            actions=(Protocol(), self.metadata),
+            actions=(
+                Protocol(),
+                self.metadata,
+                *(Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()),
+            ),
             fields={"kind": "create"},
             parameters={"partitionBy": ",".join(self.metadata.partition_columns)},
         )

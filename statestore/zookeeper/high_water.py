@@ -16,7 +16,7 @@ import threading
 from typing import Final
 
 from millpond.statestore.errors import DataError, UnavailableError
-from millpond.statestore.log.high_water import Mark
+from millpond.statestore.log.high_water import Mark, superseded
 from millpond.statestore.types import Clock, TableVersion
 from millpond.statestore.zookeeper.session import Create, Deadline, Node, Set, ZooKeeperSession
 
@@ -82,6 +82,26 @@ class ZooKeeperHighWater:
         if not written:
             raise UnavailableError("zookeeper did not take the high-water mark", path=self._path)
 
+    def supersede(self, incarnation: str) -> None:
+        """
+        Note a successor, at once.
+
+        Raises:
+            UnavailableError: ZooKeeper does not answer, or other writers came first too often.
+        """
+        for _ in range(_WRITE_ATTEMPTS_MAX):
+            deadline = self._deadline()
+            node = self._session.read([self._path], deadline)[0]
+            mark = superseded(None if node is None else _decode(node, self._path), incarnation)
+            if node is None:
+                self._session.ensure_path(self._folder, deadline)
+                change: Create | Set = Create(self._path, _encode(mark))
+            else:
+                change = Set(self._path, _encode(mark), node.version)
+            if self._session.transact([change], deadline):
+                return
+        raise UnavailableError("other writers kept moving the high-water mark", path=self._path)
+
     def close(self) -> None:
         """
         Stop the thread, once it has written what is noted if ZooKeeper answers.
@@ -135,7 +155,7 @@ class ZooKeeperHighWater:
             self._session.ensure_path(self._folder, deadline)
             return self._session.transact([Create(self._path, _encode(mark))], deadline)
         stored = _decode(known, self._path)
-        if stored is not None and stored.version >= mark.version:
+        if stored.version >= mark.version or stored.successor:
             return True
         data = _encode(mark)
         written = self._session.transact([Set(self._path, data, known.version)], deadline)
@@ -146,12 +166,14 @@ class ZooKeeperHighWater:
 
 
 def _encode(mark: Mark) -> bytes:
-    return json.dumps({"version": mark.version, "digest": mark.digest}).encode()
+    successor = {"successor": mark.successor} if mark.successor else {}
+    return json.dumps({"version": mark.version, "digest": mark.digest, **successor}).encode()
 
 
 def _decode(node: Node, path: str) -> Mark:
     try:
         pairs = json.loads(node.data)
-        return Mark(TableVersion(int(pairs["version"])), str(pairs["digest"]))
-    except (ValueError, KeyError, TypeError) as error:
+        successor = str(pairs.get("successor", ""))
+        return Mark(TableVersion(int(pairs["version"])), str(pairs["digest"]), successor)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError("the high-water mark in zookeeper cannot be read", path=path) from error

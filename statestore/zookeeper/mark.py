@@ -28,14 +28,14 @@ def server_beside(place: str) -> str | None:
     return f"127.0.0.1:{server.port}" if server is not None and server.is_running() else None
 
 
-def ask_for_mark(hosts: str, store_id: str, clock: Clock) -> Mark | None:
+def ask_for_mark(hosts: str, incarnation: str, clock: Clock) -> Mark | None:
     """
-    The mark of a store; ``None`` before the first commit, and after ZooKeeper was wiped.
+    The mark of an incarnation of a store; ``None`` before the first commit, and after ZooKeeper was wiped.
 
     Raises:
         UnavailableError: ZooKeeper does not answer.
     """
-    leases = ZooKeeperLeases(hosts, store_id, "reader", clock, session_timeout_ms=_TIMEOUT_MS)
+    leases = ZooKeeperLeases(hosts, incarnation, "reader", clock, session_timeout_ms=_TIMEOUT_MS)
     try:
         return leases.high_water.read()
     finally:

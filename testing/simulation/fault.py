@@ -16,7 +16,7 @@ from typing import Final
 from millpond.statestore.errors import InvalidError
 from millpond.testing.simulation.chance import Draw
 
-__all__ = ["FAULTS", "Swarm"]
+__all__ = ["FAULTS", "OPERATOR_FAULTS", "Swarm"]
 
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -49,9 +49,15 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "sent_again": "a record is sent again long after it was acknowledged",
         "crash_in_write": "a process dies between any two calls to its file system, such as a name and its sync",
         "power_cut": "all processes die, and of what their disks had not synced any part may be lost",
+        "store_copied": "the store's folder is copied, and the copy is run with the same sinks",
+        "backup_restored": "a backup of the store is put back, and run with the sinks of now",
+        "foreign_commit": "another engine restores, deletes, updates, merges or writes rows of the store",
     }
 )
 """Every kind of fault, with its effect."""
+
+OPERATOR_FAULTS: Final = ("store_copied", "backup_restored", "foreign_commit")
+"""Faults of operators and other engines: tried aside, so that they draw from a stream of their own."""
 
 _ON: Final = 0.25
 _STRIKES: Final = 0.25
@@ -64,14 +70,15 @@ class Swarm:
     Args:
         draw: the source of randomness.
         kinds: the kinds to enable; ``None`` draws them.
+        aside: the source of randomness for `OPERATOR_FAULTS`, which disturb no other draw.
 
     Raises:
         InvalidError: there is no such kind.
     """
 
-    def __init__(self, draw: Draw, kinds: Iterable[str] | None = None) -> None:
+    def __init__(self, draw: Draw, kinds: Iterable[str] | None = None, *, aside: Draw) -> None:
         self._draw = draw
-        drawn = {kind for kind in FAULTS if draw.chance(_ON)}
+        drawn = {kind for kind in FAULTS if (aside if kind in OPERATOR_FAULTS else draw).chance(_ON)}
         chosen = drawn if kinds is None else set(kinds)
         unknown = sorted(chosen - set(FAULTS))
         if unknown:

@@ -16,8 +16,8 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
@@ -28,10 +28,10 @@ from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
 from millpond.testing.fixtures.determinism import SeededRng
-from millpond.testing.simulation.chance import ProcessClock
+from millpond.testing.simulation.chance import Draw, ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
 from millpond.testing.simulation.violation import Violation
-from millpond.testing.simulation.world import ROWS, Crash, World
+from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
 
 __all__ = ["Message", "Settings", "SimulatedProcess"]
 
@@ -41,6 +41,7 @@ _FAILPOINTS_BEFORE_MAX: Final = 30
 _SESSION_MS: Final = 10_000
 _STANDBY_ROUNDS: Final = 8
 _STANDBY_MS: Final = 2_000
+_MARKED: Final = 0.5
 _TURN_US_MAX: Final = 3_600_000_000
 
 
@@ -121,6 +122,8 @@ class SimulatedProcess:
         self._on_held = on_held
         self._rng = SeededRng(f"{world.seed}/{name}")
         self._run: LocalRun | None = None
+        self._store: Store | None = None
+        self._marks = Draw(f"{world.seed}/{name}/marks")
         self._rests = False
         self._planned: list[PlannedFault] = []
         self._dies_after: int | None = None
@@ -171,6 +174,9 @@ class SimulatedProcess:
             world.turns.pop()
             self._planned.clear()
         self.tell_what_is_durable()
+        # A thread of the process writes it, sooner or later.
+        if self.is_alive and self._store is not None and self._marks.chance(_MARKED):
+            self._store.keep_mark()
 
     def tell_what_is_durable(self) -> None:
         """
@@ -306,8 +312,9 @@ class SimulatedProcess:
     # -- birth -----------------------------------------------------------------------------
 
     def _start(self) -> LocalRun:
+        self._store = self._open_store()
         runner = LocalRunner(
-            self._open_store(),
+            self._store,
             intervals=self._settings.intervals,
             cache_mib=self._settings.cache_mib,
             pause_timeout_ms=self._settings.pause_timeout_ms,
@@ -322,7 +329,7 @@ class SimulatedProcess:
     def _open_store(self) -> Store:
         disk = SimulatedDisk(self.world, self, ROWS)
         if Log(disk).latest_version() is None:
-            create_rows_table(Log(disk), self.clock, self._rng)
+            create_rows_table(Log(disk), self.clock, self._rng, location=disk.url)
         return Store(
             disk.url,
             disk,
@@ -333,6 +340,8 @@ class SimulatedProcess:
             catalog_url=None,
             resources=ExitStack(),
             row_format=self._settings.row_format,
+            marks=self.world.disk(FOLDER),
+            mark_thread=False,
         )
 
     def _pipeline(self) -> EnginePipeline:
@@ -432,12 +441,17 @@ class _SimulatedSink:
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> DeltaSinkWriter:
+        return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
+
+    def open_for(
+        self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
+    ) -> DeltaSinkWriter:
         process = self.process
         return DeltaSinkWriter(
-            SimulatedDisk(process.world, process, name),
+            SimulatedDisk(process.world, process, record.name),
             clock or process.clock,
             rng or process._rng,  # noqa: SLF001 - its own
-            name=name,
-            app_id=sink_app_id(store_id, pipeline, name),
+            name=record.name,
+            record=record,
             schema=self.sink.schema,
         )

@@ -28,6 +28,7 @@ from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.simulation.auditor import Auditor
 from millpond.testing.simulation.chance import Draw
+from millpond.testing.simulation.operators import Operators
 from millpond.testing.simulation.process import Message, Settings, SimulatedProcess
 from millpond.testing.simulation.publisher import ID_SLACK_MS, ID_SLACK_MS_LATE, Publisher
 from millpond.testing.simulation.reader import read_end, read_states
@@ -115,6 +116,7 @@ class Simulation:
         self.auditor: Auditor = Auditor(self.world, workload, self._topology)
         self.publisher: Publisher = Publisher(self.world, workload, self._topology.injectors, self._alive)
         self._settings = self._draw_settings()
+        self._operators = Operators(self.world, workload, self._settings.row_format)
         self.world.landed = self.auditor.landed
         self.world.others_act = self._others_act
         self.world.all_die = self._all_die
@@ -187,6 +189,7 @@ class Simulation:
             if self.world.deaths_planned and not self.world.deaths:
                 return
             acts[self.world.draw.weighted(weights)]()
+            self._operators.act()
 
     def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if process.is_alive]

@@ -22,13 +22,16 @@ from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace
 from millpond.testing.simulation.violation import Violation
 
-__all__ = ["FILE_CALL", "ROWS", "START_US", "Crash", "Mortal", "World"]
+__all__ = ["FILE_CALL", "FOLDER", "ROWS", "START_US", "Crash", "Mortal", "World"]
 
 ROWS: Final = "rows"
 """The disk of the store's table; sinks have disks of their own."""
 
 FILE_CALL: Final = "file"
 """The operation that a fault of a single call to the file system names."""
+
+FOLDER: Final = "folder"
+"""The disk of the store's folder next to its table, on which no fault strikes."""
 
 START_US: Final = 1_700_000_000_000_000
 """When the world begins."""
@@ -95,7 +98,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.draw: Draw = Draw(f"{seed}/world")
-        self.swarm: Swarm = Swarm(Draw(f"{seed}/swarm"), kinds)
+        self.swarm: Swarm = Swarm(Draw(f"{seed}/swarm"), kinds, aside=Draw(f"{seed}/swarm/aside"))
         self.deaths: deque[str] = deque(deaths)
         self.deaths_planned: bool = bool(self.deaths)
         self.trace: Trace = Trace()

@@ -143,9 +143,30 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def old(written: Path, tmp_path: Path) -> Old:
     """
-    A copy of it.
+    A copy of it, moved there with its sinks; stores before 0.2 do not know where they lie.
     """
-    return Old(shutil.copytree(written, tmp_path / "old"))
+    copied = Old(shutil.copytree(written, tmp_path / "old"))
+    if written.parent != HERE:
+        harbour = copied.harbour
+        Store.open(
+            copied.path, adopt="moved", leases=harbour.leases, clock=harbour.clock, rng=harbour.rng
+        ).close()
+    return copied
+
+
+def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
+    """
+    A store of a version without incarnations goes on without a word, and is from then on known by its place.
+    """
+    for version in RELEASED:
+        folder = tmp_path / version
+        old = Old(shutil.copytree(HERE / version, folder))
+        assert old.open().lineage.location == ""
+        old.go_on()
+        assert old.open().lineage.location == str(old.path)
+        copy = shutil.copytree(old.path, folder / "copy")
+        with pytest.raises(InvalidError, match="lies elsewhere"):
+            Store.open(copy, leases=old.harbour.leases, clock=old.harbour.clock, rng=old.harbour.rng)
 
 
 def test_a_version_is_released_with_its_store() -> None:

@@ -4,6 +4,7 @@ The store: made once, opened by many, refused when it is not what it seems.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore import store as store_module
+from millpond.statestore import opening
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
@@ -252,7 +253,7 @@ def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]
 
 def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
     """
-    A given ZooKeeper is asked for the mark; without one, or without ``check_mark``, the store opens.
+    A given ZooKeeper is asked for the mark, and without one that in the folder tells; without ``check_mark`` it opens.
     """
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         for number in range(3):
@@ -264,11 +265,11 @@ def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts
     newest = tmp_path / "pond" / "rows" / commit_path(TableVersion(3))
     newest.unlink()
 
-    with pytest.raises(DataError, match="its log was cut or rolled back"):
-        Store.open(tmp_path / "pond", **asked)
-    for named in ({"read_only": True}, asked | {"check_mark": False}):
-        with Store.open(tmp_path / "pond", **named) as store:
-            assert store.snapshot().version == 2
+    for named in (asked, {"read_only": True}):
+        with pytest.raises(DataError, match="its log was cut or rolled back"):
+            Store.open(tmp_path / "pond", **named)
+    with Store.open(tmp_path / "pond", **asked, check_mark=False) as store:
+        assert store.snapshot().version == 2
     checked = CliRunner().invoke(main, ["verify", str(tmp_path / "pond"), "--zookeeper", zookeeper_hosts])
     assert (checked.exit_code, newest.name in checked.output) == (1, True)
 
@@ -280,7 +281,7 @@ def test_a_reader_asks_the_server_that_runs_beside_the_store(
     The store's own server is found by its note; if it does not answer the store opens, but a given one must answer.
     """
     opened().close()
-    monkeypatch.setattr(store_module, "server_beside", lambda _: zookeeper_hosts)
+    monkeypatch.setattr(opening, "server_beside", lambda _: zookeeper_hosts)
     with Store.open(tmp_path / "pond", read_only=True) as store:
         leases = ZooKeeperLeases(zookeeper_hosts, store.store_id, "writer", CLOCK)
         leases.high_water.advance(TableVersion(9), "digest")
@@ -291,10 +292,67 @@ def test_a_reader_asks_the_server_that_runs_beside_the_store(
     def away(*_: object) -> None:
         raise UnavailableError("zookeeper does not answer")
 
-    monkeypatch.setattr(store_module, "ask_for_mark", away)
+    monkeypatch.setattr(opening, "ask_for_mark", away)
     Store.open(tmp_path / "pond", read_only=True).close()
     with pytest.raises(UnavailableError):
         Store.open(tmp_path / "pond", read_only=True, zookeeper="127.0.0.1:1")
+
+
+def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
+    tmp_path: Path, opened: Callable[..., Store]
+) -> None:
+    """
+    A reader that has nothing to ask refuses a log that was cut, and a table that was put back, by the mark beside it.
+    """
+    with opened() as store:
+        store.committer.commit(fence_request(1, INTERVAL))
+        backup = shutil.copytree(tmp_path / "pond" / "rows", tmp_path / "backup")
+        store.committer.commit(fence_request(2, INTERVAL))
+    Store.open(tmp_path / "pond", read_only=True).close()
+    (tmp_path / "pond" / "rows" / commit_path(TableVersion(2))).unlink()
+    said = "its log was cut or rolled back .*newest=`1` committed=`2`"
+    with pytest.raises(DataError, match=said):
+        Store.open(tmp_path / "pond", read_only=True)
+
+    shutil.rmtree(tmp_path / "pond" / "rows")
+    shutil.copytree(backup, tmp_path / "pond" / "rows")
+    with pytest.raises(DataError, match=said):
+        Store.open(tmp_path / "pond", read_only=True)
+    with pytest.raises(DataError, match=said):
+        opened()
+    checked = CliRunner().invoke(main, ["verify", str(tmp_path / "pond")])
+    assert (checked.exit_code, f"{TableVersion(2):020d}.json" in checked.output) == (1, True)
+
+
+def test_a_mark_that_is_behind_its_log_is_no_fault(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    What a crash kept from the mark is missing there and nowhere else: the store opens, and the mark catches up.
+    """
+    with opened() as store:
+        store.committer.commit(fence_request(1, INTERVAL))
+    marks = tmp_path / "pond" / "high_water"
+    before = entries(marks)
+    with opened() as store:
+        store.committer.commit(fence_request(2, INTERVAL))
+    for mark in marks.iterdir():
+        if mark.name not in before:
+            mark.unlink()
+
+    Store.open(tmp_path / "pond", read_only=True).close()
+    opened().close()
+    assert any(name.startswith(f"{2:020d}-") for name in entries(marks))
+
+
+def test_marks_do_not_pile_up(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """
+    However many commits there were, a store keeps the newest marks only.
+    """
+    for number in range(6):
+        with opened() as store:
+            for fence in range(3):
+                store.committer.commit(fence_request(3 * number + fence + 1, INTERVAL))
+                store.keep_mark()
+    assert len(entries(tmp_path / "pond" / "high_water")) <= 3
 
 
 def test_an_object_store_asks_for_an_ensemble() -> None:

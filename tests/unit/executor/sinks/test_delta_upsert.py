@@ -19,9 +19,9 @@ import millpond as mp
 from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.windows.window import GLOBAL_WINDOW, Window
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
+from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
-from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.leases.memory import MemoryRegistry
@@ -80,7 +80,7 @@ def a_writer(folder: Path, rows_max: int = 3, **options: Any) -> UpsertSinkWrite
         ManualClock(),
         SystemRng(),
         name="board",
-        app_id=sink_app_id("store", "p", "board"),
+        record=SinkRecord.of_store("store", "p", "board"),
         leaf_rows_max=rows_max,
         **settings_of_it,
     )
@@ -268,7 +268,13 @@ def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
     objects = MemoryObjects()
     first, second = (
         UpsertSinkWriter(
-            objects, ManualClock(), SeededRng(seed), name="b", app_id="a/b", schema=SCHEMA, keys=["user"]
+            objects,
+            ManualClock(),
+            SeededRng(seed),
+            name="b",
+            record=SinkRecord.of_store("a", "p", "b"),
+            schema=SCHEMA,
+            keys=["user"],
         )
         for seed in (1, 2)
     )

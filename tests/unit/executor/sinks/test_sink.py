@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 
 from millpond.executor.sinks.columns import sink_table
 from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
-from millpond.statestore.app_ids import sink_app_id
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.system import SystemClock, SystemRng
@@ -39,7 +39,7 @@ def a_writer(objects, schema=None, store_id="store") -> DeltaSinkWriter:
         SystemClock(),
         SystemRng(),
         name="spikes",
-        app_id=sink_app_id(store_id, "p", "spikes"),
+        record=SinkRecord.of_store(store_id, "p", "spikes"),
         schema=schema,
     )
 

@@ -1,0 +1,136 @@
+"""
+What a sink's table remembers of a store: the last superstep, by incarnation, in its own transactions.
+
+The number of a superstep tells only within one incarnation of a store what was delivered. So the record
+has the incarnation in its name, and a sink refuses a store that the record does not fit: one that was
+restored from an older copy, whose supersteps the table has in another version; and a copy, or the original
+of one, that writes into the table of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from millpond.statestore.app_ids import sink_app_id
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.types import Superstep
+
+__all__ = ["SinkRecord", "refuse_sink_ahead"]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRecord:
+    """
+    The record of one sink of one pipeline of one store.
+
+    Args:
+        lineage: the store's.
+        pipeline: the pipeline's name.
+        name: the sink's name.
+        reached: the store's last superstep when the sink is opened; ``None`` where that is not known.
+    """
+
+    lineage: Lineage
+    pipeline: str
+    name: str
+    reached: Superstep | None = None
+
+    @staticmethod
+    def of_store(store_id: str, pipeline: str, name: str) -> SinkRecord:
+        """
+        The record of a store of which no more than its id is known.
+        """
+        return SinkRecord(Lineage.of(store_id, {}), pipeline, name)
+
+    @property
+    def app_id(self) -> str:
+        """
+        The transaction that this incarnation's deliveries move.
+        """
+        return sink_app_id(self.lineage.store_id, self.pipeline, self.name, self.lineage.current.id)
+
+    def delivered(self, txns: Mapping[str, int]) -> Superstep:
+        """
+        The last superstep that the table has of this store; 0 before the first.
+        """
+        return Superstep(max((superstep for _, superstep in self.records(txns)), default=0))
+
+    def records(self, txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """
+        The last superstep of each incarnation of the store that has written to the table.
+        """
+        return ((incarnation, txns[app_id]) for app_id, incarnation in self._app_ids(txns))
+
+    def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
+        """
+        How far each transaction of the record may be, if this incarnation is at the superstep ``reached``.
+
+        Transactions of other copies of the store are left out.
+        """
+        limits = {}
+        for app_id, incarnation in self._app_ids(txns):
+            if not self.lineage.is_of_another_copy(incarnation):
+                left = self.lineage.left_at(incarnation, self.pipeline)
+                limits[app_id] = int(reached) if left is None else left
+        return limits
+
+    def _app_ids(self, txns: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        first = sink_app_id(self.lineage.store_id, self.pipeline, self.name)
+        for app_id in txns:
+            if app_id == first or app_id.startswith(f"{first}/"):
+                yield app_id, unquote(app_id.removeprefix(first).removeprefix("/")) or self.lineage.store_id
+
+    def check(self, snapshot: Snapshot) -> None:
+        """
+        Refuse a table whose record does not fit the store.
+
+        Raises:
+            InvalidError: the original of this copy, or another copy of this store, writes into the table.
+            DataError: the table is ahead of where an earlier incarnation was left.
+        """
+        for incarnation, superstep in self.records(snapshot.txns):
+            if self.lineage.is_of_another_copy(incarnation):
+                raise InvalidError(
+                    "another copy of this store writes into the sink's table: give this one a sink of its own",
+                    sink=self.name,
+                    table=(snapshot.metadata.name if snapshot.metadata else None) or self.name,
+                    incarnation=self.lineage.current.id,
+                    other=incarnation,
+                )
+            left = self.lineage.left_at(incarnation, self.pipeline)
+            if left is not None:
+                refuse_sink_ahead(self.name, superstep, left)
+
+    def check_on_opening(self, snapshot: Snapshot) -> None:
+        """
+        Refuse a table whose record does not fit the store as it is now.
+
+        Raises:
+            InvalidError: another copy of this store writes into the table.
+            DataError: the table is ahead of the store.
+        """
+        self.check(snapshot)
+        if self.reached is not None:
+            refuse_sink_ahead(self.name, self.delivered(snapshot.txns), self.reached)
+
+
+def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
+    """
+    Refuse a sink that has a later superstep than the store.
+
+    Raises:
+        DataError: it has.
+    """
+    if delivered > reached:
+        raise DataError(
+            "the sink is ahead of the store, which was restored from an older copy: what it would deliver "
+            "again may differ from what the sink has. Put the newer store back; or go on with this one and "
+            "write to a new sink, or take the sink back (`millpond adopt STORE --as restored --take-back SINK`)",
+            sink=sink,
+            delivered=delivered,
+            store=reached,
+        )

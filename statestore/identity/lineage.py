@@ -1,0 +1,151 @@
+"""
+Lineage: which incarnation of a store this is, what it came from, and where it lies.
+
+A store's id stays with every copy of it, so an id does not tell two copies apart. An **incarnation** does:
+the first one has the store's id; a copy, and a store that was restored from a backup, begin another one
+(`millpond.statestore.identity.adoption`). Leases, the high-water mark and sinks are told which incarnation they belong to.
+All of it is in transactions of the log, and so in every copy of the store.
+
+How a store notices that it is not the one it was: it lies at another place than the log says, its sinks are
+ahead of it, its high-water mark is, or the lease service knows a successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from millpond.statestore.app_ids import (
+    FORK_PREFIX,
+    INCARNATION_PREFIX,
+    LOCATION_PREFIX,
+    app_id_parts,
+    location_app_id,
+)
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["Incarnation", "Lineage", "Origin"]
+
+
+class Origin(StrEnum):
+    """
+    How an incarnation came about.
+
+    ``CREATED``: it is the first. ``COPY``: beside the store that it was copied from. ``RESTORED``: in place of it.
+    """
+
+    CREATED = "created"
+    COPY = "copy"
+    RESTORED = "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """
+    One incarnation: its id, how it came about, and the table version that it began at.
+    """
+
+    id: str
+    origin: Origin
+    began: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """
+    The incarnations of a store up to this one.
+
+    Attributes:
+        store_id: the store's id, which all of them share.
+        incarnations: oldest first; the last one is this store.
+        location: where the store was last known to lie; "" where no log entry says so.
+        forks: by incarnation and pipeline, the superstep that the incarnation began with.
+    """
+
+    store_id: str
+    incarnations: tuple[Incarnation, ...]
+    location: str = ""
+    forks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
+        """
+        The lineage in a table's transactions; a store that is older than lineages has a first incarnation only.
+        """
+        later = [
+            Incarnation(name, Origin(origin), began)
+            for app_id, began in txns.items()
+            if app_id.startswith(INCARNATION_PREFIX)
+            for name, origin in (app_id_parts(app_id, INCARNATION_PREFIX),)
+        ]
+        places = [
+            (at, app_id_parts(app_id, LOCATION_PREFIX)[0])
+            for app_id, at in txns.items()
+            if app_id.startswith(LOCATION_PREFIX)
+        ]
+        forks = {
+            (incarnation, pipeline): superstep
+            for app_id, superstep in txns.items()
+            if app_id.startswith(FORK_PREFIX)
+            for incarnation, pipeline in (app_id_parts(app_id, FORK_PREFIX),)
+        }
+        first = Incarnation(store_id, Origin.CREATED, 0)
+        return Lineage(
+            store_id=store_id,
+            incarnations=(first, *sorted(later, key=lambda incarnation: incarnation.began)),
+            location=max(places)[1] if places else "",
+            forks=forks,
+        )
+
+    @property
+    def current(self) -> Incarnation:
+        """
+        This store's own incarnation.
+        """
+        return self.incarnations[-1]
+
+    @property
+    def copied(self) -> Incarnation:
+        """
+        The incarnation of the last copy, or the first one: all since stand for one and the same store.
+        """
+        copies = [known for known in self.incarnations if known.origin is Origin.COPY]
+        return copies[-1] if copies else self.incarnations[0]
+
+    def left_at(self, incarnation: str, pipeline: str) -> int | None:
+        """
+        The superstep at which an earlier incarnation was left; ``None`` for this one, and where nothing says so.
+        """
+        ids = [known.id for known in self.incarnations]
+        later = ids[ids.index(incarnation) + 1 :]
+        return None if not later else self.forks.get((later[0], pipeline), 0)
+
+    def is_of_another_copy(self, incarnation: str) -> bool:
+        """
+        Whether an incarnation is not one that this store continues: the original of a copy, or a stranger.
+        """
+        ids = [known.id for known in self.incarnations]
+        return incarnation not in ids[ids.index(self.copied.id) :]
+
+    def unrecorded_location(self, place: str) -> dict[str, int]:
+        """
+        The transaction that records where the store lies; empty where one does already, or for a store in memory.
+        """
+        return {} if self.location or place.startswith("memory:") else {location_app_id(place): 0}
+
+    def check_location(self, place: str) -> None:
+        """
+        Refuse to write to a store that lies elsewhere than it did.
+
+        Raises:
+            InvalidError: it does; the error names the choices.
+        """
+        if self.location and self.location != place:
+            raise InvalidError(
+                "the store lies elsewhere than it did, and a copy must not go on as the original: say which it "
+                "is, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no other), "
+                "copy (the original goes on) or restored (an older copy takes its place)",
+                path=place,
+                was=self.location,
+            )

@@ -1,0 +1,67 @@
+"""
+Where a store lies: a folder of this machine, or a URL.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["ROWS_FOLDER", "check_location", "local_folder", "place_of"]
+
+ROWS_FOLDER: Final = "rows"
+"""The folder of the table within that of the store."""
+
+
+def place_of(path: str | Path) -> str:
+    """
+    A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
+
+    Example:
+        >>> place_of("s3://bucket/pond/")
+        's3://bucket/pond'
+    """
+    local = local_folder(path)
+    return str(path).rstrip("/") if local is None else str(local)
+
+
+def local_folder(path: str | Path) -> Path | None:
+    """
+    The folder of a store on this machine; ``None`` for one in an object store.
+    """
+    text = str(path)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://")).resolve()
+    return None if "://" in text else Path(path).resolve()
+
+
+def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
+    """
+    Refuse a place where no store is and none can be made.
+
+    Args:
+        local: the folder; ``None`` for an object store, of which nothing is known before it is asked.
+        path: as the user wrote it.
+        create: whether a store may be made there.
+
+    Raises:
+        InvalidError: it is such a place.
+    """
+    if local is None:
+        return
+    if local.exists() and not local.is_dir():
+        raise InvalidError("a store is a folder, and there is a file at its path", path=path)
+    blocking = next((parent for parent in local.parents if parent.is_file()), None)
+    if blocking is not None:
+        raise InvalidError(
+            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
+        )
+    if (local / ROWS_FOLDER / "_delta_log").is_dir():
+        return
+    # A process that was killed while creating the store leaves an empty `rows`.
+    if local.is_dir() and any(entry.name != ROWS_FOLDER or any(entry.iterdir()) for entry in local.iterdir()):
+        raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
+    if not create:
+        raise InvalidError("there is no store at this path", path=path)

@@ -1,0 +1,127 @@
+"""
+The high-water mark in the store's folder: put after commits, never falling, behind at most.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.statestore.errors import DataError, UnavailableError
+from millpond.statestore.log.high_water import Mark, MemoryHighWater
+from millpond.statestore.log.stored_mark import (
+    MARK_FOLDER,
+    BothHighWaters,
+    StoredMark,
+    list_marks,
+    newest_mark,
+)
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.types import TableVersion
+from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
+
+DIGESTS = [f"{number:064x}" for number in range(9)]
+
+
+def mark_of(objects: MemoryObjects, *incarnations: str) -> Mark | None:
+    return newest_mark(list_marks(objects), incarnations)
+
+
+def test_the_newest_version_is_kept_with_its_digest() -> None:
+    """
+    What was advanced is written by a flush, and a lower version changes nothing.
+    """
+    objects = MemoryObjects()
+    stored = StoredMark(objects, "one", threaded=False)
+    assert stored.read() is None
+    for version in (3, 5, 4):
+        stored.advance(TableVersion(version), DIGESTS[version])
+        stored.flush()
+    assert stored.read() == mark_of(objects, "one") == Mark(TableVersion(5), DIGESTS[5])
+
+
+def test_two_writers_never_push_each_other_down() -> None:
+    """
+    A writer that is behind leaves the mark of the other one where it is.
+    """
+    objects = MemoryObjects()
+    first, second = (StoredMark(objects, "one", threaded=False) for _ in range(2))
+    first.advance(TableVersion(5), DIGESTS[5])
+    first.flush()
+    for version in (1, 2, 3, 5):
+        second.advance(TableVersion(version), DIGESTS[version])
+        second.flush()
+    assert mark_of(objects, "one") == Mark(TableVersion(5), DIGESTS[5])
+    second.tidy()
+    assert len(list_marks(objects)) == 1
+
+
+def test_a_thread_writes_what_is_noted_and_ends_with_the_last_mark() -> None:
+    """
+    Closing waits for the newest mark, and the marks before it are gone but for one.
+    """
+    objects = MemoryObjects()
+    stored = StoredMark(objects, "one", linger_ms=0)
+    for version in range(1, 9):
+        stored.advance(TableVersion(version), DIGESTS[version])
+    stored.close()
+    assert mark_of(objects, "one") == Mark(TableVersion(8), DIGESTS[8])
+    assert len(list_marks(objects)) <= 2
+
+
+def test_a_store_that_is_away_ends_no_thread_and_no_commit() -> None:
+    """
+    `advance` and `close` raise nothing; a flush says that the mark was not written, and the next one writes it.
+    """
+    memory = MemoryObjects()
+    objects = FaultyObjects(memory)
+    objects.plan(Fault.REFUSED, "put_if_absent", within=MARK_FOLDER, times=2)
+    stored = StoredMark(objects, "one", threaded=False)
+    stored.advance(TableVersion(1), DIGESTS[1])
+    with pytest.raises(UnavailableError):
+        stored.flush()
+    threaded = StoredMark(objects, "one")
+    threaded.advance(TableVersion(1), DIGESTS[1])
+    threaded.close()
+    stored.flush()
+    assert mark_of(memory, "one") == Mark(TableVersion(1), DIGESTS[1])
+
+
+def test_each_incarnation_has_marks_of_its_own() -> None:
+    """
+    Those of earlier incarnations are left behind, those of an unknown one mean that the log was rolled back.
+    """
+    objects = MemoryObjects()
+    for incarnation, version in (("one", 7), ("two", 3)):
+        stored = StoredMark(objects, incarnation, threaded=False)
+        stored.advance(TableVersion(version), DIGESTS[version])
+        stored.flush()
+    assert mark_of(objects, "one", "two") == Mark(TableVersion(3), DIGESTS[3])
+    assert mark_of(objects, "one", "two", "three") is None
+    with pytest.raises(DataError, match=r"another incarnation.*incarnation=`two` known=`one`"):
+        mark_of(objects, "one")
+
+
+def test_files_that_are_no_marks_are_no_marks() -> None:
+    """
+    What else lies in the folder tells nothing, and a version without a digest is not kept.
+    """
+    objects = MemoryObjects()
+    objects.put(f"{MARK_FOLDER}/.DS_Store", b"")
+    stored = StoredMark(objects, "one", threaded=False)
+    stored.advance(TableVersion(1), "")
+    stored.flush()
+    assert mark_of(objects, "one") is None
+
+
+def test_both_marks_move_together() -> None:
+    """
+    The service's mark and the stored one are advanced and flushed as one, and a successor is the service's to know.
+    """
+    service, objects = MemoryHighWater(), MemoryObjects()
+    both = BothHighWaters(service, StoredMark(objects, "one", threaded=False))
+    both.advance(TableVersion(2), DIGESTS[2])
+    both.flush()
+    assert both.read() == mark_of(objects, "one") == Mark(TableVersion(2), DIGESTS[2])
+    both.supersede("two")
+    service.advance(TableVersion(9), DIGESTS[8])
+    assert both.read() == Mark(TableVersion(2), DIGESTS[2], "two")

@@ -1,0 +1,93 @@
+"""
+``millpond adopt``: say what a store is that was moved, copied or restored from a backup.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import click
+
+from millpond.executor.sinks.take_back import take_back_sink
+from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.adoption import Adoption
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Superstep
+from millpond.tools.cli_help import TeachingCommand
+from millpond.tools.opening import read_options, store_argument
+
+__all__ = ["adopt"]
+
+_KINDS: Final = ("moved", "copy", "restored")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond adopt pond --as moved",
+        "millpond adopt pond_of_today --as copy",
+        "millpond adopt pond --as restored --take-back out/spikes",
+        "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
+    ),
+)
+@store_argument
+@click.option("--as", "kind", type=click.Choice(_KINDS), required=True, help="What the store is now.")
+@click.option(
+    "--take-back",
+    "sinks",
+    metavar="TABLE",
+    multiple=True,
+    help="A sink's Delta table to take back to where the store is; may be repeated.",
+)
+@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+def adopt(
+    store: str, kind: str, storage_options: tuple[str, ...], sinks: tuple[str, ...], zookeeper: str | None
+) -> None:
+    """
+    Say what STORE is, when it is no longer what it was.
+
+    A store that lies elsewhere than it did, or that is older than its sinks, is refused until you say why:
+
+    moved: the folder was moved or renamed, and there is no other. Everything goes on.
+
+    copy: the original goes on. This store goes its own way, with leases of its own. It is refused by the sinks
+    of the original: give its pipeline other ones.
+
+    restored: this is an older copy, a backup say, that takes the place of a store that was lost. Input is consumed
+    again from where the copy stands, if its sources still have it. Sinks that are ahead of the copy are refused: write to new
+    ones, or take them back with --take-back, which removes what later supersteps delivered.
+
+    Stop the pipelines of the store before.
+    """
+    if sinks and kind != "restored":
+        raise InvalidError("only for a restored store a sink is taken back", adopt=kind)
+    options = read_options(storage_options)
+    clock, rng = SystemClock(), SystemRng()
+    with Store.open(
+        store,
+        zookeeper=zookeeper,
+        storage_options=options,
+        create=False,
+        adopt=cast(Adoption, kind),
+        clock=clock,
+        rng=rng,
+    ) as opened:
+        lineage = opened.lineage
+        supersteps = {
+            app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(superstep)
+            for app_id, superstep in opened.committer.snapshot.txns.items()
+            if app_id.startswith(SUPERSTEP_PREFIX)
+        }
+        click.echo(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
+        for sink in sinks:
+            taken = take_back_sink(open_objects(sink, options), lineage, supersteps, clock, rng)
+            for part in taken:
+                click.echo(
+                    f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "
+                    f"{part.superstep}, {part.files} files removed"
+                )
+            if not taken:
+                click.echo(f"{sink} is not ahead of the store")
