@@ -188,7 +188,8 @@ class Operators:
         if backup is None:
             return
         rows, at = backup.rows, _latest(backup.rows)
-        partly = _Fork({**now.disks, ROWS: _copy(rows)})
+        # With new sinks, so that nothing but the mark knows better.
+        partly = _Fork({ROWS: _copy(rows), FOLDER: _copy(now.disks[FOLDER])})
         if _marked(now.disks[FOLDER]) > at:
             must(self._refusal(partly) is not None, "I11", "a table behind its mark is refused", version=at)
         whole = _Fork({**now.disks, ROWS: _copy(rows), FOLDER: _copy(backup.disks[FOLDER])})
