@@ -59,6 +59,7 @@ from .dataflow.windows.timestamp_combiner import TimestampCombiner as TimestampC
 from .dataflow.windows.window import Window as Window
 from .dataflow.windows.window_fn import Merge as Merge
 from .dataflow.windows.window_fn import WindowFn as WindowFn
+from .executor.bundle.letter_value import letter_value as letter_value
 from .executor.computation.computation import Computation as Computation
 from .executor.computation.context import Context as Context
 from .executor.computation.context import DomainName as DomainName
@@ -108,6 +109,7 @@ from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
+from .executor.superstep.dead_letter_limit import DeadLetterLimit as DeadLetterLimit
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals

@@ -8,13 +8,15 @@ Spark task, in the local runner and in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.bundle.letter_value import describe_value
 from millpond.executor.computation.values import Values
 from millpond.executor.event_time.clocks import Clocks, PercentileTimes
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
@@ -22,7 +24,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-__all__ = ["Bundle", "BundleStatistics", "DeadLetter", "Deliveries", "ProductionSummary"]
+__all__ = ["Bundle", "BundleStatistics", "DeadLetter", "Deliveries", "ProductionSummary", "id_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +90,16 @@ class DeadLetter:
     A record or timer that user code could not process, kept with its error.
 
     Attributes:
-        computation: the computation whose code failed, or the injector's stream for unreadable input.
+        computation: the computation whose code failed, or that would have got the unreadable record.
         stream: the record's stream, or ``""`` for a timer.
         key: its key; ``None`` if it has none.
-        value: the record's value as JSON text (or its ``repr``).
+        value: the record's value as JSON text; see `letter_value`.
         at: event time in microseconds, ``None`` when unreadable.
         error: one line.
         diagnostics: the traceback, cut to a bounded length.
+        id: the record's id as its publisher gave it; ``None`` without one. Bytes that are no text are escaped.
+        attempt: the number of the attempt that was the last; 1 for a record that never reached the code.
+        value_types: the types of what JSON has no word for, by the place in the value.
     """
 
     computation: str
@@ -104,6 +109,52 @@ class DeadLetter:
     at: int | None
     error: str
     diagnostics: str = ""
+    id: str | None = None
+    attempt: int = 1
+    value_types: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_unreadable(
+        cls,
+        computation: str,
+        stream: str,
+        value: Callable[[], Any],
+        error: str,
+        *,
+        key: str | None = None,
+        at: int | None = None,
+        record_id: bytes | None = None,
+    ) -> Self:
+        """
+        The letter of a record that never reached the code.
+
+        Args:
+            computation: the computation that would have got it.
+            stream: the record's stream.
+            value: returns its value.
+            error: why it cannot be read.
+            key: its key, if it has one.
+            at: its event time, if it has one.
+            record_id: its id, if it has one.
+        """
+        described = describe_value(value)
+        return cls(
+            computation=computation,
+            stream=stream,
+            key=key,
+            value=described.text,
+            value_types=described.types,
+            at=at,
+            error=error,
+            id=id_text(record_id),
+        )
+
+
+def id_text(record_id: bytes | None) -> str | None:
+    """
+    A record's id as text; bytes that are no text are escaped.
+    """
+    return None if record_id is None else record_id.decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

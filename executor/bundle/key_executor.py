@@ -8,12 +8,15 @@ failing one's effects are rolled back (MillWheel §6.1.1: user code runs as if i
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from millpond.executor.bundle.bundle import DeadLetter
+from millpond.executor.bundle.bundle import DeadLetter, id_text
+from millpond.executor.bundle.letter_value import describe_value, error_line
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.counters import Counters
 from millpond.executor.computation.holds import Holds
@@ -26,7 +29,6 @@ from millpond.executor.computation.timer import Timer, Timers
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.event_time.late_data_horizon import slack_us
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.codec import JsonCodec
 
 if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
@@ -38,9 +40,7 @@ FIRINGS_MAX: Final = 100_000
 """So many timers that were set in the bundle itself may fire for one key."""
 
 _Result = TypeVar("_Result")
-_ERROR_MAX: Final = 1_000
 _DIAGNOSTICS_MAX: Final = 8_000
-_VALUE_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,16 @@ class _RollbackPoint:
     timers: TimersSavepoint
     productions: int
     counts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """
+    The exception of the last of a hook's attempts, and the number of that attempt.
+    """
+
+    error: Exception
+    attempt: int
 
 
 class KeyExecutor:
@@ -116,19 +126,24 @@ class KeyExecutor:
             stop: one past its last record.
 
         Raises:
-            InvalidError: the code failed and failures stop the pipeline, or timers never end.
+            InvalidError: the code failed and failures stop the pipeline, it did what the program does not
+                declare, or timers never end.
         """
         produced, fired = len(self.productions), self.fired
         self.counters.settle()
         self._begin(key, encoded, timers, stop - start)
         try:
             if self._limit is None:
-                return self._run_at_once(key, start, stop)
-            return self._within_limit(lambda: self._run_at_once(key, start, stop))
-        except (Exception, CodeTimeoutError):  # noqa: BLE001 - whatever it was, the careful run meets it again
-            self.productions.truncate(produced)
-            self.counters.truncate(0)
-            self.fired = fired
+                settled = self._run_at_once(key, start, stop)
+            else:
+                settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
+            if self._context.mistake is None:
+                return settled
+        except (Exception, CodeTimeoutError):  # noqa: BLE001, S110 - whatever it was, the careful run meets it again
+            pass
+        self.productions.truncate(produced)
+        self.counters.truncate(0)
+        self.fired = fired
         self._begin(key, encoded, timers, stop - start)
         return self._run_carefully(key, start, stop)
 
@@ -144,6 +159,7 @@ class KeyExecutor:
 
     def _begin(self, key: str, encoded: Encoded | None, timers: Timers, records: int) -> None:
         self._context.key = key
+        self._context.mistake = None
         self.state.bind(encoded)
         self.timers.bind(timers)
         self._firings_left = FIRINGS_MAX + len(timers) + records
@@ -196,11 +212,17 @@ class KeyExecutor:
         return self.state.settle()
 
     def _try_record(self, index: int) -> None:
-        process_records, records = self._node.computation.process_records, self._records
-        error = self._attempt(lambda: process_records(self._context, records))
-        if error is not None:
-            columns = self._columns
-            self._fail(columns.streams[index], lambda: columns.value(index), columns.at[index], error)
+        process_records, records, columns = (
+            self._node.computation.process_records,
+            self._records,
+            self._columns,
+        )
+        failure = self._attempt(
+            lambda: process_records(self._context, records), partial(columns.value, index)
+        )
+        if failure is not None:
+            at, record_id = columns.at[index], id_text(columns.id(index))
+            self._fail(columns.streams[index], partial(columns.value, index), at, failure, record_id)
 
     def _fire_due_carefully(self) -> None:
         while (timer := self.timers.pop_due()) is not None:
@@ -208,32 +230,51 @@ class KeyExecutor:
             self._try_timer(timer)
 
     def _try_timer(self, timer: Timer) -> None:
-        error = self._attempt(lambda: self._process_timer(timer))
-        if error is not None:
-            self._fail("", timer._asdict, timer.output_at, error)
+        failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
+        if failure is not None:
+            self._fail("", timer._asdict, timer.output_at, failure)
 
-    def _attempt(self, hook: Callable[[], None]) -> Exception | None:
+    def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> _Failure | None:
         """
         Run a hook until it succeeds or its tries are used up; then its last exception.
+
+        Args:
+            hook: the call.
+            value: returns the value of its input.
+
+        Raises:
+            InvalidError: the code uses what the program does not declare.
         """
         savepoint = _RollbackPoint(
             self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
         )
-        error: Exception | None = None
-        for _ in range(1 + self._node.retries):
+        failure: _Failure | None = None
+        for attempt in range(1, 2 + self._node.retries):
             try:
                 self._within_limit(hook)
                 self.state.settle()
             except CodeTimeoutError as raised:
                 self._go_back(savepoint)
-                return self._too_slow(raised)
+                error = self._too_slow(raised)
+                return None if error is None else _Failure(error, attempt)
             except Exception as raised:  # noqa: BLE001 - user code may raise anything
-                error = raised
+                failure = _Failure(raised, attempt)
                 self._go_back(savepoint)
-            else:
+            self._check_program(value)
+            if failure is None or failure.attempt < attempt:
                 self.state.end_hook()
                 return None
-        return error
+        return failure
+
+    def _check_program(self, value: Callable[[], Any]) -> None:
+        """
+        End the run if the code has used what its program does not declare, whether it caught the exception or not.
+
+        A name that is in the input is the input's mistake: code that routes by a field cannot know all names.
+        """
+        mistake, self._context.mistake = self._context.mistake, None
+        if mistake is not None and json.dumps(mistake.name) not in describe_value(value).text:
+            raise mistake.error
 
     def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
         """
@@ -250,18 +291,24 @@ class KeyExecutor:
         self.productions.truncate(savepoint.productions)
         self.counters.truncate(savepoint.counts)
 
-    def _fail(self, stream: str, value: Callable[[], Any], at: int, error: Exception) -> None:
+    def _fail(
+        self, stream: str, value: Callable[[], Any], at: int, failure: _Failure, record_id: str | None = None
+    ) -> None:
         if self._node.on_error == "stop":
-            self._stop(stream, error)
+            self._stop(stream, failure.error)
+        described = describe_value(value)
         self.dead_letters.append(
             DeadLetter(
                 computation=self._node.name,
                 stream=stream,
                 key=self._context.key,
-                value=_described(value),
+                value=described.text,
+                value_types=described.types,
                 at=at,
-                error=_one_line(error),
-                diagnostics=_diagnostics(error),
+                error=error_line(failure.error),
+                diagnostics=_diagnostics(failure.error),
+                id=record_id,
+                attempt=failure.attempt,
             )
         )
 
@@ -271,28 +318,9 @@ class KeyExecutor:
             computation=self._node.name,
             key=self._context.key,
             stream=stream,
-            error=_one_line(error),
+            error=error_line(error),
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
 
 
 def _diagnostics(error: Exception) -> str:
     return "".join(traceback.format_exception(error))[-_DIAGNOSTICS_MAX:]
-
-
-def _described(value: Callable[[], Any]) -> str:
-    """
-    A value as JSON text if it can be, else as Python writes it, else why not.
-    """
-    try:
-        decoded = value()
-    except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
-        return f"<unreadable: {_one_line(error)}>"
-    try:
-        return JsonCodec().encode(decoded)
-    except InvalidError:
-        return repr(decoded)[:_VALUE_MAX]

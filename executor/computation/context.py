@@ -4,6 +4,8 @@ The context of a hook: everything that user code may do, for exactly one key (Mi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
 from millpond.executor.computation.counters import AMOUNT_MAX, Counters
@@ -19,7 +21,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
-__all__ = ["Context", "DomainName"]
+__all__ = ["Context", "DomainName", "Mistake"]
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""
@@ -41,6 +43,16 @@ class _Producer(Protocol):
     def counters(self) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """
+    The name of a stream, counter or percentile that the program does not declare, and the error that says so.
+    """
+
+    name: object
+    error: InvalidError
+
+
 class Context:
     """
     State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
@@ -53,6 +65,8 @@ class Context:
         state: the key's persistent state.
         watermark: the computation's input low watermark; a record before it is late.
         wall_time: the wall time of the superstep, the same for all its hooks.
+        mistake: what the hook has used first that its program does not declare, for the engine: that ends the
+            run, even if the code catches the exception.
     """
 
     __slots__ = (
@@ -67,6 +81,7 @@ class Context:
         "_productions",
         "_timers",
         "key",
+        "mistake",
         "state",
         "wall_time",
         "watermark",
@@ -94,6 +109,7 @@ class Context:
         self._productions = productions
         self._input = input_time
         self.key: str = ""
+        self.mistake: Mistake | None = None
         self.state: State = state
         self.watermark: EventTimeMicros = EventTimeMicros(clocks.watermark)
         self.wall_time: WallTimeMicros = WallTimeMicros(clocks.wall_time)
@@ -126,13 +142,9 @@ class Context:
         return EventTimeMicros(self._clocks.of(_EVENT, self._declared(percentile)))
 
     def _declared(self, percentile: float) -> float:
-        if percentile == EXACT or percentile in self._percentiles:
-            return float(percentile)
-        raise InvalidError(
-            "the computation does not declare this percentile in percentiles",
-            computation=self._name,
-            percentile=percentile,
-        )
+        if percentile != EXACT and percentile not in self._percentiles:
+            self._refuse("percentile", "percentiles", percentile, self._percentiles)
+        return float(percentile)
 
     def set_timer(
         self,
@@ -208,14 +220,11 @@ class Context:
             at: its event time; the time of the current record or timer unless given.
 
         Raises:
-            InvalidError: the stream is not declared, or ``at`` is before `oldest_at` (MillWheel §4.5).
+            InvalidError: the stream is not declared, which stops the run, or ``at`` is before `oldest_at`
+                (MillWheel §4.5).
         """
         if stream not in self._produces:
-            raise InvalidError(
-                "the computation does not declare this stream in produces",
-                computation=self._name,
-                stream=stream,
-            )
+            self._refuse("stream", "produces", stream, self._produces)
         input_time = self._input
         moment = input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
         own_key = self.key if key is None else _text(key, "production key")
@@ -232,14 +241,10 @@ class Context:
             amount: a whole number from 0 to 2**40. A counter only rises: count decreases in a second one.
 
         Raises:
-            InvalidError: the counter is not declared, or the amount is out of range.
+            InvalidError: the counter is not declared, which stops the run, or the amount is out of range.
         """
         if counter not in self._declared_counters:
-            raise InvalidError(
-                "the computation does not declare this counter in counters",
-                computation=self._name,
-                counter=counter,
-            )
+            self._refuse("counter", "counters", counter, self._declared_counters)
         if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
             raise InvalidError(
                 "the amount of a counter is not a whole number from 0 to amount_max",
@@ -249,6 +254,16 @@ class Context:
                 amount_max=AMOUNT_MAX,
             )
         self._counters.add(counter, amount)
+
+    def _refuse(self, what: str, where: str, name: object, declared: Iterable[object]) -> NoReturn:
+        error = InvalidError(
+            f"the computation does not declare this {what} in {where}",
+            computation=self._name,
+            **{what: name, "declared": sorted(declared, key=str)},
+        )
+        if self.mistake is None:
+            self.mistake = Mistake(name, error)
+        raise error
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
         if domain is _EVENT:

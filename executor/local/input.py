@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from millpond.executor.pipeline.extract_rows import (
     scoped_ids,
 )
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.delivery import describe_value, take
+from millpond.executor.superstep.delivery import take
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs"]
@@ -86,7 +87,7 @@ def extract_inputs(
         readings = _read_for_consumers(topology, entry, watch.stamp_at)
         for name, injected in readings.items():
             scoped = scoped_ids(injected.ids, scope_of(name, entry.stream))
-            deliveries, unreadable = _split(entry, name, replace(injected, ids=scoped))
+            deliveries, unreadable = _split(entry, name, injected, scoped)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
         node = topology.injectors[entry.stream]
@@ -125,22 +126,23 @@ def _read_for_consumers(
     }
 
 
-def _split(outside: OutsideRows, computation: str, injected: Injected) -> tuple[Deliveries, list[DeadLetter]]:
+def _split(
+    outside: OutsideRows, computation: str, injected: Injected, ids: pa.BinaryArray | None
+) -> tuple[Deliveries, list[DeadLetter]]:
     values = row_values(outside.rows)
-    deliveries = Deliveries(
-        stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=injected.ids
-    )
+    deliveries = Deliveries(stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=ids)
     if not injected.errors:
         return deliveries, []
-    keys = injected.keys
+    keys, own_ids = injected.keys, injected.ids
     letters = [
-        DeadLetter(
-            computation=computation,
-            stream=outside.stream,
+        DeadLetter.of_unreadable(
+            computation,
+            outside.stream,
+            partial(values.value, row),
+            error,
             key=keys[row].as_py(),
-            value=describe_value(values.value(row)),
             at=None if row in injected.untimed else int(injected.at[row]),
-            error=error,
+            record_id=None if own_ids is None else own_ids[row].as_py(),
         )
         for row, error in injected.errors.items()
     ]

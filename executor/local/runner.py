@@ -26,6 +26,7 @@ from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions, check_at_least
+from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.executor.superstep.plan import InputPosition
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
@@ -38,6 +39,7 @@ __all__ = ["LocalRunner"]
 
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
+_DEAD_LETTER_LIMIT: Final = DeadLetterLimit()
 _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=128))
 """A hundred small commits a second: wider compactions, or they take a third of the process (docs/design/003-compaction.md)."""
 
@@ -64,6 +66,8 @@ class LocalRunner:
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log supersteps.
+        dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
+            lets all of them, as ``on_error="dead_letter"`` alone would.
         clock: the source of time.
         rng: the source of file names.
 
@@ -93,6 +97,7 @@ class LocalRunner:
         checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
+        dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> None:
@@ -113,6 +118,7 @@ class LocalRunner:
             on_held=on_held,
             upkeep=upkeep,
             progress=progress,
+            dead_letter_limit=dead_letter_limit,
             clock=clock or SystemClock(),
             rng=rng or SystemRng(),
         )
@@ -133,7 +139,8 @@ class LocalRunner:
             inputs: rows per injected stream: a table, or an iterable of mappings.
 
         Raises:
-            InvalidError: pipeline or inputs do not fit, or the store has consumed other inputs.
+            InvalidError: pipeline or inputs do not fit, the store has consumed other inputs, or more records
+                became dead letters than ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """

@@ -24,6 +24,7 @@ class RunSummary:
         totals: counts of the pipeline's whole life.
         watermark: the lowest output watermark; everything before it is done.
         elapsed_ms: how long this run took.
+        error: what has ended the run, in one line; ``None`` unless it failed.
     """
 
     supersteps: int
@@ -32,3 +33,4 @@ class RunSummary:
     totals: Totals
     watermark: EventTimeMicros
     elapsed_ms: float
+    error: str | None = None

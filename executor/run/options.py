@@ -14,6 +14,7 @@ from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
@@ -44,6 +45,7 @@ class RunnerOptions:
         on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
         upkeep: how the store is kept small while the pipeline runs; ``None`` for not at all.
         progress: whether to show a progress line and log supersteps.
+        dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
         clock: the source of time.
         rng: the source of file names.
 
@@ -61,6 +63,7 @@ class RunnerOptions:
     on_held: OnHeld = "take"
     upkeep: UpkeepPolicy | None = None
     progress: bool = True
+    dead_letter_limit: DeadLetterLimit | None = field(default_factory=DeadLetterLimit)
     clock: Clock = field(default_factory=SystemClock)
     rng: Rng = field(default_factory=SystemRng)
 
@@ -72,6 +75,10 @@ class RunnerOptions:
             check_at_least("intervals", self.intervals, 1)
         check_at_least("cache_mib", self.cache_mib, 0)
         check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
+        if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
+            raise InvalidError(
+                "dead_letter_limit is a DeadLetterLimit or None", type=type(self.dead_letter_limit).__name__
+            )
         if self.on_held not in get_args(OnHeld):
             raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
         if self.durability not in (None, *DURABILITIES):
@@ -149,6 +156,7 @@ class RunnerOptions:
             upkeep=upkeep,
             compaction_workers=compaction_workers,
             threads=threads,
+            dead_letter_limit=self.dead_letter_limit,
         )
         coordinator.open()
         return coordinator

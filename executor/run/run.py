@@ -195,6 +195,7 @@ class Run(ABC, Generic[_Accepted]):
             totals=status.totals,
             watermark=status.low_watermark,
             elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
+            error=None if self._lifecycle.error is None else str(self._lifecycle.error),
         )
 
     # -- the end ---------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from millpond.executor.spark.routed_columns import (
     readable_target,
 )
 from millpond.executor.spark.task_plan import RoutedInput, TaskPlan
-from millpond.executor.superstep.delivery import describe_value
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
@@ -120,15 +119,18 @@ class RoutedRecords:
             [None] * table.num_rows if columns.error is None else _column(table, columns.error).to_pylist()
         )
         values = table.select(columns.own).to_pylist()
-        for key, at, error, value in zip(keys, times, errors, values, strict=True):
+        ids = self._own_ids(table)
+        record_ids = [None] * table.num_rows if ids is None else ids.to_pylist()
+        for key, at, error, value, record_id in zip(keys, times, errors, values, record_ids, strict=True):
             is_timed = at is not None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
-            yield DeadLetter(
-                computation=computation,
-                stream=self._source.stream,
+            yield DeadLetter.of_unreadable(
+                computation,
+                self._source.stream,
+                lambda value=value: value,
+                _why_unreadable(key, at) if error is None else error,
                 key=key,
-                value=describe_value(value),
                 at=at if is_timed else None,
-                error=_why_unreadable(key, at) if error is None else error,
+                record_id=record_id,
             )
 
     def observation(self) -> InputObservation:
@@ -146,6 +148,9 @@ class RoutedRecords:
         return replace(seen, mark_at=newest_mark(node, own))
 
     def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
+        return scoped_ids(self._own_ids(table), self._source.id_scopes.get(computation, b""))
+
+    def _own_ids(self, table: pa.Table) -> pa.Array | None:
         if self._columns.id is None:
             return None
         ids = _column(table, self._columns.id)
@@ -153,7 +158,7 @@ class RoutedRecords:
             ids = ids.cast(pa.string())
         if ids.null_count == len(ids):
             return None
-        return scoped_ids(ids.cast(pa.binary()), self._source.id_scopes.get(computation, b""))
+        return ids.cast(pa.binary())
 
     def _of_target(self, target: int) -> pa.Table:
         if len(self._targets) == 1:

@@ -19,6 +19,7 @@ from millpond.executor.spark.compactions import SparkCompactions, SparkCompactio
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
+from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.location import place_of
 from millpond.statestore.leases.lease import OnHeld
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkRunner", "SparkRunnerOptions"]
 
 _UPKEEP = UpkeepPolicy()
+_DEAD_LETTER_LIMIT = DeadLetterLimit()
 
 
 class SparkRunnerOptions(TypedDict, total=False):
@@ -51,6 +53,7 @@ class SparkRunnerOptions(TypedDict, total=False):
     accept_checkpoint: bool
     upkeep: UpkeepPolicy | None
     progress: bool
+    dead_letter_limit: DeadLetterLimit | None
     clock: Clock | None
     rng: Rng | None
 
@@ -77,6 +80,8 @@ class SparkRunner:
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log every superstep.
+        dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
+            lets all of them, as ``on_error="dead_letter"`` alone would.
         clock: the source of time.
         rng: the source of file names.
 
@@ -106,6 +111,7 @@ class SparkRunner:
         accept_checkpoint: bool = False,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
+        dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> None:
@@ -120,6 +126,7 @@ class SparkRunner:
             on_held=on_held,
             upkeep=upkeep,
             progress=progress,
+            dead_letter_limit=dead_letter_limit,
             clock=clock or SystemClock(),
             rng=rng or SystemRng(),
         )
@@ -140,7 +147,8 @@ class SparkRunner:
             inputs: a DataFrame per injected stream.
 
         Raises:
-            InvalidError: pipeline, inputs or checkpoint do not fit.
+            InvalidError: pipeline, inputs or checkpoint do not fit, or more records became dead letters than
+                ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """

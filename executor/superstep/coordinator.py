@@ -34,6 +34,7 @@ from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import admit_batch, input_positions, superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
+from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor
 from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.pending import PendingProductions, pending_of, recover_pending
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
@@ -75,6 +76,7 @@ class Coordinator:
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
         compaction_workers: where compactions are prepared; ``None`` for this machine.
         threads: whether sinks are written in parallel with the next superstep; if not, before it.
+        dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
 
     Attributes:
         names: the source of file names that are unique to this owner; usable once it is open.
@@ -96,6 +98,7 @@ class Coordinator:
         upkeep: UpkeepPolicy | None = None,
         compaction_workers: CompactionWorkers | None = None,
         threads: bool = True,
+        dead_letter_limit: DeadLetterLimit | None = None,
     ) -> None:
         self.topology = topology
         self._store = store
@@ -126,6 +129,7 @@ class Coordinator:
             policy=upkeep,
             compaction_workers=compaction_workers,
         )
+        self._letters = DeadLetterMonitor(dead_letter_limit)
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
         self._totals = Totals()
@@ -334,10 +338,12 @@ class Coordinator:
             dead_letters: records that never reached an interval, such as those without a key.
 
         Raises:
+            InvalidError: more became dead letters than the limit allows; nothing was written.
             FencedError: another process has taken an interval; nothing was written.
             OutcomeUnknownError: the store is away for longer than the runner waits.
             UnavailableError: ZooKeeper is away for longer than the runner waits.
         """
+        judged = self._letters.check(manifests, dead_letters)
         letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
         self.watermarks.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
@@ -367,6 +373,7 @@ class Coordinator:
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
+        self._letters.note(judged)
         self._totals = totals
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)

@@ -44,13 +44,13 @@ def dead_letter_updates(
         letters: the dead letters.
         superstep: the superstep in which they failed.
         fence: the fence of the control interval.
-        at: the event time of a production whose letter has no readable time.
+        at: when they failed, in wall time; also the event time of a production whose letter has no readable time.
         produce: whether the letters also go to the stream ``dead_letters``.
     """
     rows = []
     for number, letter in enumerate(letters):
         key = f"{pipeline}/{superstep:010d}/{number:06d}"
-        text = orjson.dumps(_readable(letter)).decode()
+        text = orjson.dumps(_readable(letter, at)).decode()
         letter_at = at if letter.at is None else letter.at
         production = {"stream": DEAD_LETTERS, "key": key, "value": text, "value_bytes": None, "at": letter_at}
         rows.append(
@@ -109,13 +109,24 @@ def write_dead_letters(
     return WrittenLetters(file, (summary,) if produce else ())
 
 
-def _readable(letter: DeadLetter) -> dict[str, object]:
-    fields = {
+def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
+    fields: dict[str, object] = {
         # The text of an error may hold any string; JSON needs one with a UTF-8 form.
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        name: _utf8(value) if isinstance(value, str) else value
         for name, value in asdict(letter).items()
     }
-    return fields if letter.at is None else {**fields, "at": _date(letter.at)}
+    fields["failed_at"] = _date(failed_at)
+    if letter.at is not None:
+        fields["at"] = _date(letter.at)
+    if letter.value_types:
+        fields["value_types"] = dict(letter.value_types)
+    else:
+        del fields["value_types"]
+    return fields
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _date(at: int) -> str | int:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,7 +34,6 @@ __all__ = [
     "Extracted",
     "ProductionSource",
     "deliveries_of",
-    "describe_value",
     "flatten_productions",
     "keyless_letters",
     "keys_of",
@@ -48,8 +47,6 @@ __all__ = [
 
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 """One production a row: stream, key, value, value_bytes, at."""
-
-_VALUE_LENGTH_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,27 +237,15 @@ def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter,
     """
     deliveries = extracted.deliveries
     return tuple(
-        DeadLetter(
-            computation=computation,
-            stream=deliveries.stream,
-            key=None,
-            value=describe_value(deliveries.values.value(row)),
+        DeadLetter.of_unreadable(
+            computation,
+            deliveries.stream,
+            partial(deliveries.values.value, row),
+            error,
             at=int(deliveries.at[row]),
-            error=error,
         )
         for row, error in extracted.errors.items()
     )
-
-
-def describe_value(value: object) -> str:
-    """
-    A record's value as JSON text, or its ``repr`` where JSON has no word for it; cut to a bounded length.
-    """
-    try:
-        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:
-        text = repr(value)
-    return text[:_VALUE_LENGTH_MAX]
 
 
 def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:

@@ -34,8 +34,8 @@ class Totals:
         timers: timers fired.
         dead_letters: records and timers that could not be processed.
         productions: records produced.
-        by_computation: ``late``, ``dropped`` and the counters of user code, by computation; what is
-            zero is left out.
+        by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
+            computation; what is zero is left out.
     """
 
     injected: int = 0
@@ -128,6 +128,8 @@ def count(
         counts = by_computation[manifest.interval.computation]
         counts.update({"late": of_bundle.late, "dropped": of_bundle.dropped})
         counts.update(of_bundle.counters)
+    for letter in letters:
+        by_computation[letter.computation]["dead_letters"] += 1
     statistics = [manifest.result.statistics for manifest in manifests]
     return Totals(
         injected=sum(seen.records for seen in inputs),

@@ -37,7 +37,10 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
     "recurse": (_recurse, "RecursionError"),
     "state": (lambda context, _: context.state.set({1, 2}), "the codec cannot encode this value"),
     "nan": (lambda context, _: context.state.set(float("nan")), "not a finite number"),
-    "undeclared": (lambda context, _: context.produce("elsewhere", 1), "does not declare this stream"),
+    "undeclared": (
+        lambda context, record: context.produce(record.value["do"], 1),
+        "does not declare this stream",
+    ),
     "early": (
         lambda context, record: context.produce(LEDGER, 1, at=record.at - 1),
         "a time may not be before that of the input",

@@ -321,6 +321,8 @@ class SimulatedProcess:
             on_held=self._on_held,
             upkeep=self._settings.upkeep,
             progress=False,
+            # The poison of a seed is in so few records that a superstep may have no others.
+            dead_letter_limit=None,
             clock=self.clock,
             rng=self._rng,
         )

@@ -340,7 +340,8 @@ class TestFailures:
         result = run.step([broken])
 
         assert states(run) == {"k": ["b"]}
-        assert result.dead_letters[0].value.startswith("<unreadable: ")
+        assert result.dead_letters[0].value.startswith('"<unreadable: ')
+        assert result.dead_letters[0].value_types == {"": "unreadable"}
 
     def test_letters_are_bounded(self) -> None:
         """

@@ -5,6 +5,7 @@ What a hook may do through its context.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +19,9 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
-from millpond.executor.computation.values import PythonValues
+from millpond.executor.computation.values import JsonValues, PythonValues
 from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
 from millpond.testing.fixtures.interval_run import IntervalRun
@@ -248,7 +250,6 @@ class TestProduce:
         ("hook", "reason"),
         [
             (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be before that of the input"),
-            (lambda c, _: c.produce("nowhere", 1), "does not declare this stream"),
             (lambda c, _: c.produce("out", object()), "cannot encode"),
             (lambda c, _: c.produce("out", 1, key=5), "production key is text"),
             (lambda c, _: c.produce("out", 1, key="\ud800"), "UTF-8"),
@@ -264,11 +265,37 @@ class TestProduce:
     )
     def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:
         """
-        Wrong streams, keys, times, tags and domains become dead letters that say why.
+        Wrong keys, times, tags and domains become dead letters that say why.
         """
         (error,) = errors_of(hook)
 
         assert reason in error
+
+    @pytest.mark.parametrize("is_caught", [False, True])
+    def test_a_stream_that_the_program_does_not_declare_stops_the_run(self, is_caught: bool) -> None:
+        """
+        No record is to blame for a misspelt stream, so none becomes a dead letter, even if the code catches it all.
+        """
+
+        def hook(context: Context, _: Record) -> None:
+            with suppress(Exception) if is_caught else nullcontext():
+                context.produce("nowhere", 1)
+
+        with pytest.raises(InvalidError, match=r"does not declare this stream.*`nowhere`.*\['more', 'out'\]"):
+            run_of(Hooks(hook)).step(records_at(1))
+
+    def test_a_stream_that_a_record_names_is_the_records_mistake(self) -> None:
+        """
+        Code that routes by a field makes a dead letter of a record that names a stream which does not exist.
+        """
+        run = run_of(Hooks(lambda c, r: c.produce(r.value["to"], 1)))
+        values = JsonValues(pa.array(['{"to":"nowhere"}', '{"to":"out"}']))
+        result = run.step(
+            [Deliveries(stream="in", keys=pa.array(["k", "k"]), at=np.array([1, 2]), values=values)]
+        )
+
+        assert [letter.value for letter in result.dead_letters] == ['{"to":"nowhere"}']
+        assert [p["value"] for p in produced(result)] == ["1"]
 
 
 class TestTimers:

@@ -43,7 +43,8 @@ def counted(*bundles: list[int], computation: mp.Computation | None = None) -> A
         pipeline = mp.Pipeline("p")
         pipeline.inject("in", key="k", at="n").apply(computation or Picky(), name="picky", retries=1)
         store = mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=rng)
-        run = mp.LocalRunner(store, clock=clock, rng=rng, progress=False).start(pipeline, stepping=True)
+        runner = mp.LocalRunner(store, clock=clock, rng=rng, progress=False, dead_letter_limit=None)
+        run = runner.start(pipeline, stepping=True)
         run.inject("in", [{"k": str(n % 3), "n": n} for n in numbers])
         run.run_until_quiet()
         totals = run.stop().totals
@@ -65,18 +66,19 @@ def test_what_a_failing_hook_has_counted_is_taken_back() -> None:
     totals = counted([2, 3, 4, 5, 7])
 
     assert totals.dead_letters == 3
-    assert totals.by_computation == {"picky": {"seen": 2, "sum": 6}}
+    assert totals.by_computation == {"picky": {"seen": 2, "sum": 6, "dead_letters": 3}}
 
 
 def test_a_counter_that_is_not_declared_is_refused() -> None:
     """
-    The set of counters is the code's, so it cannot grow with the data.
+    The set of counters is the code's, so it cannot grow with the data: the run stops.
     """
 
     class Careless(Picky):
         counters = ("seen",)
 
-    assert counted([2], computation=Careless()).dead_letters == 1
+    with pytest.raises(InvalidError, match="does not declare this counter"):
+        counted([2], computation=Careless())
 
 
 @pytest.mark.parametrize("amount", [-1, AMOUNT_MAX + 1, 2**70, 1.5, True])
@@ -92,7 +94,7 @@ def test_what_no_sum_of_the_store_can_take_is_one_records_failure(amount: Any) -
     totals = counted([2], [4], [6], computation=Greedy())
 
     assert totals.dead_letters == 1
-    assert totals.by_computation == {"picky": {"sum": 8}}
+    assert totals.by_computation == {"picky": {"sum": 8, "dead_letters": 1}}
 
 
 @pytest.mark.parametrize("declared", ["seen", [1], [""], [str(n) for n in range(COUNTERS_MAX + 1)]])

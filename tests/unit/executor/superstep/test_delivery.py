@@ -17,7 +17,6 @@ from millpond.executor.superstep.delivery import (
     PRODUCTION_SCHEMA,
     ProductionSource,
     deliveries_of,
-    describe_value,
     flatten_productions,
     keyless_letters,
     keys_of,
@@ -263,21 +262,3 @@ class TestCutting:
         assert [taken.values.value(row) for row in range(2)] == [6, 1]
         assert taken.ids is not None
         assert taken.ids.to_pylist() == [b"6", None]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [({"n": 1}, '{"n":1}'), ({1: 2}, '{"1":2}'), (b"\xff", "\"b'\\\\xff'\""), ("\ud800", "'\\ud800'")],
-)
-def test_a_value_is_described_somehow(value: object, text: str) -> None:
-    """
-    JSON where there is a word for it, what Python writes otherwise.
-    """
-    assert describe_value(value) == text
-
-
-def test_a_description_is_bounded() -> None:
-    """
-    A huge value does not make a huge letter.
-    """
-    assert len(describe_value("x" * 100_000)) == 10_000

@@ -1,0 +1,208 @@
+"""
+The value of a dead letter: JSON text that SQL can read, and from which the value can be had again.
+
+What JSON has no word for is written as text, as a reader expects it (a time in ISO 8601, bytes in base64), and
+its type is kept next to it, under the place where it stands as a JSON pointer (RFC 6901). `letter_value` undoes
+that, so the record can be injected again as it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, SupportsIndex
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.codec import JsonCodec
+
+__all__ = ["VALUE_MAX", "LetterValue", "describe_value", "error_line", "letter_value"]
+
+VALUE_MAX: Final = 1 << 20
+"""A letter keeps at most so many characters of a value; what is longer is cut, and says so."""
+
+_ERROR_MAX: Final = 1_000
+_MICROSECOND: Final = timedelta(microseconds=1)
+_CODEC: Final = JsonCodec()
+_WHOLE: Final = ""
+_LOST: Final = frozenset({"cut", "repr", "unreadable"})
+
+
+@dataclass(frozen=True, slots=True)
+class LetterValue:
+    """
+    A value as a letter keeps it.
+
+    Attributes:
+        text: JSON; only the beginning of it where ``types`` says ``cut``.
+        types: the type of each part that JSON has no word for, by its JSON pointer; ``""`` is the whole value.
+    """
+
+    text: str
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_value(read: Callable[[], Any]) -> LetterValue:
+    """
+    A record's value for its letter.
+
+    Args:
+        read: returns the value; if it raises, the letter says why instead.
+    """
+    try:
+        value = read()
+    except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
+        return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
+    try:
+        text, types = _CODEC.encode(value), {}
+    except InvalidError:
+        types = {}
+        text = _json(_plain(value, _WHOLE, types))
+    return (
+        LetterValue(text, types) if len(text) <= VALUE_MAX else LetterValue(text[:VALUE_MAX], {_WHOLE: "cut"})
+    )
+
+
+def letter_value(letter: Mapping[str, Any]) -> Any:
+    """
+    The value of the record that became a dead letter, with the types that it had.
+
+    Args:
+        letter: a dead letter: the JSON in the column ``state`` of the table ``dead_letters``, or the value of
+            a record of the stream `DEAD_LETTERS`.
+
+    Returns:
+        The value. Tuples come back as lists, times with the offset of their zone.
+
+    Raises:
+        InvalidError: the letter does not have the whole value: it was too long, could not be read, or has
+            objects in it that only Python knows.
+
+    Example:
+        >>> letter_value({"value": '{"paid":"1.10"}', "value_types": {"/paid": "decimal"}})
+        {'paid': Decimal('1.10')}
+    """
+    types = letter.get("value_types") or {}
+    for place, kind in types.items():
+        if kind in _LOST:
+            raise InvalidError("the letter does not have the whole value", place=place, reason=kind)
+    try:
+        box = {"": json.loads(letter["value"])}
+    except ValueError as cause:
+        raise InvalidError(
+            "the value of the letter is not JSON", value=letter["value"][:_ERROR_MAX]
+        ) from cause
+    # The innermost first: a place outside of it is then still where it was.
+    for place in sorted(types, key=lambda pointer: pointer.count("/"), reverse=True):
+        _restore(box, place, types[place])
+    return box[_WHOLE]
+
+
+def error_line(error: BaseException) -> str:
+    """
+    An error in one line.
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
+
+
+def _json(plain: Any) -> str:
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    # Half a character has no UTF-8 form, but JSON can escape it.
+    return text if _has_utf8(text) else json.dumps(plain, separators=(",", ":"))
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
+    """
+    The value in JSON's own types; the types of what had others go into ``types``.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str(value)
+        case float() if math.isfinite(value):
+            return float(value)
+        case Mapping():
+            return _plain_mapping(value, place, types)
+        case list() | tuple():
+            return [_plain(item, f"{place}/{index}", types) for index, item in enumerate(value)]
+        case SupportsIndex():
+            return value.__index__()
+    kind, text = _worded(value)
+    types[place] = kind
+    return text
+
+
+def _plain_mapping(value: Mapping[Any, Any], place: str, types: dict[str, str]) -> Any:
+    if all(isinstance(name, str) and _has_utf8(name) for name in value):
+        return {str(name): _plain(part, f"{place}/{_escaped(name)}", types) for name, part in value.items()}
+    types[place] = "mapping"
+    return [
+        [_plain(name, f"{place}/{index}/0", types), _plain(part, f"{place}/{index}/1", types)]
+        for index, (name, part) in enumerate(value.items())
+    ]
+
+
+def _worded(value: Any) -> tuple[str, Any]:
+    """
+    The type and the text of a value that JSON has no word for.
+    """
+    match value:
+        case float():
+            return "float", repr(float(value))
+        case datetime():
+            return "datetime", value.isoformat()
+        case date():
+            return "date", value.isoformat()
+        case time():
+            return "time", value.isoformat()
+        case timedelta():
+            return "timedelta_us", value // _MICROSECOND
+        case Decimal():
+            return "decimal", str(value)
+        case bytes() | bytearray():
+            return "bytes", base64.b64encode(value).decode()
+    return "repr", repr(value)
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "float": float,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta_us": lambda micros: timedelta(microseconds=micros),
+    "decimal": Decimal,
+    "bytes": base64.b64decode,
+    "mapping": lambda pairs: {tuple(name) if isinstance(name, list) else name: part for name, part in pairs},
+}
+
+
+def _restore(box: dict[str, Any], place: str, kind: str) -> None:
+    *outer, last = place.split("/")
+    holder: Any = box
+    for name in outer:
+        holder = holder[_step(holder, name)]
+    step = _step(holder, last)
+    holder[step] = _READ[kind](holder[step])
+
+
+def _step(holder: Any, name: str) -> Any:
+    return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

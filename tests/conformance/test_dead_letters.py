@@ -1,0 +1,166 @@
+"""
+Dead letters on both runners: what a letter has, and that a flood of them does not pass for success.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+import millpond as mp
+from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
+from millpond.testing.fixtures.determinism import ManualClock
+
+Open = Callable[[Callable[[], Any]], Play]
+
+
+class Checked(mp.Computation):
+    """
+    Counts its records, and refuses those that say so.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Fail, or count.
+        """
+        if record.value["bad"]:
+            raise ValueError(f"number {record.value['n']} is bad")
+        context.state.set(context.state.get(0) + 1)
+
+
+class Lost(mp.Computation):
+    """
+    Produces to a stream that it does not declare.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Misspell the stream.
+        """
+        context.produce("cuonts", record.value["n"])
+
+
+def pipeline(computation: mp.Computation | None = None) -> Callable[[], mp.Pipeline]:
+    """
+    ``in`` → ``checked``.
+    """
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        stream = pipeline.inject("in", key="k", at="t", id="n")
+        stream.apply(computation or Checked(), name="checked", produces="counts")
+        return pipeline
+
+    return make
+
+
+def rows(count: int, *, bad: int, first: int = 0) -> list[dict[str, Any]]:
+    """
+    So many rows, the first ones bad.
+    """
+    at = datetime(2013, 2, 8, 10, tzinfo=UTC)
+    return [{"k": f"k{n % 7}", "t": at, "n": first + n, "bad": n < bad} for n in range(count)]
+
+
+@pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """
+    Opens a pipeline on the current runner.
+    """
+    spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
+
+
+def test_a_superstep_of_nothing_but_dead_letters_stops_the_run(play: Open) -> None:
+    """
+    The error has the first record's; nothing is committed, so the mended program gets all of it.
+    """
+    pond = play(pipeline())
+    with pytest.raises(mp.InvalidError, match=r"too many records.*`checked`.*`5`.*number \d is bad"):
+        pond.inject("in", rows(5, bad=5))
+
+    assert "number" in str(pond.run.summary().error)
+    assert pond.states("dead_letters") == {}
+    pond.restart()
+    pond.inject("in", rows(5, bad=0))
+    assert sum(map(int, pond.states("checked").values())) == 5
+
+
+def test_a_share_of_dead_letters_stops_the_run(play: Open) -> None:
+    """
+    Of 120 records 24 may fail, 25 may not.
+    """
+    pond = play(pipeline())
+    pond.inject("in", rows(120, bad=24))
+    with pytest.raises(mp.InvalidError, match="too many records"):
+        pond.inject("in", rows(120, bad=25, first=1_000))
+
+    assert len(pond.states("dead_letters")) == 24
+
+
+def test_few_records_are_judged_together(play: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Small supersteps are added up to a hundred records, and the first dead letter of a run is a warning.
+    """
+    pond = play(pipeline())
+    caplog.set_level(logging.WARNING, "millpond")
+    for number in range(3):
+        pond.inject("in", rows(30, bad=9, first=100 * number))
+    with pytest.raises(mp.InvalidError, match=r"too many records.*dead_letters=`36` records=`120`"):
+        pond.inject("in", rows(30, bad=9, first=300))
+
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "became a dead letter computation=`checked`" in warning
+    assert "is bad" in warning
+    assert pond.run.summary().run.by_computation == {"checked": {"dead_letters": 27}}
+
+
+def test_a_lone_bad_record_does_not_stop_the_run(play: Open) -> None:
+    """
+    On a quiet stream each record has a superstep of its own.
+    """
+    pond = play(pipeline())
+    pond.inject("in", rows(1, bad=1))
+    pond.inject("in", rows(1, bad=0, first=1))
+
+    assert pond.run.summary().run.dead_letters == 1
+    assert pond.run.summary().error is None
+
+
+def test_a_stream_that_is_not_declared_stops_the_run(play: Open) -> None:
+    """
+    It is the program's mistake and not the record's; nothing is committed.
+    """
+    pond = play(pipeline(Lost()))
+    with pytest.raises(mp.InvalidError, match=r"does not declare this stream.*`checked`.*`cuonts`.*counts"):
+        pond.inject("in", rows(1, bad=0))
+
+    assert pond.states("dead_letters") == {}
+
+
+def test_what_a_letter_has(play: Open) -> None:
+    """
+    The record's id, when it failed and at which attempt, and its value with the types that it had.
+    """
+    pond = play(pipeline())
+    given = rows(3, bad=1)
+    pond.inject("in", [*given, {**given[0], "k": None, "n": 3}])
+    failed, unreadable = sorted(
+        (orjson.loads(state) for state in pond.states("dead_letters").values()), key=lambda letter: letter["id"]
+    )
+
+    assert (failed["id"], failed["attempt"], failed["key"]) == ("0", 3, "k0")
+    assert (unreadable["id"], unreadable["attempt"], unreadable["key"]) == ("3", 1, None)
+    for letter in (failed, unreadable):
+        assert letter["at"] == "2013-02-08T10:00:00+00:00"
+        assert datetime.fromisoformat(letter["failed_at"]).timestamp() * 1e6 == pytest.approx(pond.clock.now_us())
+        assert orjson.loads(letter["value"])["t"] == "2013-02-08T10:00:00+00:00"
+    assert mp.letter_value(failed)["t"] == given[0]["t"]
+    assert mp.letter_value(unreadable)["k"] is None
