@@ -70,6 +70,7 @@ from .executor.computation.timer import Timer as Timer
 from .executor.event_time.duration import Duration as Duration
 from .executor.event_time.duration import Instant as Instant
 from .executor.event_time.late_data_horizon import LateDataHorizon as LateDataHorizon
+from .executor.event_time.time_reading import TimeUnit as TimeUnit
 from .executor.injectors.ingress_time import IngressTime as IngressTime
 from .executor.injectors.observation import TimesSeen as TimesSeen
 from .executor.injectors.policies import MarkColumn as MarkColumn
@@ -104,6 +105,7 @@ from .executor.sinks.sink import RecordingSink as RecordingSink
 from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import SinkWriter as SinkWriter
 from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
+from .executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
 from .executor.spark.foreach_batch import foreach_batch as foreach_batch
 from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner

@@ -2,9 +2,9 @@
 Durations and instants: every form that users write, converted to microseconds.
 
 Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
-aware `datetime` or ISO text; this module converts them or says why it cannot. A `datetime` without a zone is
-refused; ISO text without a zone is UTC, as in most exchanged files. `INSTANT_TEXT` defines the accepted ISO
-text for both runners, so that the same text is the same time wherever it is read.
+aware `datetime` or ISO text; this module converts them or says why it cannot. A time without a zone is refused,
+as text and as a `datetime`, unless its injector names the zone (`TimeReading`). `INSTANT_TEXT` defines the
+accepted ISO text for both runners, so that the same text is the same time wherever it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, PLAIN, TimeReading
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
@@ -27,6 +28,7 @@ __all__ = [
     "INSTANT_MAX_US",
     "INSTANT_MIN_US",
     "INSTANT_TEXT",
+    "NO_ZONE",
     "Duration",
     "Instant",
     "InstantColumn",
@@ -83,6 +85,9 @@ class InstantText:
     second: str = r":[0-5][0-9](?:\.[0-9]{1,9})?"
     zone: str = r" ?(?:Z|UTC|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?|[+-]18(?::?00)?)"
 
+
+NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
+"""Why a time without a zone is refused."""
 
 INSTANT_TEXT: Final = InstantText()
 """The text that both runners accept as a time."""
@@ -187,7 +192,7 @@ def datetime_us(value: datetime) -> int:
         InvalidError: it has no time zone.
     """
     if value.tzinfo is None or value.utcoffset() is None:
-        raise InvalidError("the time has no time zone", value=value.isoformat())
+        raise InvalidError(NO_ZONE, value=value.isoformat())
     return (value - _EPOCH) // _MICROSECOND
 
 
@@ -197,30 +202,49 @@ def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
     return EventTimeMicros(instant)
 
 
-def parse_instant_us(value: Any) -> EventTimeMicros:
+def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicros:
     """
     Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
 
-    Text that names no zone is UTC.
+    Args:
+        value: the time.
+        reading: the unit of numbers, and the zone of times that name none.
 
     Example:
         >>> parse_instant_us("1970-01-01T01:00:01+01:00")
         1000000
 
     Raises:
-        InvalidError: the value is null, unreadable, a `datetime` without a zone, or out of range.
+        InvalidError: the value is null, unreadable, without a zone, plainly in another unit, or out of range.
     """
     if value is None:
         raise InvalidError("the time is null")
-    return _parse_text_us(value) if isinstance(value, str) else instant_us(value)
+    if isinstance(value, str):
+        return _parse_text_us(value, reading)
+    if isinstance(value, datetime):
+        return instant_us(_with_zone(value, reading))
+    if isinstance(value, bool):
+        return instant_us(value)
+    number = _integer(value, "a time is a whole number, a datetime with a zone or ISO 8601 text")
+    return _bounded_instant(reading.number_us(number), value)
 
 
-def _parse_text_us(text: str) -> EventTimeMicros:
+def _with_zone(moment: datetime, reading: TimeReading) -> datetime:
+    offset_us = reading.offset_us
+    if offset_us is None or moment.utcoffset() is not None:
+        return moment
+    return moment.replace(tzinfo=timezone(timedelta(microseconds=offset_us)))
+
+
+def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
     parts = _INSTANT.fullmatch(text.strip(" "))
     if parts is None:
         raise InvalidError("the time is not ISO 8601 text", value=text)
     date, minute, second, zone = parts.groups()
-    offset = "+00:00" if zone is None or zone.strip() in {"Z", "UTC"} else zone.strip()
+    named = (zone or reading.zone or "").strip()
+    if not named:
+        raise InvalidError(NO_ZONE, value=text)
+    offset = "+00:00" if named in {"Z", "UTC"} else named
     try:
         parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
     except ValueError as cause:
@@ -242,26 +266,32 @@ class InstantColumn:
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
-def instant_column_us(column: pa.Array | pa.ChunkedArray, name: str) -> InstantColumn:
+def instant_column_us(
+    column: pa.Array | pa.ChunkedArray, name: str, reading: TimeReading = PLAIN
+) -> InstantColumn:
     """
-    The times of an Arrow column: integers, timestamps with a zone, or ISO text.
+    The times of an Arrow column: integers, timestamps, or ISO text.
 
     Args:
         column: the column.
         name: its name, for the error.
+        reading: the unit of numbers, and the zone of times that name none.
 
     Raises:
         InvalidError: the column's type cannot hold a time with a zone.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_timestamp(array.type) and array.type.tz is None:
-        raise InvalidError("the time column has no time zone", column=name, type=array.type)
     if pa.types.is_timestamp(array.type):
-        return _checked_column(array, _timestamp_values(array))
+        is_local = array.type.tz is None
+        if is_local and reading.offset_us is None:
+            raise InvalidError(NO_ZONE, column=name, type=array.type)
+        ahead_us = (reading.offset_us or 0) if is_local else 0
+        return _checked_column(array, _scaled(array.cast(pa.int64()), *_TICKS_US[array.type.unit]) - ahead_us)
     if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
-        return _checked_column(array, _integer_values(array))
+        numbers = _integer_values(array)
+        return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
     if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
-        return _parsed_column(array)
+        return _parsed_column(array, reading)
     raise InvalidError("the time column is not integer, timestamp or text", column=name, type=array.type)
 
 
@@ -277,11 +307,21 @@ _TICKS_US: Final[Mapping[str, tuple[int, int]]] = {
 }
 
 
-def _timestamp_values(array: pa.Array) -> npt.NDArray[np.int64]:
-    multiplier, divisor = _TICKS_US[array.type.unit]
-    ticks = _integer_values(array.cast(pa.int64()))
-    bound = _INT64_MAX // multiplier
+def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:
+    ticks = _integer_values(array)
+    # Room for an offset of a day: what is out of range stays so.
+    bound = (_INT64_MAX - 86_400_000_000) // multiplier
     return np.clip(ticks, -bound, bound) * multiplier // divisor
+
+
+def _in_other_unit(numbers: npt.NDArray[np.int64], reading: TimeReading) -> Mapping[int, str]:
+    """
+    The rows whose number plainly is a date in another unit than microseconds, which are only assumed.
+    """
+    if reading.is_unit_given:
+        return {}
+    rows = np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX))
+    return {int(row): str(InvalidError(reading.unit_mistake, value=int(numbers[row]))) for row in rows}
 
 
 def _integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
@@ -290,20 +330,23 @@ def _integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
-def _checked_column(array: pa.Array, at: npt.NDArray[np.int64]) -> InstantColumn:
+def _checked_column(
+    array: pa.Array, at: npt.NDArray[np.int64], mistakes: Mapping[int, str] | None = None
+) -> InstantColumn:
     null = array.is_null().to_numpy(zero_copy_only=False)
     outside = ((at < INSTANT_MIN_US) | (at > INSTANT_MAX_US)) & ~null
-    errors = {int(row): "the time is null" for row in np.flatnonzero(null)}
+    errors = dict(mistakes or {})
+    errors |= {int(row): "the time is null" for row in np.flatnonzero(null)}
     errors |= {int(row): "the time lies outside the years 1 to 9999" for row in np.flatnonzero(outside)}
     return InstantColumn(at=at, errors=errors)
 
 
-def _parsed_column(array: pa.Array) -> InstantColumn:
+def _parsed_column(array: pa.Array, reading: TimeReading) -> InstantColumn:
     at = np.zeros(len(array), dtype=np.int64)
     errors: dict[int, str] = {}
     for row, text in enumerate(array.to_pylist()):
         try:
-            at[row] = parse_instant_us(text)
+            at[row] = parse_instant_us(text, reading)
         except InvalidError as error:
             errors[row] = str(error)
     return InstantColumn(at=at, errors=errors)

@@ -76,6 +76,7 @@ class LocalWorker:
         self._thread: threading.Thread | None = None
         self._taken = Taken()
         engine.on_stuck = self._strand
+        coordinator.sinks.on_failure = self._end_by_sink
         self.status: RunStatus = RunStatus.of(coordinator)
 
     # -- steps -----------------------------------------------------------------------------
@@ -164,6 +165,13 @@ class LocalWorker:
         self.lifecycle.fail(error, is_stranded=True)
         self.intake.end(error)
         self._taken.settle(error)
+
+    def _end_by_sink(self, error: BaseException) -> None:
+        """
+        End the run because a sink has failed, also while there is nothing to do.
+        """
+        self.lifecycle.fail(error)
+        self.intake.end(error)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

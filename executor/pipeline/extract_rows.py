@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.values import ArrowValues, PythonValues, Values
 from millpond.executor.event_time.duration import InstantColumn, instant_column_us, parse_instant_us
+from millpond.executor.event_time.time_reading import TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
@@ -118,7 +119,8 @@ def newest_mark(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
     if not isinstance(node.watermark, MarkColumn):
         return None
     column = node.watermark.column
-    times = _time_column(column, rows) if isinstance(rows, pa.Table) else _times(column, rows)
+    read = _time_column if isinstance(rows, pa.Table) else _times
+    times = read(column, rows, node.times)
     marks = np.delete(times.at, list(times.errors))
     return EventTimeMicros(int(marks.max())) if len(marks) else None
 
@@ -182,21 +184,23 @@ def _arrival_or(
     node: InjectorNode,
     rows: Rows,
     stamp_at: EventTimeMicros | None,
-    read: Callable[[FieldExtractor, Any], InstantColumn],
+    read: Callable[[FieldExtractor, Any, TimeReading], InstantColumn],
 ) -> InstantColumn:
     if not isinstance(node.at, IngressTime):
-        return read(node.at, rows)
+        return read(node.at, rows, node.times)
     return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
 
 
-def _time_column(extractor: FieldExtractor, rows: pa.Table) -> InstantColumn:
+def _time_column(extractor: FieldExtractor, rows: pa.Table, reading: TimeReading) -> InstantColumn:
     if not isinstance(extractor, str):
-        return _times(extractor, rows.to_pylist())
-    return instant_column_us(_existing(rows, extractor, "time"), extractor)
+        return _times(extractor, rows.to_pylist(), reading)
+    return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
 
 
-def _times(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> InstantColumn:
-    at, errors = _cells(extractor, rows, parse_instant_us, EventTimeMicros(0))
+def _times(
+    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], reading: TimeReading
+) -> InstantColumn:
+    at, errors = _cells(extractor, rows, lambda cell: parse_instant_us(cell, reading), EventTimeMicros(0))
     return InstantColumn(at=np.array(at, dtype=np.int64), errors=errors)
 
 

@@ -12,6 +12,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.counters import declared_counters
 from millpond.executor.event_time.clocks import declared_percentiles
 from millpond.executor.event_time.late_data_horizon import horizon_us
+from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
 from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -62,6 +63,7 @@ class InjectorNode:
         member: where the sender of a record is.
         skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
         id_slack_us: how long a sender may repeat a record.
+        times: how times are read that do not say their unit or zone.
     """
 
     stream: str
@@ -74,6 +76,7 @@ class InjectorNode:
     member: FieldExtractor | None = None
     skew_limit_us: int | None = None
     id_slack_us: int = ID_SLACK_US
+    times: TimeReading = DEFAULT_READING
 
     def check_member(self, member: str | None) -> None:
         """

@@ -18,10 +18,12 @@ from millpond.executor.computation.counters import declared_counters
 from millpond.executor.event_time.clocks import declared_percentiles
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.event_time.late_data_horizon import horizon_us
+from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
+from millpond.executor.pipeline.hooks import check_hooks
 from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import (
@@ -90,6 +92,8 @@ class EnginePipeline(Generic[StreamT_co]):
         member: FieldExtractor | None = None,
         skew_limit: Duration | None = None,
         id_slack: Duration = "3h",
+        at_unit: TimeUnit | None = None,
+        at_zone: str | None = None,
     ) -> StreamT_co:
         """
         Declare a stream of records from outside (MillWheel §4.3, §5.2).
@@ -98,8 +102,8 @@ class EnginePipeline(Generic[StreamT_co]):
             name: the stream's name; the runner takes its input under the same name.
             key: where a row's key is: a column's name, or a function of the row as a ``dict``. The
                 key must be a ``str``.
-            at: where a row's event time is, likewise: an ``int`` in microseconds since 1970 UTC, a
-                ``datetime`` with an offset, or ISO 8601 text. ``IngressTime()`` uses the time of
+            at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or
+                ISO 8601 text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of
                 arrival instead and brings its own watermark.
             id: where the publisher's id of a record is, likewise. Records that repeat an id are
                 dropped; with ``None`` every row counts, including a repeated one.
@@ -121,6 +125,11 @@ class EnginePipeline(Generic[StreamT_co]):
                 since ``at``. After that a repetition counts as a new record. A longer slack keeps more
                 ids, about 20 bytes of disk each; a computation that subscribes to several streams keeps
                 all ids for the longest.
+            at_unit: the unit of times that are whole numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``. By
+                default microseconds; then numbers that are dates from 2000 to 2099 in milliseconds are
+                unreadable, because they would be days in January and February of 1970.
+            at_zone: the zone of times that name none, in text as in a ``datetime`` or a column of
+                timestamps: ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
 
         Returns:
             The stream.
@@ -160,6 +169,7 @@ class EnginePipeline(Generic[StreamT_co]):
             member=member,
             skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
             id_slack_us=_positive(name, "id_slack", id_slack),
+            times=TimeReading.of(at_unit, at_zone, stream=name),
         )
         return self.stream(name)
 
@@ -319,6 +329,7 @@ def _check_computation(name: str, computation: object) -> None:
         )
     if not isinstance(computation, Computation):
         raise InvalidError("this is no Computation", computation=name, type=_type_name(computation))
+    check_hooks(name, computation)
 
 
 def _subscriptions(name: str, subscribes: Mapping[str, KeyExtractor]) -> tuple[Subscription, ...]:

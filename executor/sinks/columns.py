@@ -13,7 +13,8 @@ value inside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any, Final
@@ -25,7 +26,7 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TIMESTAMP
 
-__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "retractions", "sink_table"]
+__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "ColumnWatch", "retractions", "sink_table"]
 
 SINK_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
@@ -46,11 +47,48 @@ ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
 _OWN: Final = ("key", "at")
 _ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
 _WINDOW_BOUNDS: Final = {"window_start": 0, "window_end": 1}
+_IS_RETRACTION: Final = "is_retraction"
 _VALUE: Final = "value"
+_LOG: Final = logging.getLogger("millpond")
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
 
-def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa.Table:
+class ColumnWatch:
+    """
+    Warns of columns that no value has: they would be null for ever, and the field that was meant would be lost.
+
+    Args:
+        schema: the sink's schema.
+        sink: its name.
+    """
+
+    def __init__(self, schema: pa.Schema | None, sink: str) -> None:
+        names = () if schema is None or schema is ROW_SCHEMA_BY_WINDOW else schema.names
+        self._unseen = [name for name in names if name not in _OWN]
+        self._sink = sink
+
+    def look(self, values: Sequence[Any]) -> None:
+        """
+        Look for the columns in the values of the first superstep that has any.
+        """
+        if not self._unseen or not values:
+            return
+        unseen = [name for name in self._unseen if not any(_has(value, name) for value in values)]
+        self._unseen = []
+        if unseen:
+            fields = sorted({str(name) for value in values for name in _fields(value)})
+            _LOG.warning(
+                "no value that the sink got so far has these columns, so they stay null: "
+                "sink=`%s` columns=`%s` fields=`%s`",
+                self._sink,
+                unseen,
+                fields,
+            )
+
+
+def sink_table(
+    productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None = None
+) -> pa.Table:
     """
     The productions as a table with the sink's columns, in the same order.
 
@@ -58,9 +96,10 @@ def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa
         productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
         schema: the sink's schema; ``None`` means `SINK_SCHEMA`.
         sink: the sink's name, for errors.
+        watch: warns of columns that no value has.
 
     Raises:
-        InvalidError: a value does not fit its column; the error names sink, column and key.
+        InvalidError: a value does not fit its column, or has no fields; the error names sink, column and key.
         DataError: a value is not JSON.
     """
     _refuse_bytes(productions, sink)
@@ -69,6 +108,10 @@ def sink_table(productions: pa.Table, schema: pa.Schema | None, sink: str) -> pa
     values = _decoded(productions, sink)
     if schema is ROW_SCHEMA_BY_WINDOW:
         values = [_with_text(value) for value in values]
+    if schema is not ROW_SCHEMA_BY_WINDOW and _VALUE not in schema.names:
+        _refuse_plain(productions, values, schema, sink)
+    if watch is not None:
+        watch.look(values)
     columns = [_column(productions, values, field, sink) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -102,6 +145,32 @@ def _refuse_bytes(productions: pa.Table, sink: str) -> None:
     blobs = productions.column("value_bytes")
     if blobs.null_count < len(blobs):
         raise InvalidError("a Delta sink has no column for values that are plain bytes", sink=sink)
+
+
+def _refuse_plain(productions: pa.Table, values: list[Any], schema: pa.Schema, sink: str) -> None:
+    if not set(schema.names) - {*_OWN, *_ENVELOPE, *_WINDOW_BOUNDS, _IS_RETRACTION}:
+        return
+    for row, value in enumerate(values):
+        inner = value[_VALUE] if _is_envelope(value) else value
+        if inner is not None and not isinstance(inner, Mapping):
+            raise InvalidError(
+                "a value has no fields for the columns of the sink: produce a dict, or add a column named value",
+                sink=sink,
+                columns=schema.names,
+                key=productions.column("key")[row],
+                value=inner,
+            )
+
+
+def _fields(value: Any) -> Sequence[Any]:
+    inner = value[_VALUE] if _is_envelope(value) else value
+    return list(inner) if isinstance(inner, Mapping) else [_VALUE]
+
+
+def _has(value: Any, name: str) -> bool:
+    if _is_envelope(value):
+        return name in {*value, *_WINDOW_BOUNDS, _IS_RETRACTION} or name in _fields(value)
+    return name in _fields(value)
 
 
 def _decoded(productions: pa.Table, sink: str) -> list[Any]:
@@ -146,7 +215,7 @@ def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
     if name in _WINDOW_BOUNDS:
         bound = envelope["window"][_WINDOW_BOUNDS[name]]
         return bound if INSTANT_MIN_US <= bound <= INSTANT_MAX_US else None
-    if name == "is_retraction":
+    if name == _IS_RETRACTION:
         return envelope["pane"][name]
     inner = envelope[_VALUE]
     return inner.get(name) if isinstance(inner, Mapping) else None

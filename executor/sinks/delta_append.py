@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millpond.executor.sinks.columns import SINK_SCHEMA, sink_table
+from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, sink_table
 from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.log.append import append
@@ -44,6 +44,7 @@ class DeltaSinkWriter:
         self._name = name
         self._record = record
         self._schema = schema
+        self._watch = ColumnWatch(schema, name)
         self._writer = open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
         record.check_on_opening(self._writer.snapshot)
 
@@ -65,7 +66,7 @@ class DeltaSinkWriter:
         """
         if superstep <= self.delivered or not productions.num_rows:
             return
-        table = sink_table(productions, self._schema, self._name)
+        table = sink_table(productions, self._schema, self._name, self._watch)
         add = write_sink_file(self._objects, self._clock, self._rng, self._name, superstep, table)
         append(
             self._writer,

@@ -29,7 +29,7 @@ from millpond.executor.sinks.changes import (
     net_changes,
     row_keys,
 )
-from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, retractions, sink_table
+from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, ColumnWatch, retractions, sink_table
 from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.errors import ConflictError, DataError
@@ -99,6 +99,7 @@ class UpsertSinkWriter:
         self._name = name
         self._record = record
         self._schema = ROW_SCHEMA_BY_WINDOW if schema is None else schema
+        self._watch = ColumnWatch(schema, name)
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
         self._writer = open_table(objects, clock, rng, name, self._schema, whole=True)
@@ -125,7 +126,7 @@ class UpsertSinkWriter:
         """
         if superstep <= self.delivered or not productions.num_rows:
             return
-        rows = sink_table(productions, self._schema, self._name)
+        rows = sink_table(productions, self._schema, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
             # A leaf is rewritten from what is in it now; who comes in between has it read again.

@@ -15,6 +15,7 @@ from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.delta_schema import delta_schema
+from millpond.statestore.log.evolve import change_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import create_table
@@ -31,6 +32,9 @@ def open_table(
     """
     The writer of a sink's table; made when it is not there.
 
+    A table that a sink of this name has made takes new columns: others as long as it has no rows, and further ones
+    that allow null, unless its rows will be rewritten: then a row and its retraction would differ.
+
     Args:
         objects: the table's root.
         clock: for timestamps and waiting.
@@ -41,6 +45,7 @@ def open_table(
 
     Raises:
         InvalidError: there is a table with other columns, or a partitioned one.
+        ConflictError: another process changes the table at this moment.
         UnavailableError: the folder or bucket does not answer.
     """
     log = Log(objects)
@@ -51,13 +56,40 @@ def open_table(
             # Another process has made it since; whether it fits is looked at below.
             pass
     snapshot = load(log)
+    writer = LogWriter(log, snapshot, clock, rng)
+    columns = _new_columns(snapshot, schema, name, may_grow=not whole)
+    if columns is not None:
+        change_schema(writer, columns)
+        snapshot = writer.snapshot
     _check_fits(snapshot, schema, name, objects.url)
     if whole:
         _check_no_others(snapshot, schema, name, objects.url)
-    return LogWriter(log, snapshot, clock, rng)
+    return writer
 
 
 _FIELDS: Final = "fields"
+_WAY_OUT: Final = "give the sink another path, or change the columns of the table"
+
+
+def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: bool) -> str | None:
+    """
+    The columns that a table can be given so that it fits; ``None`` if it fits, or must stay as it is.
+    """
+    metadata = snapshot.metadata
+    if metadata is None or metadata.partition_columns or metadata.configuration or metadata.name != name:
+        # Not a table that a sink of this name has made.
+        return None
+    wanted = orjson.loads(delta_schema(schema))
+    there = orjson.loads(metadata.schema_string)
+    kinds = {column["name"]: column["type"] for column in there[_FIELDS]}
+    if all(kinds.get(column["name"]) == column["type"] for column in wanted[_FIELDS]):
+        return None
+    if not snapshot.file_count:
+        return orjson.dumps(wanted).decode()
+    further = [column for column in wanted[_FIELDS] if column["name"] not in kinds]
+    if not further or not may_grow or not all(column["nullable"] for column in further):
+        return None
+    return orjson.dumps({**there, _FIELDS: [*there[_FIELDS], *further]}).decode()
 
 
 def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
@@ -76,7 +108,7 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
         kind = there.get(column["name"])
         if kind != column["type"]:
             raise InvalidError(
-                "the sink's table has other columns",
+                f"the sink's table has other columns: {_WAY_OUT}",
                 sink=name,
                 path=url,
                 column=column["name"],
@@ -90,7 +122,10 @@ def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str)
     others = sorted({column["name"] for column in there} - set(schema.names))
     if others:
         raise InvalidError(
-            "the sink's table has columns that an upsert would lose", sink=name, path=url, columns=others
+            f"the sink's table has columns that an upsert would lose: {_WAY_OUT}",
+            sink=name,
+            path=url,
+            columns=others,
         )
 
 

@@ -145,6 +145,7 @@ class SparkEngine:
             },
             watch=self._coordinator.watermarks.watch(stream),
             injector=cloudpickle.dumps(injector) if needs_rows else None,
+            times=injector.times,
         )
         return self._run(routed.frame, self._task_plan(plan, slots, source))
 

@@ -6,23 +6,30 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.event_time.duration import Duration
-from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
-from millpond.executor.pipeline.nodes import FieldExtractor
+from millpond.executor.event_time.time_reading import TimeUnit
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.pipeline.nodes import FieldExtractor, OnError, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.stream import ComputationOptions
+from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatch", "foreach_batch"]
+__all__ = ["ForeachBatch", "ForeachBatchOptions", "foreach_batch"]
 
 INPUT = "input"
 """Name of the injected stream of an embedded computation."""
@@ -83,19 +90,41 @@ class ForeachBatch:
             return self._run
 
 
+class ForeachBatchOptions(SparkRunnerOptions, total=False):
+    """
+    The further options of `foreach_batch`: those of `Pipeline.inject`, of a computation, and of the runner.
+
+    `Pipeline.inject`, `ComputationOptions` and `SparkRunner` explain each.
+    """
+
+    at_unit: TimeUnit | None
+    at_zone: str | None
+    idle_after: Duration | None
+    members: Sequence[str]
+    member: FieldExtractor | None
+    skew_limit: Duration | None
+    exactly_once: bool
+    on_error: OnError
+    retries: int
+    on_late: OnLate | Mapping[str, OnLate]
+    productions: ProductionMode
+    user_code_timeout_ms: float | None
+
+
 def foreach_batch(
     store: Store | str | Path,
     computation: Computation,
     *,
     key: FieldExtractor,
-    at: FieldExtractor,
+    at: FieldExtractor | IngressTime,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
-    watermark: WatermarkPolicy = BoundedDisorder("0s"),  # noqa: B008 - frozen
+    watermark: WatermarkPolicy | None = None,
     id_slack: Duration = "3h",
     name: str | None = None,
-    sink: Sink | None = None,
+    produces: str | Sequence[str] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
     tick_ms: float = 250,
-    **runner_options: Unpack[SparkRunnerOptions],
+    **options: Unpack[ForeachBatchOptions],
 ) -> ForeachBatch:
     """
     Embed a computation in the user's own streaming query.
@@ -104,25 +133,57 @@ def foreach_batch(
         store: path of the store, or an open one.
         computation: what to run for each key.
         key: column (or function of the row) with the key.
-        at: column (or function of the row) with the event time.
+        at: column (or function of the row) with the event time, or `IngressTime`.
         id: column (or function of the row) with the record's id; records with the same id count once.
-        watermark: how the low watermark follows from the records.
+        watermark: how the low watermark follows from the records; by default they arrive in the order of
+            their times.
         id_slack: how long a sender may repeat a record; see `Pipeline.inject`.
         name: the computation's name in the store; its class's name otherwise.
-        sink: where its productions go, those to the stream with the computation's name.
+        produces: the stream or streams that the computation produces to; by default one with its name.
+        sink: where its productions go: one sink for the first of its streams, or a mapping of streams to
+            sinks. `DEAD_LETTERS` is a stream, too.
         tick_ms: how long the query must be silent before due timers fire without a batch.
-        runner_options: further options of the `SparkRunner`.
+        options: all other options of `Pipeline.inject`, of the computation and of the `SparkRunner`;
+            ``intervals`` is the computation's.
+
+    Raises:
+        InvalidError: an option is unknown, or wrong in itself.
 
     Example::
 
         df.writeStream.foreachBatch(
-            foreach_batch("pond", SpikeDetector(), key="query", at="time")
+            foreach_batch("pond", SpikeDetector(), key="query", at="time", on_error="stop")
         ).option("checkpointLocation", "…").start()
     """
     chosen = name or type(computation).__name__
+    of_stream, of_code, of_runner = _sorted_out(options)
     pipeline = EnginePipeline(chosen)
-    stream = pipeline.inject(INPUT, key=key, at=at, id=id, watermark=watermark, id_slack=id_slack)
-    output = stream.apply(computation, name=chosen)
-    if sink is not None:
-        output.sink(chosen, sink)
-    return ForeachBatch(SparkRunner(store, **runner_options), pipeline, tick_ms=tick_ms)
+    if watermark is not None:
+        of_stream["watermark"] = watermark
+    stream = pipeline.inject(INPUT, key=key, at=at, id=id, id_slack=id_slack, **of_stream)
+    output = stream.apply(computation, name=chosen, produces=produces, **of_code)
+    sinks = sink if isinstance(sink, Mapping) else {} if sink is None else {output.name: sink}
+    for produced, target in sinks.items():
+        # A store knows the sink of the first stream by the computation's name.
+        pipeline.add_sink(chosen if produced == output.name else f"{chosen}.{produced}", produced, target)
+    pipeline.check()
+    return ForeachBatch(SparkRunner(store, **of_runner), pipeline, tick_ms=tick_ms)
+
+
+_STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)
+_CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
+
+
+def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """
+    The options of the stream, of the computation and of the runner.
+    """
+    known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
+    for option in options.keys() - known:
+        raise InvalidError(
+            "no such option", option=option, options=sorted(ForeachBatchOptions.__annotations__)
+        )
+    of_stream = {name: value for name, value in options.items() if name in _STREAM_OPTIONS}
+    of_code = {name: value for name, value in options.items() if name in _CODE_OPTIONS}
+    rest = {name: value for name, value in options.items() if name not in of_stream and name not in of_code}
+    return of_stream, of_code, rest

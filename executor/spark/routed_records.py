@@ -4,8 +4,9 @@ The outside records of one Spark task, as its intervals get them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import cloudpickle
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries
 from millpond.executor.computation.values import ArrowValues
-from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.injectors.observation import InputObservation, observe_times
 from millpond.executor.pipeline.extract_rows import member_names, newest_mark, scoped_ids
 from millpond.executor.spark.routed_columns import (
@@ -122,16 +123,28 @@ class RoutedRecords:
         ids = self._own_ids(table)
         record_ids = [None] * table.num_rows if ids is None else ids.to_pylist()
         for key, at, error, value, record_id in zip(keys, times, errors, values, record_ids, strict=True):
-            is_timed = at is not None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
+            untimed = self._time_error(at, value) if error is None else None
+            is_timed = at is not None and untimed is None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
             yield DeadLetter.of_unreadable(
                 computation,
                 self._source.stream,
-                lambda value=value: value,
-                _why_unreadable(key, at) if error is None else error,
+                partial(_same, value),
+                error or ("the key is null" if key is None else untimed or "the time is unreadable"),
                 key=key,
                 at=at if is_timed else None,
                 record_id=record_id,
             )
+
+    def _time_error(self, at: int | None, value: Mapping[str, Any]) -> str | None:
+        """
+        Why a record's time is unreadable; ``None`` if it is not.
+        """
+        raw_at = self._columns.raw_at
+        try:
+            parse_instant_us(at if raw_at is None else value[raw_at], self._source.times)
+        except InvalidError as error:
+            return str(error)
+        return None
 
     def observation(self) -> InputObservation:
         """
@@ -177,12 +190,8 @@ def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, times)
 
 
-def _why_unreadable(key: str | None, at: int | None) -> str:
-    if key is None:
-        return "the key is null"
-    if at is None:
-        return "the event time is null or unreadable"
-    return "the time lies outside the years 1 to 9999"
+def _same(value: Any) -> Any:
+    return value
 
 
 def _times(table: pa.Table, name: str) -> Any:

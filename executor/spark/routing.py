@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.functions import expr
 
-from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT, NO_ZONE
+from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -205,7 +206,9 @@ def _carried(names: Sequence[str]) -> tuple[str, ...]:
 def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
     own = _carried(schema.names)
     # What gets its time on arrival is stamped in the task.
-    at, at_column = (_UNSTAMPED, None) if isinstance(node.at, IngressTime) else _time(schema, str(node.at))
+    is_stamped = isinstance(node.at, IngressTime)
+    at, at_column = (_UNSTAMPED, None) if is_stamped else _time(schema, str(node.at), node.times)
+    raw_at = None if is_stamped else str(node.at)
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
     targets = [_target(key, at, route) for key, route in zip(keys, routes, strict=True)]
@@ -213,12 +216,14 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
     quoted = tuple(map(_quoted, own))
     if len(routes) == 1:
         key_column = str(node.key) if routes[0].key is None else str(routes[0].key)
-        columns = RoutedColumns(key=key_column, at=at_column or AT, id=record_id, error=None, own=own)
+        columns = RoutedColumns(
+            key=key_column, at=at_column or AT, id=record_id, error=None, own=own, raw_at=raw_at
+        )
         return _Selection(columns=columns, first=(f"{targets[0]} AS {TARGET}", *added_at, *quoted))
     choices = ", ".join(
         f"named_struct('t', {target}, 'k', {key})" for target, key in zip(targets, keys, strict=True)
     )
-    columns = RoutedColumns(key=KEY, at=at_column or AT, id=record_id, error=None, own=own)
+    columns = RoutedColumns(key=KEY, at=at_column or AT, id=record_id, error=None, own=own, raw_at=raw_at)
     spread = f"explode(array({choices})) AS {_CHOICE}"
     kept_at = () if at_column is not None else (AT,)
     return _Selection(
@@ -264,33 +269,46 @@ def _key(schema: T.StructType, name: str) -> str:
     return _quoted(name)
 
 
-def _time(schema: T.StructType, name: str) -> tuple[str, str | None]:
+def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, str | None]:
     """
     The time in SQL as microseconds, and the input's own column if that is one a task can read.
+
+    What cannot be read is null; the task finds out why (`routed_records`).
     """
     kind = _type_of(schema, name, "time")
     column = _quoted(name)
     if isinstance(kind, T.TimestampType):
         return f"unix_micros({column})", name
-    if isinstance(kind, T.LongType):
-        return column, name
-    if isinstance(kind, T.IntegerType):
-        return f"CAST({column} AS BIGINT)", None
+    if isinstance(kind, T.LongType | T.IntegerType):
+        is_plain = isinstance(kind, T.LongType) and reading.unit == "us"
+        return _micros_of_number(f"CAST({column} AS BIGINT)", reading), name if is_plain else None
     if isinstance(kind, T.StringType):
-        return f"unix_micros(try_cast({_whole_instant(column)} AS TIMESTAMP))", None
+        return f"unix_micros(try_cast({_whole_instant(column, reading)} AS TIMESTAMP))", None
     if isinstance(kind, T.TimestampNTZType):
-        raise InvalidError(
-            "the time column has no zone; say which one it means, for example with to_utc_timestamp",
-            column=name,
-        )
+        if reading.offset_us is None:
+            raise InvalidError(NO_ZONE, column=name, type=kind.simpleString())
+        since_1970 = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01 00:00:00', {column})"
+        return f"{since_1970} - {reading.offset_us}L", None
     raise InvalidError("the time column is no time", column=name, type=kind.simpleString())
 
 
-def _whole_instant(column: str) -> str:
+def _micros_of_number(number: str, reading: TimeReading) -> str:
+    factor, divisor = reading.factors
+    if divisor > 1:
+        return f"({number} - pmod({number}, {divisor}L)) div {divisor}L"
+    if factor > 1:
+        return f"try_multiply({number}, {factor}L)"
+    if reading.is_unit_given:
+        return number
+    in_milliseconds = f"{number} BETWEEN {MILLISECONDS_MIN}L AND {MILLISECONDS_MAX}L"
+    return f"CASE WHEN {in_milliseconds} THEN NULL ELSE {number} END"
+
+
+def _whole_instant(column: str, reading: TimeReading) -> str:
     """
     SQL that completes a time in text; null for text that is not a time, even if Spark accepts it.
 
-    Text without a zone is UTC, whatever the session's zone: the same in both runners.
+    Text without a zone gets that of the injector, whatever the session's: the same in both runners.
     """
     text = f"trim({column})"
     date, zone = INSTANT_TEXT.date, INSTANT_TEXT.zone
@@ -298,11 +316,14 @@ def _whole_instant(column: str) -> str:
     second = f"{minute}{INSTANT_TEXT.second}"
     cases = {
         f"{second}{zone}": text,
-        second: f"concat({text}, 'Z')",
-        date: f"concat({text}, 'T00:00:00Z')",
-        minute: f"concat({text}, ':00Z')",
         f"{minute}{zone}": f"concat(left({text}, 16), ':00', substring({text}, 17))",
     }
+    if reading.zone is not None:
+        cases |= {
+            second: f"concat({text}, '{reading.zone}')",
+            date: f"concat({text}, 'T00:00:00{reading.zone}')",
+            minute: f"concat({text}, ':00{reading.zone}')",
+        }
     # A dollar would let a newline at the end pass.
     whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())
     return f"CASE {' '.join(whens)} END"

@@ -61,6 +61,7 @@ class SparkRun(Run[None]):
         super().__init__(coordinator.topology, lifecycle, clock, first=first, release=release)
         self._engine = engine
         self._coordinator = coordinator
+        coordinator.sinks.on_failure = lifecycle.fail
         self._progress = progress
         self._lock = threading.RLock()
         self._queries: list[StreamingQuery] = []

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
+from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.observation import InputObservation, Watch
 from millpond.executor.pipeline.weak import WeakStreams
 from millpond.executor.spark.routed_columns import RoutedColumns
@@ -39,6 +40,7 @@ class RoutedInput:
         id_scopes: prefix of record ids, by consumer.
         watch: what the driver needs to know of the records' times.
         injector: the pickled injector, if its watermark depends on more than times.
+        times: how the injector reads times that do not say their unit or zone.
     """
 
     stream: str
@@ -47,6 +49,7 @@ class RoutedInput:
     id_scopes: Mapping[str, bytes]
     watch: Watch
     injector: bytes | None = None
+    times: TimeReading = DEFAULT_READING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ whether it is (architecture §6, "to the outside world").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
@@ -26,10 +27,16 @@ from millpond.statestore.types import Clock, Rng, Superstep
 
 __all__ = ["SinkDelivery"]
 
+_LOG = logging.getLogger("millpond")
+
 
 class SinkDelivery:
     """
     Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
+
+    Attributes:
+        on_failure: told what a sink raised, in the sinks' thread and at once: on a quiet stream no superstep
+            comes that would `wait`.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class SinkDelivery:
         self._writers: list[tuple[str, SinkWriter]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
+        self.on_failure: Callable[[BaseException], None] = _log_failure
 
     def open(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """
@@ -72,6 +80,12 @@ class SinkDelivery:
             self._write(superstep, sources)
         else:
             self._running = self._executor.submit(self._write, superstep, tuple(sources))
+            self._running.add_done_callback(self._report)
+
+    def _report(self, delivery: Future[None]) -> None:
+        failure = None if delivery.cancelled() else delivery.exception()
+        if failure is not None:
+            self.on_failure(failure)
 
     def wait(self) -> None:
         """
@@ -121,6 +135,10 @@ class SinkDelivery:
                 reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
                 reach("sink.delivered")
+
+
+def _log_failure(failure: BaseException) -> None:
+    _LOG.error("a sink has failed: %s", failure)
 
 
 def _kept_as(stream: str) -> tuple[str, str]:

@@ -153,14 +153,17 @@ def test_what_a_letter_has(play: Open) -> None:
     given = rows(3, bad=1)
     pond.inject("in", [*given, {**given[0], "k": None, "n": 3}])
     failed, unreadable = sorted(
-        (orjson.loads(state) for state in pond.states("dead_letters").values()), key=lambda letter: letter["id"]
+        (orjson.loads(state) for state in pond.states("dead_letters").values()),
+        key=lambda letter: letter["id"],
     )
 
     assert (failed["id"], failed["attempt"], failed["key"]) == ("0", 3, "k0")
     assert (unreadable["id"], unreadable["attempt"], unreadable["key"]) == ("3", 1, None)
     for letter in (failed, unreadable):
         assert letter["at"] == "2013-02-08T10:00:00+00:00"
-        assert datetime.fromisoformat(letter["failed_at"]).timestamp() * 1e6 == pytest.approx(pond.clock.now_us())
+        assert datetime.fromisoformat(letter["failed_at"]).timestamp() * 1e6 == pytest.approx(
+            pond.clock.now_us()
+        )
         assert orjson.loads(letter["value"])["t"] == "2013-02-08T10:00:00+00:00"
     assert mp.letter_value(failed)["t"] == given[0]["t"]
     assert mp.letter_value(unreadable)["k"] is None

@@ -18,6 +18,7 @@ from millpond.executor.event_time.duration import (
     instant_us,
     parse_instant_us,
 )
+from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.statestore.errors import InvalidError
 
 
@@ -105,11 +106,17 @@ class TestInstant:
         assert parse_instant_us(text) == 1_000_000
 
     @pytest.mark.parametrize("text", ["1970-01-01T00:00:01", "1970-01-01 00:00:01", "1970-01-01T00:00:01.0"])
-    def test_iso_text_without_a_zone_is_utc(self, text):
+    def test_no_time_without_a_zone_is_guessed(self, text):
         """
-        Text that names no zone means UTC, on every machine.
+        Text and a `datetime` without a zone are both refused, unless the injector names the zone.
         """
-        assert parse_instant_us(text) == 1_000_000
+        naive = datetime(1970, 1, 1, 0, 0, 1)  # noqa: DTZ001
+        utc, east = (TimeReading.of(None, zone, stream="s") for zone in ("UTC", "+02:00"))
+        for time in (text, naive):
+            with pytest.raises(InvalidError, match=r'no time zone.*at_zone="UTC"'):
+                parse_instant_us(time)
+            assert parse_instant_us(time, utc) == 1_000_000
+            assert parse_instant_us(time, east) == 1_000_000 - 7_200_000_000
 
     @pytest.mark.parametrize("value", [None, "", "yesterday", "1970-13-01", "25:00", 1.5])
     def test_unreadable_times_are_refused(self, value):
@@ -150,6 +157,50 @@ class TestColumn:
         column = pa.chunked_array([pa.array([1, 2], pa.int32()), pa.array([3], pa.int32())])
 
         assert instant_column_us(column, "at").at.tolist() == [1, 2, 3]
+
+    def test_a_column_without_a_zone_needs_one_from_the_injector(self):
+        """
+        A column of timestamps follows the rule of text and of a `datetime`.
+        """
+        east = TimeReading.of(None, "+02:00", stream="s")
+        column = pa.array([7_201_000_000], pa.timestamp("us"))
+
+        assert instant_column_us(column, "at", east).at.tolist() == [1_000_000]
+
+    @pytest.mark.parametrize(
+        ("unit", "number"), [("s", 1_700_000_000), ("ms", 1_700_000_000_000), ("ns", 17 * 10**17)]
+    )
+    def test_numbers_in_a_unit_that_is_said(self, unit, number):
+        """
+        Rows and columns read the same instant of a number in any unit.
+        """
+        reading = TimeReading.of(unit, None, stream="s")
+
+        assert parse_instant_us(number, reading) == 1_700_000_000_000_000
+        assert instant_column_us(pa.array([number]), "at", reading).at.tolist() == [1_700_000_000_000_000]
+
+    def test_milliseconds_do_not_pass_for_microseconds(self):
+        """
+        Without a unit a number that is a date in milliseconds is refused, in rows and in columns.
+        """
+        number = 1_700_000_000_000
+        microseconds = TimeReading.of("us", None, stream="s")
+        with pytest.raises(InvalidError, match=r'date in milliseconds: say at_unit="ms"') as refused:
+            parse_instant_us(number, DEFAULT_READING)
+
+        assert instant_column_us(pa.array([5, number]), "at", DEFAULT_READING).errors == {
+            1: str(refused.value)
+        }
+        assert parse_instant_us(number, microseconds) == number
+        assert not instant_column_us(pa.array([number]), "at", microseconds).errors
+
+    @pytest.mark.parametrize(("unit", "zone"), [("m", None), (None, "Europe/Oslo"), (None, "+2")])
+    def test_units_and_zones_that_do_not_exist(self, unit, zone):
+        """
+        A unit that is none, and a zone whose clock is put back, are refused at the call.
+        """
+        with pytest.raises(InvalidError, match=r"at_unit is|at_zone is"):
+            TimeReading.of(unit, zone, stream="s")
 
     def test_bad_cells_are_named_and_the_others_are_kept(self):
         """

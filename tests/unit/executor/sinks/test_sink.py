@@ -4,6 +4,7 @@ Sinks: each superstep once, in columns that fit, in a table that every Delta rea
 
 from __future__ import annotations
 
+import logging
 import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -147,6 +148,26 @@ class TestColumns:
             "absent": None,
         }
 
+    def test_a_column_that_no_value_has_is_a_warning(self, caplog):
+        """
+        The warning has the misspelt column and the fields that the values do have, once.
+        """
+        caplog.set_level(logging.WARNING, "millpond")
+        writer = a_writer(MemoryObjects(), pa.schema([("key", pa.string()), ("volme", pa.int64())]))
+        for superstep in (1, 2):
+            writer.write(superstep, productions(("a", superstep, '{"volume":1}')))
+
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert "sink=`spikes` columns=`['volme']` fields=`['volume']`" in warning
+
+    def test_a_value_without_fields_needs_a_column(self):
+        """
+        A plain number would be lost whole where the table has columns for fields only.
+        """
+        schema = pa.schema([("key", pa.string()), ("count", pa.int64())])
+        with pytest.raises(InvalidError, match=r"no fields.*sink=`s`.*key=`a` value=`7`"):
+            sink_table(productions(("a", 1, "7")), schema, "s")
+
     def test_key_and_at_are_the_records_own(self):
         """
         Fields of the value do not shadow them; a bare value fills the column value.
@@ -204,12 +225,46 @@ class TestPlace:
         The error names the column, what is there and what was wanted.
         """
         objects = MemoryObjects()
-        a_writer(objects, pa.schema([("n", pa.int64())]))
+        a_writer(objects, pa.schema([("n", pa.int64())])).write(1, productions(("a", 1, '{"n":1}')))
 
-        with pytest.raises(InvalidError, match=r"column=`n` wanted=`string` found=`long`"):
+        with pytest.raises(InvalidError, match=r"another path.*column=`n` wanted=`string` found=`long`"):
             a_writer(objects, pa.schema([("n", pa.string())]))
         with pytest.raises(InvalidError, match=r"column=`m`"):
-            a_writer(objects, pa.schema([("n", pa.int64()), ("m", pa.int64())]))
+            a_writer(objects, pa.schema([("n", pa.int64()), pa.field("m", pa.int64(), nullable=False)]))
+
+    def test_a_table_without_rows_takes_the_columns_of_the_mended_program(self, tmp_path):
+        """
+        A wrong schema stops the run at its first value; the table that it has made does not outlive it.
+        """
+        wrong, right = (pa.schema([("key", pa.string()), ("n", kind)]) for kind in (pa.bool_(), pa.float64()))
+        with pytest.raises(InvalidError, match="does not fit its column"):
+            DeltaSink(str(tmp_path), wrong).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+
+        DeltaSink(str(tmp_path), right).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+
+        assert DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() == [{"key": "a", "n": 1.0}]
+
+    def test_a_table_with_rows_takes_further_columns(self, tmp_path):
+        """
+        Rows from before the column have null in it.
+        """
+        before = pa.schema([("key", pa.string())])
+        DeltaSink(str(tmp_path), before).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+        after = pa.schema([("key", pa.string()), ("n", pa.int64())])
+        DeltaSink(str(tmp_path), after).open("store", "p", "spikes").write(2, productions(("b", 5, '{"n":2}')))
+
+        rows = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("key").to_pylist()
+        assert rows == [{"key": "a", "n": None}, {"key": "b", "n": 2}]
+
+    def test_a_table_of_somebody_else_keeps_its_columns(self, tmp_path):
+        """
+        An empty table that no sink of this name has made is refused as it is.
+        """
+        DeltaTable.create(str(tmp_path), pa.schema([("n", pa.int64())]), name="other")
+
+        with pytest.raises(InvalidError, match="other columns"):
+            DeltaSink(str(tmp_path), pa.schema([("n", pa.string())])).open("store", "p", "spikes")
+        assert DeltaTable(str(tmp_path)).version() == 0
 
     def test_a_path_that_is_a_file_is_refused(self, tmp_path):
         """

@@ -12,6 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millpond.executor.event_time.time_reading import (
+    MILLISECONDS_MAX,
+    MILLISECONDS_MIN,
+    TimeReading,
+    TimeUnit,
+)
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -33,8 +39,8 @@ SCHEMA = (
 )
 MOMENT = datetime(2013, 2, 8, 10, 0, 0, 5, tzinfo=UTC)
 ROWS: list[tuple[Any, ...]] = [
-    (0, "a", "z", "2013-02-08T10:00:00", 5, MOMENT, "i0", 0),
-    (1, None, "z", "2013-02-08", -5, MOMENT, "i1", 1),
+    (0, "a", "z", "2013-02-08T10:00:00Z", 5, MOMENT, "i0", 0),
+    (1, None, "z", "2013-02-08T10:00Z", -5, MOMENT, "i1", 1),
     (2, "b", None, "2013-02-08T10:00:00+01:00", 0, MOMENT, None, None),
     (3, "", "a", None, None, None, "", 3),
     (4, "é", "m'\"\\", "yesterday", YEAR_12000, MOMENT, "i4", -4),
@@ -196,13 +202,44 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
     texts = list(dict.fromkeys([*TEXTS, *damaged]))
     rows = [(number, "k", text) for number, text in enumerate(texts)]
     frame = spark.createDataFrame(rows, "n long, k string, text string").coalesce(1)
-    node = injector()
-    found = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
-    wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
+    readable = []
+    for at_zone in (None, "UTC", "-03:30"):
+        node = injector(times=TimeReading.of(None, at_zone, stream="in"))
+        found = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
+        wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
 
-    assert {texts[n]: found[n] for n in found} == {texts[n]: wanted[n] for n in wanted}
-    readable = sum(len(row) > 2 for row in wanted.values())
-    assert 30 < readable < len(texts) - 200
+        assert {texts[n]: found[n] for n in found} == {texts[n]: wanted[n] for n in wanted}
+        readable.append(sum(len(row) > 2 for row in wanted.values()))
+    assert 15 < readable[0] < readable[1] == readable[2] < len(texts) - 200
+
+
+@pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
+def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUnit | None) -> None:
+    """
+    Whatever its unit, on both sides of 1970 and of what is taken for milliseconds.
+    """
+    numbers = [0, 1, -1, 999, -999, -1_001, 1_700_000_000, MILLISECONDS_MIN - 1, MILLISECONDS_MIN]
+    numbers += [MILLISECONDS_MAX, MILLISECONDS_MAX + 1, 17 * 10**14, 17 * 10**17, 2**62, -(2**62)]
+    frame = spark.createDataFrame(
+        [(n, "k", number) for n, number in enumerate(numbers)], "n long, k string, at long"
+    )
+    node = injector(at="at", times=TimeReading.of(unit, None, stream="in"))
+
+    assert routed(Router(node).route(frame.coalesce(1), ONE, 1)) == expected(
+        node, ONE, frame.coalesce(1).toArrow()
+    )
+
+
+def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> None:
+    """
+    A column of Spark's local timestamps is read like text, whatever the session's zone.
+    """
+    frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
+    node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
+    found = routed(Router(node).route(frame, ONE, 1))
+
+    assert found == expected(node, ONE, frame.toArrow())
+    assert found[0][3] == 1_360_310_400_000_005
 
 
 def _damaged(text: str, rng: SeededRng) -> str:
@@ -250,7 +287,7 @@ def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: 
         (injector(key="absent"), "no such key column column=`absent`"),
         (injector(key="n"), "key column is not text column=`n`"),
         (injector(at="absent"), "no such time column column=`absent`"),
-        (injector(at="naive"), "no zone.*column=`naive`"),
+        (injector(at="naive"), "no time zone.*column=`naive`"),
         (injector(at="real"), "time column is no time column=`real`"),
         (injector(at="day"), "time column is no time column=`day`"),
         (injector(id="real"), "id column is neither .* column=`real`"),
