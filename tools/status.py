@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import click
 
+from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, fences_of, savepoints_of
 from millpond.statestore.catalog.overlap import superseded
 from millpond.statestore.catalog.rebuild import logged_commits
@@ -40,16 +41,20 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 )
 @store_argument
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
+@click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with everything.")
-def status(store: str, storage_options: tuple[str, ...], catalog: str | None, *, as_json: bool) -> None:
+def status(
+    store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
+) -> None:
     """
     Show the contents of STORE and the progress of its pipelines.
 
     For each pipeline: its last superstep, its running totals, and its inputs' last batches. For each
     computation: its number of key intervals, its files, the number of row updates in them (a key has
     one per superstep that touched it, until a compaction joins them), its low watermark (no older
-    record is expected), and its counters: late records, dropped records, and counters of its own
-    code. If the catalog is available, also the code versions.
+    record is expected), and its counters: late records, dropped records, dead letters, and counters of
+    its own code. For dead letters also the error of the newest one. If the catalog is available, also
+    the code versions.
     """
     with open_to_read(store, storage_options, catalog) as opened:
         description = _describe(opened)
@@ -57,6 +62,8 @@ def status(store: str, storage_options: tuple[str, ...], catalog: str | None, *,
         print_json([description])
     else:
         _print(description)
+    if check and description["dead_letters"]:
+        raise SystemExit(1)
 
 
 def _describe(store: Store) -> dict[str, Any]:
@@ -71,6 +78,7 @@ def _describe(store: Store) -> dict[str, Any]:
         "size_bytes": sum(file.size_bytes for file in snapshot.files),
         "pipelines": _pipelines(snapshot),
         "computations": _computations(snapshot, _code_versions(store)),
+        "dead_letters": _dead_letters(store, snapshot),
         "savepoints": [
             {"name": name, "version": version}
             for name, version in savepoints_of(snapshot.txns)
@@ -123,6 +131,22 @@ def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
             case _:
                 pass
     return counts
+
+
+def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """
+    The dead letters that the store still has, by computation, with the newest error of each.
+    """
+    if not snapshot.files_in(DEAD_LETTERS):
+        return []
+    newest = """
+        select state ->> 'computation' as computation, count(*) as letters,
+            arg_max(state ->> 'error', superstep) as newest_error,
+            arg_max(state ->> 'failed_at', superstep) as failed_at
+        from dead_letters group by all order by all
+    """
+    found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
+    return found
 
 
 def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
@@ -181,6 +205,9 @@ def _print(description: Mapping[str, Any]) -> None:
         print_table("Inputs", ("pipeline", "input", "source", "last batch"), inputs)
     if description["computations"]:
         _print_computations(description["computations"])
+    if description["dead_letters"]:
+        rows = [tuple(letters.values()) for letters in description["dead_letters"]]
+        print_table("Dead letters", ("computation", "dead letters", "newest error", "failed at"), rows)
     if description["savepoints"]:
         rows = [(savepoint["name"], savepoint["version"]) for savepoint in description["savepoints"]]
         print_table("Savepoints", ("savepoint", "version"), rows)

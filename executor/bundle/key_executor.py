@@ -137,15 +137,19 @@ class KeyExecutor:
                 settled = self._run_at_once(key, start, stop)
             else:
                 settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
+        except (Exception, CodeTimeoutError):  # noqa: BLE001 - whatever it was, the careful run meets it again
+            self._undo(produced, fired)
+        else:
             if self._context.mistake is None:
                 return settled
-        except (Exception, CodeTimeoutError):  # noqa: BLE001, S110 - whatever it was, the careful run meets it again
-            pass
+            self._undo(produced, fired)
+        self._begin(key, encoded, timers, stop - start)
+        return self._run_carefully(key, start, stop)
+
+    def _undo(self, produced: int, fired: int) -> None:
         self.productions.truncate(produced)
         self.counters.truncate(0)
         self.fired = fired
-        self._begin(key, encoded, timers, stop - start)
-        return self._run_carefully(key, start, stop)
 
     def _within_limit(self, code: Callable[[], _Result]) -> _Result:
         limit = self._limit

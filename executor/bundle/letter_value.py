@@ -59,13 +59,14 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
     try:
-        text, types = _CODEC.encode(value), {}
+        return _bounded(LetterValue(_CODEC.encode(value)))
     except InvalidError:
-        types = {}
-        text = _json(_plain(value, _WHOLE, types))
-    return (
-        LetterValue(text, types) if len(text) <= VALUE_MAX else LetterValue(text[:VALUE_MAX], {_WHOLE: "cut"})
-    )
+        types: dict[str, str] = {}
+        return _bounded(LetterValue(_json(_plain(value, _WHOLE, types)), types))
+
+
+def _bounded(value: LetterValue) -> LetterValue:
+    return value if len(value.text) <= VALUE_MAX else LetterValue(value.text[:VALUE_MAX], {_WHOLE: "cut"})
 
 
 def letter_value(letter: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
-from millpond.executor.pipeline.extract_rows import Rows, read_injected
+from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
@@ -42,6 +42,7 @@ class LocalRun(Run[Receipt]):
             worker.coordinator.topology, worker.lifecycle, clock, first=worker.status, release=release
         )
         self._worker = worker
+        self._checked: set[str] = set()
 
     # -- input -----------------------------------------------------------------------------
 
@@ -90,16 +91,23 @@ class LocalRun(Run[Receipt]):
 
     def check_rows(self, stream: str, rows: Rows) -> None:
         """
-        Refuse a table whose columns do not fit the stream's injector and consumers.
+        Refuse rows that do not fit the stream's injector and consumers.
+
+        Of a table that is told by its columns. Mappings may differ: the first ones of a stream are refused if a
+        field is in none of them; later, and where only some lack it, they become dead letters.
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
         """
         injector = self._topology.injector(stream)
+        keys = [consumer.subscription.key for consumer in self._topology.consumers_of(stream)]
         if isinstance(rows, pa.Table):
             # A missing column is an error of this call and must not end the run.
-            for consumer in self._topology.consumers_of(stream):
-                read_injected(injector, consumer.subscription.key, rows.slice(0, 0))
+            for key in keys:
+                read_injected(injector, key, rows.slice(0, 0))
+        elif rows and stream not in self._checked:
+            check_fields(injector, keys, rows)
+            self._checked.add(stream)
 
     def _put(self, entry: Arrival | UpdateEntry, timeout_ms: float | None = None) -> None:
         self._worker.check_active()

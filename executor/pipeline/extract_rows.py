@@ -8,9 +8,11 @@ the others are not disturbed. Rows are Arrow columns or Python dicts; both give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +29,19 @@ from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Injected", "Rows", "member_names", "newest_mark", "read_injected", "row_count", "row_values"]
+__all__ = [
+    "Injected",
+    "Rows",
+    "check_fields",
+    "member_names",
+    "newest_mark",
+    "read_injected",
+    "row_count",
+    "row_values",
+]
 
 _Read = TypeVar("_Read")
+_FIRST_ROWS: Final = 1_000
 
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
 """Outside rows: an Arrow table, or a mapping of fields for each."""
@@ -81,6 +93,47 @@ def read_injected(
         ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
+    """
+    Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
+
+    Args:
+        node: where the injector says that key, time and id are.
+        keys: the consumers' key extractors.
+        rows: at least one row that is no part of a table.
+
+    Raises:
+        InvalidError: a field is in none of the rows, or the keys are all of a type that is not text.
+    """
+    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
+    if not mappings:
+        return
+    own_keys = {node.key if key is None else key for key in keys}
+    uses = [*(("key", key) for key in own_keys), ("time", node.at), ("id", node.id)]
+    for use, name in uses:
+        if isinstance(name, str):
+            _check_field(node.stream, use, name, mappings)
+
+
+def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [row[name] for row in rows if name in row]
+    if not cells:
+        fields = [field for field in rows[0] if isinstance(field, str)]
+        close = get_close_matches(name, fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InvalidError(
+            f"no row has the field of the {use}{hint}", stream=stream, field=name, fields=fields
+        )
+    kinds = {type(cell) for cell in cells}
+    if use == "key" and not any(issubclass(kind, str | NoneType) for kind in kinds):
+        raise InvalidError(
+            f"the key is not text: convert it, for example with key=lambda row: str(row[{name!r}])",
+            stream=stream,
+            field=name,
+            type=min(kind.__name__ for kind in kinds),
+        )
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from millpond.executor.superstep.plan import SuperstepPlan
 
-__all__ = ["Route", "Routed", "Router", "routes_of"]
+__all__ = ["Route", "Routed", "Router", "check_frame", "routes_of"]
 
 _ADDED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),
@@ -107,6 +107,30 @@ def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Rou
         lows = tuple(plan.intervals[i].interval.low for i in mine)
         routes.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
     return tuple(routes)
+
+
+def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
+    """
+    Refuse an input whose columns do not fit its injector and consumers, before anything runs.
+
+    Args:
+        topology: the checked pipeline.
+        stream: the injected stream.
+        schema: the columns of its frame.
+
+    Raises:
+        InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
+    """
+    node = topology.injectors[stream]
+    _carried(schema.names)
+    for consumer in topology.consumers_of(stream):
+        key = node.key if consumer.subscription.key is None else consumer.subscription.key
+        if isinstance(key, str):
+            _key(schema, key)
+    if isinstance(node.at, str):
+        _time(schema, node.at, node.times)
+    if isinstance(node.id, str):
+        _id(schema, node.id)
 
 
 class Router:

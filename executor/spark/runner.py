@@ -17,6 +17,7 @@ from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
 from millpond.executor.spark.engine import SparkEngine
+from millpond.executor.spark.importable import check_importable
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
@@ -196,10 +197,14 @@ class SparkRunner:
     def open(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame] | None = None) -> SparkRun:
         """
         Check the pipeline, open the store and take the leases; the caller feeds the run itself.
+
+        Raises:
+            InvalidError: pipeline or inputs do not fit, or the workers cannot import a module of the code.
         """
         topology = pipeline.check(inputs)
-        _check_frames(inputs or {})
+        _check_frames(topology, inputs or {})
         spark = self._spark or spark_session(pipeline.name)
+        check_importable(spark.sparkContext, topology)
         return self._options.open_run(lambda store, release: self._open_run(topology, spark, store, release))
 
     def checkpoint(self, stream: str) -> str:
@@ -268,9 +273,12 @@ def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame]) -> None:
             run.consume_bounded(stream, frame)
 
 
-def _check_frames(inputs: Mapping[str, object]) -> None:
+def _check_frames(topology: Topology, inputs: Mapping[str, object]) -> None:
     from pyspark.sql import DataFrame
+
+    from millpond.executor.spark.routing import check_frame
 
     for stream, frame in inputs.items():
         if not isinstance(frame, DataFrame):
             raise InvalidError("the input is no Spark DataFrame", input=stream, type=type(frame).__name__)
+        check_frame(topology, stream, frame.schema)

@@ -20,6 +20,7 @@ from millpond.executor.bundle.bundle import Deliveries
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG
+from millpond.executor.spark.importable import import_error
 from millpond.executor.spark.routed_records import RoutedRecords
 from millpond.executor.spark.task_plan import SlotReport, TaskPlan
 from millpond.executor.superstep.delivery import read_productions
@@ -116,8 +117,8 @@ class _WorkerProcess:
         self.url = plan.url
         self.durability = plan.durability
         self.code_digest = plan.code_digest
-        self.nodes: dict[str, ComputationNode] = cloudpickle.loads(plan.code)
         self._objects = open_objects(plan.url, plan.storage_options, durability=plan.durability)
+        self.nodes: dict[str, ComputationNode] = _loaded(plan.code)
         self._workers: dict[Interval, IntervalWorker] = {}
         self._rng = SystemRng()
 
@@ -166,3 +167,17 @@ class _WorkerProcess:
             worker = IntervalWorker(node, part.interval, self._objects, cache_bytes=plan.cache_bytes)
             self._workers[part.interval] = worker
         return worker
+
+
+def _loaded(code: bytes) -> dict[str, ComputationNode]:
+    """
+    The computations, if this worker, which may be younger than the run, can import their modules.
+
+    Raises:
+        InvalidError: names the module that it cannot import.
+    """
+    try:
+        nodes: dict[str, ComputationNode] = cloudpickle.loads(code)
+    except ImportError as failure:
+        raise import_error(failure.name, failure) from failure
+    return nodes

@@ -223,10 +223,13 @@ def test_columns_with_bad_cells(store: Store, tmp_path: Path) -> None:
 
 def test_a_batch_of_nothing_but_bad_rows(store: Store) -> None:
     """
-    A first batch of unreadable rows only is consumed into dead letters.
+    A first batch of unreadable rows only is consumed into dead letters, if that is wanted.
     """
     rows = [row for row, _ in UNREADABLE.values()]
-    summary = LocalRunner(store, progress=False).run(fragile_pipeline(), {ROWS: rows})
+    with pytest.raises(InvalidError, match=f"too many records.*`{len(UNREADABLE)}`"):
+        LocalRunner(store, progress=False).run(fragile_pipeline(), {ROWS: rows})
+    assert letters_in(store) == []
+    summary = LocalRunner(store, progress=False, dead_letter_limit=None).run(fragile_pipeline(), {ROWS: rows})
 
     assert summary.run.dead_letters == len(UNREADABLE)
     assert ledger_of(store) == {}

@@ -335,6 +335,32 @@ class TestStatus:
         (found,) = lines_of("status", str(tmp_path), "--json")
         assert found["computations"][0]["watermark"] == "end of time"
 
+    def test_dead_letters_have_a_table_and_an_exit_code(self, tmp_path: Path) -> None:
+        """How many there are by computation, and the newest error; with --check the exit code says so."""
+        fill(tmp_path)
+        assert run("status", str(tmp_path), "--check").exit_code == 0
+        (found,) = lines_of("status", str(tmp_path), "--json")
+        assert found["dead_letters"] == []
+
+        letters, interval = SmallStore(tmp_path / "other"), Interval("dead_letters", "p/", "p0")
+        taken = Fence(Sequencer(1), CommitNumber(0))
+        letters.commit("fence", IntervalWrite(interval=interval, fence=taken))
+        states = [
+            json.dumps({"computation": "c", "error": error, "failed_at": "now"}) for error in ("old", "new")
+        ]
+        for number, state in enumerate(states, 1):
+            letters.number = number
+            update: Update = {"key": f"p/{number}", "state": state}
+            letters.commit("superstep", letters.write(interval, update))
+        (found,) = lines_of("status", str(tmp_path / "other"), "--json")
+        result = run("status", str(tmp_path / "other"), "--check")
+
+        assert found["dead_letters"] == [
+            {"computation": "c", "letters": 2, "newest_error": "new", "failed_at": "now"}
+        ]
+        assert result.exit_code == 1
+        assert "newest error" in result.stdout
+
     def test_an_empty_store(self, tmp_path: Path) -> None:
         """A store without rows has a status."""
         create_rows_table(Log(open_objects(f"{tmp_path}/rows")), ManualClock(), SeededRng())

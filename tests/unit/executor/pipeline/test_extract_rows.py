@@ -5,11 +5,12 @@ Injection: outside rows become records; unreadable ones are told apart.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from millpond.executor.pipeline.extract_rows import read_injected, row_count, row_values
+from millpond.executor.pipeline.extract_rows import check_fields, read_injected, row_count, row_values
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 
@@ -147,3 +148,38 @@ class TestUnreadable:
         rows = pa.table({"city": ["a", "b"], "time": [1, 2], "id": ids})
 
         assert read_injected(node(), None, rows).ids.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [{"qury": "cat", "t": 1}],
+            r"no row has the field of the key; did you mean 'qury'\?.*`query`.*`\['qury', 't'\]`",
+        ),
+        ([{"query": "cat"}], "no row has the field of the time.*field=`t`"),
+        (
+            [{"query": 7, "t": 1}, {"query": 8, "t": 1}],
+            r"the key is not text.*str\(row\['query'\]\).*type=`int`",
+        ),
+    ],
+)
+def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any], words: str) -> None:
+    """
+    A misspelt or numeric key in rows that are dicts is one sentence, as it is for a table.
+    """
+    queries = node(key="query", at="t", id=None)
+
+    with pytest.raises(InvalidError, match=words):
+        check_fields(queries, [None], rows)
+
+
+def test_one_row_that_can_be_read_is_enough() -> None:
+    """
+    Rows differ: those that lack a field become dead letters, and a key that is null is no other type.
+    """
+    queries = node(key="query", at="t", id=None)
+
+    check_fields(queries, [None], [{"query": 7}, {"query": "cat", "t": 1}, "no row"])
+    check_fields(queries, [None], [{"query": None, "t": 1}])
+    check_fields(queries, [None], ["no row"])

@@ -297,6 +297,30 @@ class TestDeclarations:
             a_pipeline().stream("queries").sink("s", sink)
 
 
+class TestHooks:
+    @pytest.mark.parametrize("hook", ["process_record", "process_records", "process_timer"])
+    @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
+    def test_hooks_whose_body_would_never_run_are_refused(self, hook, kind):
+        """
+        A hook that yields or is async would do nothing in silence; the error names it when the pipeline is built.
+        """
+
+        def generator(self, context, record):
+            yield record
+
+        async def coroutine(self, context, record):
+            context.state.set(record)
+
+        async def async_generator(self, context, record):
+            yield record
+
+        body = {"generator": generator, "async": coroutine, "async generator": async_generator}[kind]
+        wrong = type("Wrong", (Computation,), {hook: body})()
+
+        with pytest.raises(InvalidError, match=f"would never run.*computation=`c` hook=`{hook}`"):
+            EnginePipeline("p").inject("in", key="k", at="t").apply(wrong, name="c")
+
+
 class TestCheck:
     def test_an_unknown_stream_names_who_wants_it_and_what_may_be_meant(self):
         """

@@ -18,6 +18,7 @@ from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
@@ -98,3 +99,67 @@ def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
         with pytest.raises(InvalidError, match="computation=`nobody`"):
             run.watermark("nobody")
         assert run.is_active
+
+
+class Full:
+    """
+    A sink that takes nothing.
+    """
+
+    identity = "full"
+    delivered = 0
+
+    def open(self, *_: Any, **__: Any) -> Full:
+        """
+        Itself.
+        """
+        return self
+
+    def write(self, superstep: int, _: Any) -> None:
+        """
+        Refuse.
+        """
+        raise InvalidError("the sink is full", superstep=superstep)
+
+
+class Echo(Computation):
+    """
+    Produces what it gets.
+    """
+
+    def process_record(self, context: Any, record: Any) -> None:
+        """
+        Produce.
+        """
+        context.produce("c", record.value)
+
+
+def test_a_sink_that_fails_on_a_quiet_stream_ends_the_run() -> None:
+    """
+    No further record, batch or tick is needed for it: what follows is refused with the error of the sink.
+    """
+    made = EnginePipeline("p")
+    made.inject("in", key="k", at="at").apply(Echo(), name="c").sink("full", Full())
+    clock = SystemClock()
+    run = LocalRunner(Store.in_memory(), clock=clock, progress=False).start(made)
+    run.inject("in", {"k": "a", "at": 1}).wait()
+    with pytest.raises(InvalidError, match="the sink is full"):
+        run.run_until_quiet()
+
+    assert not run.is_active
+    run.abandon()
+    assert run.summary().error == "the sink is full superstep=`1`"
+
+
+def test_what_a_sink_raises_ends_a_run_of_either_runner(run: Run[Any]) -> None:
+    """
+    The failure comes from the thread of the sinks, and the run is over at once.
+    """
+    coordinator: Coordinator = run._coordinator if isinstance(run, SparkRun) else run._worker.coordinator  # type: ignore[attr-defined]
+    coordinator.sinks.on_failure(InvalidError("the sink is full"))
+
+    assert not run.is_active
+    assert run.summary().error == "the sink is full"
+    with pytest.raises(InvalidError, match="the sink is full"):
+        run.finish("in")
+    run.abandon()

@@ -238,9 +238,13 @@ class TestPlace:
         """
         wrong, right = (pa.schema([("key", pa.string()), ("n", kind)]) for kind in (pa.bool_(), pa.float64()))
         with pytest.raises(InvalidError, match="does not fit its column"):
-            DeltaSink(str(tmp_path), wrong).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+            DeltaSink(str(tmp_path), wrong).open("store", "p", "spikes").write(
+                1, productions(("a", 5, '{"n":1}'))
+            )
 
-        DeltaSink(str(tmp_path), right).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+        DeltaSink(str(tmp_path), right).open("store", "p", "spikes").write(
+            1, productions(("a", 5, '{"n":1}'))
+        )
 
         assert DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() == [{"key": "a", "n": 1.0}]
 
@@ -249,9 +253,13 @@ class TestPlace:
         Rows from before the column have null in it.
         """
         before = pa.schema([("key", pa.string())])
-        DeltaSink(str(tmp_path), before).open("store", "p", "spikes").write(1, productions(("a", 5, '{"n":1}')))
+        DeltaSink(str(tmp_path), before).open("store", "p", "spikes").write(
+            1, productions(("a", 5, '{"n":1}'))
+        )
         after = pa.schema([("key", pa.string()), ("n", pa.int64())])
-        DeltaSink(str(tmp_path), after).open("store", "p", "spikes").write(2, productions(("b", 5, '{"n":2}')))
+        DeltaSink(str(tmp_path), after).open("store", "p", "spikes").write(
+            2, productions(("b", 5, '{"n":2}'))
+        )
 
         rows = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("key").to_pylist()
         assert rows == [{"key": "a", "n": None}, {"key": "b", "n": 2}]

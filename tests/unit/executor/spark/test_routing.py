@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millpond.executor.computation.computation import Computation
 from millpond.executor.event_time.time_reading import (
     MILLISECONDS_MAX,
     MILLISECONDS_MIN,
@@ -22,8 +23,9 @@ from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routed_columns import TARGET
-from millpond.executor.spark.routing import Route, Routed, Router
+from millpond.executor.spark.routing import Route, Routed, Router, check_frame
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 from millpond.testing.fixtures.determinism import SeededRng
@@ -210,7 +212,7 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
 
         assert {texts[n]: found[n] for n in found} == {texts[n]: wanted[n] for n in wanted}
         readable.append(sum(len(row) > 2 for row in wanted.values()))
-    assert 15 < readable[0] < readable[1] == readable[2] < len(texts) - 200
+    assert 15 < readable[0] < min(readable[1:]) <= max(readable) < len(texts) - 200
 
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
@@ -306,6 +308,17 @@ def test_columns_that_can_never_do_are_refused(
 
     with pytest.raises(InvalidError, match=words):
         Router(node).route(odd, ONE, 1)
+
+
+def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
+    """
+    A consumer's misspelt or numeric key is one error of the call, also where others are functions.
+    """
+    pipeline = EnginePipeline("p")
+    pipeline.inject("in", key=lambda row: row["k"], at="text").apply(Computation(), name="c", key="n")
+
+    with pytest.raises(InvalidError, match="key column is not text column=`n`"):
+        check_frame(pipeline.check(), "in", frame.schema)
 
 
 @pytest.mark.parametrize("name", ["user.name", "back`tick"])
