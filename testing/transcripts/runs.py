@@ -372,7 +372,7 @@ class SparkTranscriptRun(TranscriptRun):
         """
         pipeline = TranscriptRun.pipeline(self)
         if self._has_hands:
-            pipeline.inject(_BUNDLES, key="key", at="at")
+            pipeline.inject(_BUNDLES, key="key", at="at", at_unit="us")
             steps = range(len(self._stages))
             pipeline.add(
                 _Hands(),

@@ -68,7 +68,8 @@ class TranscriptSetting:
         """
         if self.by_arrival:
             return {"at": IngressTime()}
-        return {"at": "at", "watermark": ManualWatermark()}
+        # The times of a transcript are small: many lie in the first weeks of 1970.
+        return {"at": "at", "at_unit": "us", "watermark": ManualWatermark()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,9 @@ class _Steps:
         One injected stream, consumed by every step.
         """
         pipeline = Pipeline(_PIPELINE)
-        stream = pipeline.inject(INPUT, key="key", at="at", id="id", watermark=ManualWatermark())
+        stream = pipeline.inject(
+            INPUT, key="key", at="at", at_unit="us", id="id", watermark=ManualWatermark()
+        )
         for number, (strategy, shelf) in enumerate(zip(self.strategies, self.shelves, strict=True)):
             step = WindowedComputation(strategy, ToList(), f"w{number}", of=value_of)
             stream.apply(step, name=f"w{number}", on_error="stop").sink(f"panes{number}", shelf)

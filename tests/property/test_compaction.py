@@ -92,6 +92,7 @@ class Player:
             clock=self.clock,
             rng=SeededRng(f"r{self.opened}"),
             progress=False,
+            dead_letter_limit=None,
             intervals=2,
             upkeep=self.policy,
         )

@@ -236,7 +236,13 @@ def played(script: Script, compaction: CompactionPolicy | None) -> tuple[dict[st
     def opened() -> Any:
         store = Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1))
         runner = LocalRunner(
-            store, clock=clock, rng=SeededRng(2), intervals=script.intervals, progress=False, upkeep=upkeep
+            store,
+            clock=clock,
+            rng=SeededRng(2),
+            intervals=script.intervals,
+            progress=False,
+            upkeep=upkeep,
+            dead_letter_limit=None,
         )
         return store, runner.start(pipeline(sinks, script.slack_hours), stepping=True)
 

@@ -119,6 +119,7 @@ def _by_local_runner(
             clock=clock,
             rng=SeededRng(2),
             progress=False,
+            dead_letter_limit=None,
             checkpoint_weak_after_ms=checkpoint_weak_after_ms,
         )
         return store, runner.start(_with_sinks(case, folder), stepping=True)
@@ -150,7 +151,7 @@ def _by_spark(case: Case, folder: Path, spark: SparkSession) -> Answer:
         rng=SeededRng(3),
         leases=lambda _, writer_id: MemoryLeases(registry, clock, writer_id=writer_id),
     )
-    runner = SparkRunner(store, spark=spark, clock=clock, progress=False, intervals=2)
+    runner = SparkRunner(store, spark=spark, clock=clock, progress=False, intervals=2, dead_letter_limit=None)
     run = runner.open(_with_sinks(case, folder))
     for step in case.steps:
         clock.advance_ms(step.wall_us / 1_000)

@@ -131,6 +131,7 @@ class Pond:
             clock=self.clock,
             rng=self.rng,
             progress=False,
+            dead_letter_limit=None,
             intervals=self.intervals,
             pause_timeout_ms=0,
             upkeep=None,
