@@ -46,14 +46,14 @@ class Lost(mp.Computation):
         context.produce("cuonts", record.value["n"])
 
 
-def pipeline(computation: mp.Computation | None = None) -> Callable[[], mp.Pipeline]:
+def pipeline(computation: mp.Computation | None = None, **options: Any) -> Callable[[], mp.Pipeline]:
     """
     ``in`` → ``checked``.
     """
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("p")
-        stream = pipeline.inject("in", key="k", at="t", id="n")
+        stream = pipeline.inject("in", key="k", at="t", id="n", **options)
         stream.apply(computation or Checked(), name="checked", produces="counts")
         return pipeline
 
@@ -167,3 +167,34 @@ def test_what_a_letter_has(play: Open) -> None:
         assert orjson.loads(letter["value"])["t"] == "2013-02-08T10:00:00+00:00"
     assert mp.letter_value(failed)["t"] == given[0]["t"]
     assert mp.letter_value(unreadable)["k"] is None
+
+
+def test_milliseconds_are_not_taken_for_microseconds(play: Open) -> None:
+    """
+    A stream of them stops the run with one sentence that has the way out, and the way out works.
+    """
+    given = [{**row, "t": 1_700_000_000_000 + row["n"]} for row in rows(10, bad=0)]
+    pond = play(pipeline())
+    with pytest.raises(mp.InvalidError, match=r'too many records.*date in milliseconds: say at_unit="ms"'):
+        pond.inject("in", given)
+
+    pond.make = pipeline(at_unit="ms")
+    pond.restart()
+    pond.inject("in", given)
+    assert pond.watermark("checked") == 1_700_000_000_009_000
+    assert pond.states("dead_letters") == {}
+
+
+def test_times_without_a_zone_follow_one_rule(play: Open) -> None:
+    """
+    As text and as a time they are refused alike, and read alike if the injector names the zone.
+    """
+    texts = [{**row, "t": "2013-02-08T10:00:00"} for row in rows(3, bad=0)]
+    pond = play(pipeline())
+    with pytest.raises(mp.InvalidError, match=r'too many records.*no time zone.*at_zone="UTC"'):
+        pond.inject("in", texts)
+
+    pond.make = pipeline(at_zone="+01:00")
+    pond.restart()
+    pond.inject("in", texts)
+    assert pond.watermark("checked") == int(datetime(2013, 2, 8, 9, tzinfo=UTC).timestamp() * 1e6)
