@@ -107,6 +107,7 @@ class DirectoryInjector:
 
         Raises:
             UnavailableError: the directory or a file cannot be read.
+            InvalidError: no row of the first file has the fields that the injector names.
             MillpondError: the error that ended the run.
         """
         self._list()

@@ -64,7 +64,8 @@ class LocalRun(Run[Receipt]):
             lose them: inject them again, with ids if they must not count twice.
 
         Raises:
-            InvalidError: the stream is not injected, or a column is missing or of the wrong type.
+            InvalidError: the stream is not injected, or a column is missing or of the wrong type; of mappings,
+                if that is so for all of the first ones of a stream.
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
             MillpondError: the error that ended the run.
         """

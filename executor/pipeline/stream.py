@@ -32,7 +32,8 @@ class ComputationOptions(TypedDict, total=False):
     on_error: OnError
     """
     What happens to a record whose code still raises after all ``retries``: ``"dead_letter"``, the default,
-    writes it to the stream of dead letters and continues; ``"stop"`` ends the run.
+    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is exceeded;
+    ``"stop"`` ends the run.
     """
 
     retries: int
