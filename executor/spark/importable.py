@@ -114,7 +114,7 @@ def _modules(pickled: bytes) -> Iterator[str]:
             yield texts[-2]
             top = _LOADER if texts[-1] == _LOADER_NAME else ""
         elif operation.name in {"BINGET", "LONG_BINGET"} and isinstance(argument, int):
-            top = memo[argument]
+            top = memo[argument] if argument < len(memo) else ""
         else:
             top = argument if isinstance(argument, str) else ""
         if top == _LOADER:
