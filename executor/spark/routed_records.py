@@ -103,14 +103,16 @@ class RoutedRecords:
             if is_readable(target):
                 continue
             table = self._of_target(target)
+            computation = self._intervals[position_of(target)].interval.computation
             if table.num_rows > _DEAD_LETTERS_MAX:
                 raise InvalidError(
                     "too many unreadable records in one superstep; look at the input first",
                     input=self._source.stream,
                     unreadable=table.num_rows,
                     allowed=_DEAD_LETTERS_MAX,
+                    error=next(self._letters(table.slice(0, 1), computation)).error,
                 )
-            yield from self._letters(table, self._intervals[position_of(target)].interval.computation)
+            yield from self._letters(table, computation)
 
     def _letters(self, table: pa.Table, computation: str) -> Iterator[DeadLetter]:
         columns = self._columns
@@ -141,7 +143,10 @@ class RoutedRecords:
         """
         raw_at = self._columns.raw_at
         try:
-            parse_instant_us(at if raw_at is None else value[raw_at], self._source.times)
+            if raw_at is None:
+                parse_instant_us(at)
+            else:
+                parse_instant_us(value[raw_at], self._source.times)
         except InvalidError as error:
             return str(error)
         return None
