@@ -149,7 +149,9 @@ class Harbour:
         """
         The pipeline on the store; it moves when it is told to.
         """
-        runner = LocalRunner(store, upkeep=upkeep, progress=False, clock=self.clock, rng=self.rng)
+        runner = LocalRunner(
+            store, upkeep=upkeep, progress=False, clock=self.clock, rng=self.rng, dead_letter_limit=None
+        )
         return runner.start(self.pipeline(), stepping=True)
 
     def pack_catalog(self) -> None:
