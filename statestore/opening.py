@@ -17,6 +17,7 @@ from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.types import Clock, Objects, Rng
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 __all__ = ["create_store", "mark_to_read", "zookeeper_leases"]
@@ -24,7 +25,9 @@ __all__ = ["create_store", "mark_to_read", "zookeeper_leases"]
 _LOG: Final = logging.getLogger("millpond")
 
 
-def mark_to_read(zookeeper: str | None, place: str, incarnation: str, clock: Clock) -> Mark | None:
+def mark_to_read(
+    zookeeper: str | None, place: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity
+) -> Mark | None:
     """
     The high-water mark that ZooKeeper keeps; ``None`` where there is none to ask.
 
@@ -33,15 +36,17 @@ def mark_to_read(zookeeper: str | None, place: str, incarnation: str, clock: Clo
         place: the store's absolute path or URL.
         incarnation: the store's.
         clock: the source of time.
+        security: TLS and credentials for the ensemble.
 
     Raises:
         UnavailableError: the ensemble does not answer.
+        InvalidError: it refuses the credentials.
     """
     hosts = zookeeper or server_beside(place)
     if hosts is None:
         return None
     try:
-        return ask_for_mark(hosts, incarnation, clock)
+        return ask_for_mark(hosts, incarnation, clock, security)
     except UnavailableError as error:
         if zookeeper is not None:
             raise
@@ -67,6 +72,7 @@ def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create:
 
 def zookeeper_leases(
     zookeeper: str | None,
+    security: ZooKeeperSecurity,
     server: EmbeddedZooKeeper | None,
     clock: Clock,
     session_timeout_ms: int,
@@ -77,6 +83,7 @@ def zookeeper_leases(
 
     Args:
         zookeeper: ``host:port,…`` of an ensemble; ``None`` for the store's own server.
+        security: TLS and credentials for the ensemble.
         server: the store's own server.
         clock: the source of time.
         session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
@@ -89,6 +96,8 @@ def zookeeper_leases(
         if server is not None:
             hosts = server.start_or_join()
             resources.callback(server.close)
-        return ZooKeeperLeases(hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms)
+        return ZooKeeperLeases(
+            hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms, security=security
+        )
 
     return connect

@@ -61,6 +61,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
 from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class Store(Closeable):
         zookeeper: str | None = None,
         catalog: str | None = None,
         *,
+        zookeeper_security: ZooKeeperSecurity | None = None,
         storage_options: Mapping[str, str] | None = None,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         create: bool = True,
@@ -187,6 +189,8 @@ class Store(Closeable):
             zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
                 the processes of this machine, with its data inside the store's folder.
             catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
+            zookeeper_security: TLS and credentials for the ensemble; by default what the environment says
+                (`ZooKeeperSecurity.from_environment`).
             storage_options: credentials and endpoints of an object store under the names that ``deltalake``
                 uses; missing values come from the environment (``AWS_…`` and so on).
             session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
@@ -210,7 +214,8 @@ class Store(Closeable):
 
         Raises:
             InvalidError: the path is a file, a folder that is not a store, or a store of a newer version; or the
-                store lies elsewhere than it did, and ``adopt`` does not say what it is; or there is no such durability.
+                store lies elsewhere than it did, and ``adopt`` does not say what it is; or there is no such durability;
+                or ZooKeeper refuses the credentials.
             DataError: the log is damaged, another engine changed its data, or it ends before the last
                 acknowledged commit.
             ConflictError: a pipeline of the store that is to be adopted is running.
@@ -224,6 +229,7 @@ class Store(Closeable):
         clock, rng = clock or SystemClock(), rng or SystemRng()
         local = local_folder(path)
         options = dict(storage_options or {})
+        security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
         if local is None and not (read_only or leases or zookeeper):
@@ -243,7 +249,7 @@ class Store(Closeable):
             if not read_only and leases is None:
                 if zookeeper is None:
                     server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-                leases = zookeeper_leases(zookeeper, server, clock, session_timeout_ms, resources)
+                leases = zookeeper_leases(zookeeper, security, server, clock, session_timeout_ms, resources)
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
             store = cls(
@@ -258,7 +264,7 @@ class Store(Closeable):
                 marks=marks,
             )
             if read_only and check_mark:
-                mark = mark_to_read(zookeeper, root, store._lineage.current.id, clock)
+                mark = mark_to_read(zookeeper, root, store._lineage.current.id, clock, security)
                 check_high_water(mark, store.snapshot(), store.log)
             store._resources = resources.pop_all()
             store._server = server

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from millpond.testing.servers.postgresql import PostgreSQL
     from millpond.testing.servers.s3_server import S3Server
+    from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
 settings.register_profile(
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = getattr(item, "fixturenames", ())
         if "spark" in names:
             item.add_marker(pytest.mark.spark)
-        if "zookeeper_hosts" in names:
+        if "zookeeper_hosts" in names or "secured_zookeeper" in names:
             item.add_marker(pytest.mark.zookeeper)
 
     def rank(item: pytest.Item) -> int:
@@ -172,6 +173,19 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
     yield server.start_or_join()
     server.close()
+
+
+@pytest.fixture(scope="session")
+def secured_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredZooKeeper]:
+    """
+    One secured server for the whole run, with the users ``shop``, ``auditor`` and ``stranger``.
+    """
+    from millpond.statestore.system import SystemClock
+    from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
+
+    users = {name: f"the-secret-of-{name}" for name in ("shop", "auditor", "stranger")}
+    with SecuredZooKeeper(tmp_path_factory.mktemp("secured"), SystemClock(), users) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

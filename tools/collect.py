@@ -13,8 +13,9 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.round import CollectionRound
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument
+from millpond.tools.opening import read_options, store_argument, zookeeper_options
 from millpond.tools.output import note, print_json, print_table, size_text
 
 __all__ = ["collect"]
@@ -35,7 +36,7 @@ __all__ = ["collect"]
     "--keep", default="1h", show_default=True, metavar="DURATION",
     help="How long a version stays readable after it was replaced.",
 )  # fmt: skip
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+@zookeeper_options
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per kind of garbage, one per line.")
 def collect(
@@ -43,6 +44,7 @@ def collect(
     storage_options: tuple[str, ...],
     keep: str,
     zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
     catalog: str | None,
     *,
     dry_run: bool,
@@ -67,6 +69,7 @@ def collect(
     with Store.open(
         store,
         zookeeper=zookeeper,
+        zookeeper_security=zookeeper_security,
         catalog=catalog,
         storage_options=read_options(storage_options),
         create=False,

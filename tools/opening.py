@@ -18,6 +18,7 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.stored_mark import list_marks, newest_mark
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.output import note
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "snapshot_to_read",
     "store_argument",
     "version_option",
+    "zookeeper_options",
 ]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -57,6 +59,43 @@ def version_option(command: _Command) -> _Command:
         metavar="N",
         help="Show the store as it was at table version N (see `millpond history`).",
     )(command)
+
+
+def zookeeper_options(command: _Command) -> _Command:
+    """
+    Add the options --zookeeper and --zookeeper-security, which name the store's ensemble.
+    """
+    add_hosts = click.option(
+        "--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server."
+    )
+    add_security = click.option(
+        "--zookeeper-security",
+        type=_SecurityFile(),
+        metavar="FILE",
+        help="TOML file with TLS and credentials for the ensemble; by default the environment's "
+        "MILLPOND_ZOOKEEPER_….",
+    )
+    return add_hosts(add_security(command))
+
+
+class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
+    """
+    A file for `ZooKeeperSecurity.from_file`.
+    """
+
+    name = "file"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> ZooKeeperSecurity:
+        """
+        Read the file.
+
+        Raises:
+            InvalidError: it cannot be read or understood.
+        """
+        del param, ctx
+        return value if isinstance(value, ZooKeeperSecurity) else ZooKeeperSecurity.from_file(str(value))
 
 
 def open_to_read(

@@ -31,9 +31,10 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument
+from millpond.tools.opening import read_options, store_argument, zookeeper_options
 from millpond.tools.output import note, print_table
 
 __all__ = ["repair"]
@@ -52,9 +53,15 @@ _WHOLE: Final = "the store is whole: there is nothing to repair"
 @store_argument
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+@zookeeper_options
 def repair(
-    store: str, storage_options: tuple[str, ...], zookeeper: str | None, *, dry_run: bool, yes: bool
+    store: str,
+    storage_options: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """
     Repair a damaged STORE.
@@ -77,7 +84,7 @@ def repair(
         raise InvalidError("there is no store at this path", path=store)
     options = read_options(storage_options)
     objects = open_objects(f"{root}/rows", options)
-    with _leases(root, objects, zookeeper) as leases:
+    with _leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
         # Read before the table, so that a query that is still running does not seem to be ahead of it.
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
         plan = plan_repair(objects, _mark(root, objects, options, leases))
@@ -110,7 +117,9 @@ def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
 
 
 @contextmanager
-def _leases(root: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooKeeperLeases]:
+def _leases(
+    root: str, objects: Objects, zookeeper: str | None, security: ZooKeeperSecurity
+) -> Iterator[ZooKeeperLeases]:
     """
     The store's leases and high-water mark; `Store.open` would refuse the damaged store.
     """
@@ -124,7 +133,7 @@ def _leases(root: str, objects: Objects, zookeeper: str | None) -> Iterator[ZooK
         server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
         hosts = server.start_or_join()
     try:
-        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock)
+        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock, security=security)
         try:
             yield leases
         finally:

@@ -14,8 +14,9 @@ from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, read_stored_mark, store_argument
+from millpond.tools.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
 from millpond.tools.output import note, number_text, print_json, print_table
 
 __all__ = ["verify"]
@@ -30,7 +31,7 @@ __all__ = ["verify"]
     ),
 )
 @store_argument
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+@zookeeper_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per finding, one per line.")
 @click.pass_context
 def verify(
@@ -38,6 +39,7 @@ def verify(
     store: str,
     storage_options: tuple[str, ...],
     zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
     *,
     as_json: bool,
 ) -> None:
@@ -52,7 +54,7 @@ def verify(
     The exit code is 0 for a sound store, 1 for a damaged one. Nothing is changed.
     """
     with open_to_read(store, storage_options, check_mark=False) as opened:
-        mark = _read_mark(opened, zookeeper)
+        mark = _read_mark(opened, zookeeper, zookeeper_security)
         verified = verify_store(opened.objects, mark)
     if as_json:
         print_json(asdict(finding) for finding in verified.findings)
@@ -73,7 +75,8 @@ def _print(verified: Verified) -> None:
     click.echo(f"{verdict}: {counts}")
 
 
-def _read_mark(store: Store, zookeeper: str | None) -> Mark | None:
+def _read_mark(store: Store, zookeeper: str | None, given: ZooKeeperSecurity | None) -> Mark | None:
+    security = security_of(zookeeper, given)
     stored = read_stored_mark(store)
     hosts = zookeeper or server_beside(store.path)
     if hosts is None:
@@ -81,7 +84,7 @@ def _read_mark(store: Store, zookeeper: str | None) -> Mark | None:
             note("the high-water mark is not checked: the store's ZooKeeper server is not running")
         return stored
     try:
-        return later_mark(stored, ask_for_mark(hosts, store.lineage.current.id, SystemClock()))
+        return later_mark(stored, ask_for_mark(hosts, store.lineage.current.id, SystemClock(), security))
     except UnavailableError as error:
         note(f"the high-water mark of ZooKeeper is not checked: {error.message}")
         return stored

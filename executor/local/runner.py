@@ -34,6 +34,7 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 __all__ = ["LocalRunner"]
 
@@ -51,6 +52,7 @@ class LocalRunner:
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
+        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
         durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
             the end of a process, but **no power cut**. See `Store.open`.
@@ -87,6 +89,7 @@ class LocalRunner:
         store: Store | str | Path,
         *,
         zookeeper: str | None = None,
+        zookeeper_security: ZooKeeperSecurity | None = None,
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
         intervals: int = 1,
@@ -110,6 +113,7 @@ class LocalRunner:
         self._options = RunnerOptions(
             store=store,
             zookeeper=zookeeper,
+            zookeeper_security=zookeeper_security,
             storage_options=storage_options,
             durability=durability,
             intervals=intervals,

@@ -20,6 +20,7 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 __all__ = ["RunnerOptions", "check_at_least"]
 
@@ -36,6 +37,7 @@ class RunnerOptions:
     Attributes:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
+        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
         storage_options: credentials and endpoints of an object store.
         durability: what commits to a local folder survive; see `Store.open`.
         intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
@@ -55,7 +57,8 @@ class RunnerOptions:
 
     store: Store | str | Path
     zookeeper: str | None = None
-    storage_options: Mapping[str, str] | None = None
+    zookeeper_security: ZooKeeperSecurity | None = None
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     durability: Durability | None = None
     intervals: int | None = None
     cache_mib: int = 256
@@ -114,6 +117,7 @@ class RunnerOptions:
         store = Store.open(
             self.store,
             self.zookeeper,
+            zookeeper_security=self.zookeeper_security,
             storage_options=self.storage_options,
             durability=self.durability,
             clock=self.clock,

@@ -27,6 +27,7 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -45,6 +46,7 @@ class SparkRunnerOptions(TypedDict, total=False):
 
     spark: SparkSession | None
     zookeeper: str | None
+    zookeeper_security: ZooKeeperSecurity | None
     storage_options: Mapping[str, str] | None
     durability: Durability | None
     intervals: int | None
@@ -67,6 +69,7 @@ class SparkRunner:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         spark: the session; ``None`` takes the active session or creates one.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
+        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
         durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
             the end of a process, but **no power cut**. See `Store.open`.
@@ -102,6 +105,7 @@ class SparkRunner:
         *,
         spark: SparkSession | None = None,
         zookeeper: str | None = None,
+        zookeeper_security: ZooKeeperSecurity | None = None,
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
         intervals: int | None = None,
@@ -119,6 +123,7 @@ class SparkRunner:
         self._options = RunnerOptions(
             store=store,
             zookeeper=zookeeper,
+            zookeeper_security=zookeeper_security,
             storage_options=storage_options,
             durability=durability,
             intervals=intervals,

@@ -15,12 +15,12 @@ import json
 import threading
 from typing import Final
 
-from millpond.statestore.errors import DataError, UnavailableError
+from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.log.high_water import Mark, superseded
 from millpond.statestore.types import Clock, TableVersion
 from millpond.statestore.zookeeper.session import Create, Deadline, Node, Set, ZooKeeperSession
 
-__all__ = ["ZooKeeperHighWater"]
+__all__ = ["ZooKeeperHighWater", "read_mark"]
 
 _WRITE_ATTEMPTS_MAX: Final = 5
 _RETRY_S: Final = 1.0
@@ -39,7 +39,7 @@ class ZooKeeperHighWater:
     def __init__(self, session: ZooKeeperSession, folder: str, clock: Clock, timeout_ms: float) -> None:
         self._session = session
         self._folder = folder
-        self._path = f"{folder}/high_water"
+        self._path = _path_in(folder)
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._changed = threading.Condition()
@@ -55,8 +55,7 @@ class ZooKeeperHighWater:
         """
         The mark; `None` before the first one, and after ZooKeeper was wiped.
         """
-        node = self._session.read([self._path], self._deadline())[0]
-        return None if node is None else _decode(node, self._path)
+        return read_mark(self._session, self._folder, self._deadline())
 
     def advance(self, version: TableVersion, digest: str) -> None:
         """
@@ -140,7 +139,8 @@ class ZooKeeperHighWater:
     def _try_write(self, mark: Mark) -> bool:
         try:
             return any(self._write_once(mark) for _ in range(_WRITE_ATTEMPTS_MAX))
-        except UnavailableError:
+        except (UnavailableError, InvalidError):
+            # InvalidError: what we may do was changed meanwhile, and may be changed back.
             self._known = None
             return False
 
@@ -163,6 +163,24 @@ class ZooKeeperHighWater:
             # The next write needs no read unless another process writes in between.
             self._known = Node(data=data, version=known.version + 1, owner_session=0)
         return written
+
+
+def read_mark(session: ZooKeeperSession, folder: str, deadline: Deadline) -> Mark | None:
+    """
+    The mark in a store's folder of nodes; `None` before the first one, and after ZooKeeper was wiped.
+
+    Raises:
+        UnavailableError: ZooKeeper does not answer.
+        InvalidError: it does not let this client read.
+        DataError: the node holds something else.
+    """
+    path = _path_in(folder)
+    node = session.read([path], deadline)[0]
+    return None if node is None else _decode(node, path)
+
+
+def _path_in(folder: str) -> str:
+    return f"{folder}/high_water"
 
 
 def _encode(mark: Mark) -> bytes:

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
+from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld
 from millpond.statestore.log.high_water import HighWater
@@ -30,6 +30,7 @@ from millpond.statestore.types import Clock, Sequencer
 from millpond.statestore.zookeeper.high_water import ZooKeeperHighWater
 from millpond.statestore.zookeeper.lease_book import LeaseBook
 from millpond.statestore.zookeeper.nodes import IntervalNodes, StorePaths, batches, giving_up, taking
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.session import Deadline, Operation, Watcher, ZooKeeperSession
 
 __all__ = ["SESSION_TIMEOUT_MS", "ZooKeeperLeases"]
@@ -37,6 +38,7 @@ __all__ = ["SESSION_TIMEOUT_MS", "ZooKeeperLeases"]
 SESSION_TIMEOUT_MS: Final = 10_000
 """How long ZooKeeper waits for a silent writer before its leases are free for standbys."""
 
+_OPEN: Final = ZooKeeperSecurity()
 _ATTEMPTS_MAX: Final = 100
 _RETRY_MS: Final = 20
 _STANDBY_POLL_S: Final = 1.0
@@ -53,9 +55,11 @@ class ZooKeeperLeases:
         writer_id: names this writer to others.
         clock: measures the bounds on waiting.
         session_timeout_ms: see `SESSION_TIMEOUT_MS`; the server may raise or lower it.
+        security: how to connect, and whom the nodes are for; to an open ensemble by default.
 
     Raises:
         UnavailableError: no server answered within the session's time-out.
+        InvalidError: the servers refuse the credentials, or the nodes belong to another user.
     """
 
     def __init__(
@@ -66,17 +70,19 @@ class ZooKeeperLeases:
         clock: Clock,
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        security: ZooKeeperSecurity = _OPEN,
     ) -> None:
         self._paths = StorePaths(store_id)
         self._clock = clock
         self._timeout_ms = session_timeout_ms
         self._holder = Holder(writer_id=writer_id, host=socket.gethostname(), process_id=os.getpid())
         self._book = LeaseBook()
-        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed)
+        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed, security)
         self._session.start(self._deadline())
         try:
             self._session.ensure_path(self._paths.leases, self._deadline())
-        except UnavailableError:
+            self._session.close_to_others(self._paths.store, self._deadline())
+        except MillpondError:
             self._session.close()
             raise
         self._high_water = ZooKeeperHighWater(self._session, self._paths.store, clock, session_timeout_ms)
@@ -133,7 +139,7 @@ class ZooKeeperLeases:
             if self._session.connection.connected:
                 self._give_up([lease.interval])
                 return
-        except UnavailableError:
+        except (UnavailableError, InvalidError):
             pass  # The review sees to it.
         self._book.look_at([lease.interval])
 
@@ -239,7 +245,8 @@ class ZooKeeperLeases:
                 self._review(intervals)
                 if not (self._book.closed or self._session.connection.connected):
                     self._session.renew_if_refused()
-            except UnavailableError:
+            except (UnavailableError, InvalidError):
+                # InvalidError: what we may do was changed meanwhile, and may be changed back.
                 self._book.look_at(intervals)
                 self._book.pause(_REVIEW_RETRY_S)
 

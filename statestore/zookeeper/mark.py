@@ -9,12 +9,16 @@ from typing import Final
 
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.types import Clock
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.statestore.zookeeper.high_water import read_mark
+from millpond.statestore.zookeeper.nodes import StorePaths
 from millpond.statestore.zookeeper.process import noted
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
+from millpond.statestore.zookeeper.session import Connection, Deadline, ZooKeeperSession
 
 __all__ = ["ask_for_mark", "server_beside"]
 
 _TIMEOUT_MS: Final = 4_000
+_OPEN: Final = ZooKeeperSecurity()
 
 
 def server_beside(place: str) -> str | None:
@@ -28,15 +32,26 @@ def server_beside(place: str) -> str | None:
     return f"127.0.0.1:{server.port}" if server is not None and server.is_running() else None
 
 
-def ask_for_mark(hosts: str, incarnation: str, clock: Clock) -> Mark | None:
+def ask_for_mark(
+    hosts: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity = _OPEN
+) -> Mark | None:
     """
     The mark of an incarnation of a store; ``None`` before the first commit, and after ZooKeeper was wiped.
 
     Raises:
         UnavailableError: ZooKeeper does not answer.
+        InvalidError: it does not accept the credentials, or does not let them read.
     """
-    leases = ZooKeeperLeases(hosts, incarnation, "reader", clock, session_timeout_ms=_TIMEOUT_MS)
+    session = ZooKeeperSession(hosts, _TIMEOUT_MS, _ignored, security)
+    deadline = Deadline.after(clock, _TIMEOUT_MS)
+    session.start(deadline)
     try:
-        return leases.high_water.read()
+        return read_mark(session, StorePaths(incarnation).store, deadline)
     finally:
-        leases.close()
+        session.close()
+
+
+def _ignored(_: Connection) -> None:
+    """
+    Nothing here lives longer than the question.
+    """

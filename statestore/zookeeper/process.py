@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -282,7 +282,13 @@ class ServerProcess:
 
 
 def launch(
-    folder: Path, port: int, *, java: str, jars: Path, settings: Mapping[str, str] | None = None
+    folder: Path,
+    port: int,
+    *,
+    java: str,
+    jars: Path,
+    settings: Mapping[str, str] | None = None,
+    java_options: Sequence[str] = (),
 ) -> ServerProcess:
     """
     Start a server and return at once; `ServerProcess.wait_serving` waits for it.
@@ -293,6 +299,7 @@ def launch(
         java: the program.
         jars: the folder of the jars.
         settings: lines of ``zoo.cfg`` that differ from ours.
+        java_options: further options of the program.
     """
     folder = folder.resolve()
     forget(folder)
@@ -307,6 +314,7 @@ def launch(
     command = [
         java,
         *_JAVA_OPTIONS,
+        *java_options,
         f"-Dlog4j2.configurationFile={log_configuration}",
         "-cp",
         os.pathsep.join(str(jars / name) for name in names),

@@ -15,21 +15,26 @@ finds that out.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil
 from typing import Any, Final
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError, SessionClosedRequireSaslError
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.retry import KazooRetry
+from kazoo.protocol.states import KeeperState
+from kazoo.security import ACL, Permissions
 
-from millpond.statestore.errors import UnavailableError
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.types import Clock
+from millpond.statestore.zookeeper.client import (
+    HANDSHAKE_S_MAX,
+    access_list_of,
+    connection_fault,
+    make_client,
+)
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 __all__ = [
     "Connection",
@@ -48,11 +53,10 @@ __all__ = [
 # pair; some 270 unread bytes fill it. Windows stay well below that.
 _WINDOW: Final = 64
 _PROBE_S: Final = 2.0
-_HANDSHAKE_S_MAX: Final = 2.0
 # A handshake that is stuck, a pause, and one that is not.
-_ADMISSION_S: Final = 2 * _HANDSHAKE_S_MAX + 1.0
-
-_log = logging.getLogger(__name__)
+_ADMISSION_S: Final = 2 * HANDSHAKE_S_MAX + 1.0
+_OPEN: Final = ZooKeeperSecurity()
+_REFUSALS: Final = (NoAuthError, SessionClosedRequireSaslError)
 
 
 @dataclass(slots=True)
@@ -133,6 +137,8 @@ class Expect:
 
 Operation = Create | Set | Delete | Expect
 
+_Comparison = Callable[[Collection[ACL], Collection[ACL]], bool]
+
 Watcher = Callable[[str], None]
 """Called with the path of a changed node, from kazoo's thread: it must not block."""
 
@@ -150,6 +156,9 @@ class Connection:
 class ZooKeeperSession:
     """
     A session that outlives its connections, and is replaced by kazoo when it expires.
+
+    Raises:
+        InvalidError: a file that the security names cannot be read.
     """
 
     def __init__(
@@ -157,12 +166,15 @@ class ZooKeeperSession:
         hosts: str,
         session_timeout_ms: int,
         on_change: Callable[[Connection], None],
+        security: ZooKeeperSecurity = _OPEN,
     ) -> None:
         self._hosts = hosts
+        self._security = security
         self._on_change = on_change
         self._changed = threading.Condition()
         self._connection = Connection(connected=False, session_id=None)
         self._watches: dict[Watcher, Callable[[Any], None]] = {}
+        self._was_refused = False
         self._session_timeout_ms = session_timeout_ms
         self._client = self._new_client()
         self._client.add_listener(self._heard)
@@ -180,8 +192,17 @@ class ZooKeeperSession:
 
         Raises:
             UnavailableError: no server answered in time.
+            InvalidError: the servers refuse the credentials.
         """
         self._start(self._client, max(deadline.left_s, 0.001))
+        if self._security.user is not None:
+            # kazoo says that it is connected before its credentials are checked; what it is asked waits for that.
+            try:
+                self._result(self._client.exists_async("/"), deadline)
+            except MillpondError:
+                self.close()
+                self._raise_if_refused()
+                raise
 
     def close(self) -> None:
         """
@@ -233,6 +254,9 @@ class ZooKeeperSession:
             _add(transaction, operation)
         self.wait_connected(deadline)
         results = self._result(transaction.commit_async(), deadline)
+        for result in results:
+            if isinstance(result, _REFUSALS):
+                raise self._refusal() from result
         return not any(isinstance(result, Exception) for result in results)
 
     def ensure_path(self, path: str, deadline: Deadline) -> None:
@@ -242,6 +266,61 @@ class ZooKeeperSession:
         self.wait_connected(deadline)
         self._result(self._client.ensure_path_async(path), deadline)
 
+    def close_to_others(self, path: str, deadline: Deadline) -> None:
+        """
+        Give a node, and all below it, this client's access list where they have another one.
+
+        The nodes above it are only closed to everybody, should they be open. Without credentials there
+        is no access list, and nothing changes.
+
+        Raises:
+            InvalidError: the node belongs to another user.
+        """
+        wanted = access_list_of(self._security)
+        if not wanted:
+            return
+        above = path.rpartition("/")[0]
+        while above:
+            self._set_access_lists([above], wanted, _is_open, deadline)
+            above = above.rpartition("/")[0]
+        if not self._with_other_lists([path], wanted, _is_other, deadline):
+            return
+        below = [path]
+        while below:
+            window, below = below[:_WINDOW], below[_WINDOW:]
+            asked = [(each, self._client.get_children_async(each)) for each in window]
+            found = [(each, self._or_none(answer, deadline) or ()) for each, answer in asked]
+            children = [f"{parent}/{name}" for parent, names in found for name in names]
+            self._set_access_lists(children, wanted, _is_other, deadline)
+            below += children
+        # Last, so that it tells whether all below it is done.
+        self._set_access_lists([path], wanted, _is_other, deadline)
+
+    def _set_access_lists(
+        self, paths: Sequence[str], wanted: list[ACL], is_to_change: _Comparison, deadline: Deadline
+    ) -> None:
+        for window in _windows(paths):
+            to_change = self._with_other_lists(window, wanted, is_to_change, deadline)
+            for answer in [self._client.set_acls_async(path, wanted) for path in to_change]:
+                self._or_none(answer, deadline)
+
+    def _with_other_lists(
+        self, paths: Sequence[str], wanted: list[ACL], is_to_change: _Comparison, deadline: Deadline
+    ) -> list[str]:
+        self.wait_connected(deadline)
+        asked = [(path, self._client.get_acls_async(path)) for path in paths]
+        found = [(path, self._or_none(answer, deadline)) for path, answer in asked]
+        return [path for path, known in found if known is not None and is_to_change(known[0], wanted)]
+
+    def _or_none(self, answer: Any, deadline: Deadline) -> Any:
+        """
+        An answer about a node; ``None`` if it is gone.
+        """
+        try:
+            return self._result(answer, deadline)
+        except NoNodeError:
+            return None
+
     def renew_if_refused(self) -> None:
         """
         Give the session up if the servers admit a new one but, given the time, not ours.
@@ -249,34 +328,46 @@ class ZooKeeperSession:
         probe = self._new_client()
         try:
             self._start(probe, _PROBE_S)
-        except UnavailableError:
-            return  # No server answers; ours will be admitted as soon as one does.
+        except (UnavailableError, InvalidError):
+            return  # No server answers, or admits us; ours will be admitted as soon as one does.
         probe.stop()
         probe.close()
         with self._changed:
             if self._changed.wait_for(lambda: self._connection.connected, timeout=_ADMISSION_S):
                 return
+        has_ended = self._client.client_state == KeeperState.CLOSED
         self._client.stop()
+        if has_ended:
+            # kazoo gave up by itself, after a refusal: started again, it would obey this stop at once.
+            self._client.close()
+            self._client = self._new_client()
+            self._client.add_listener(self._heard)
         self._start(self._client, _PROBE_S)
 
     def _new_client(self) -> Any:
-        return KazooClient(
-            hosts=_repeated(self._hosts, self._session_timeout_ms),
-            timeout=self._session_timeout_ms / 1_000,
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
-            command_retry=KazooRetry(max_tries=1),
-            logger=_log,
-        )
+        return make_client(self._hosts, self._session_timeout_ms, self._security)
 
     def _start(self, client: Any, timeout_s: float) -> None:
         try:
             client.start(timeout=timeout_s)
         except (KazooException, KazooTimeoutError, OSError) as error:
-            raise UnavailableError("zookeeper does not answer", hosts=self._hosts) from error
+            self._raise_if_refused()
+            fault = connection_fault(client)
+            reason = {} if fault is None else {"cause": fault}
+            raise UnavailableError("zookeeper does not answer", hosts=self._hosts, **reason) from error
+
+    def _raise_if_refused(self) -> None:
+        if self._was_refused:
+            raise InvalidError(
+                "zookeeper does not accept this user with this password",
+                user=self._security.user, hosts=self._hosts,
+            )  # fmt: skip
 
     def _heard(self, state: str) -> None:
         # On kazoo's connection thread: note, tell, and return.
         connected = state == "CONNECTED"
+        # Told only now: kazoo's next state is that it is closed.
+        self._was_refused = self._client.client_state == KeeperState.AUTH_FAILED
         client_id = self._client.client_id
         session_id = client_id[0] if client_id else self._connection.session_id
         connection = Connection(connected, None if state == "LOST" else session_id)
@@ -295,10 +386,10 @@ class ZooKeeperSession:
         return self._watches.setdefault(watcher, watch)
 
     def _node(self, result: Any, deadline: Deadline) -> Node | None:
-        try:
-            data, stat = self._result(result, deadline)
-        except NoNodeError:
+        found = self._or_none(result, deadline)
+        if found is None:
             return None
+        data, stat = found
         return Node(data=data, version=stat.version, owner_session=stat.ephemeralOwner)
 
     def _result(self, result: Any, deadline: Deadline) -> Any:
@@ -306,10 +397,38 @@ class ZooKeeperSession:
             return result.get(timeout=deadline.left_s)
         except NoNodeError:
             raise
+        except _REFUSALS as error:
+            raise self._refusal() from error
         except (KazooException, KazooTimeoutError) as error:
             raise UnavailableError(
                 "zookeeper did not answer", hosts=self._hosts, cause=type(error).__name__
             ) from error
+
+    def _refusal(self) -> InvalidError:
+        if self._security.is_authenticated:
+            return InvalidError(
+                "zookeeper's nodes of this store belong to another user: use that user's credentials, or keep "
+                "the nodes of this one under a root of their own, as in host:port/root",
+                user=self._security.user or "of the certificate", hosts=self._hosts,
+            )  # fmt: skip
+        return InvalidError(
+            "zookeeper wants credentials: pass zookeeper_security, or set MILLPOND_ZOOKEEPER_SECURITY",
+            hosts=self._hosts,
+        )
+
+
+def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
+    """
+    Whether everybody may change what is below a node with this access list.
+    """
+    return any(entry.id.scheme == "world" and entry.perms & ~Permissions.READ for entry in found)
+
+
+def _is_other(found: Collection[ACL], wanted: Collection[ACL]) -> bool:
+    if any(entry.id.scheme == "auth" for entry in wanted):
+        # The servers put names in the place of "auth", and do not say which.
+        return _is_open(found, wanted)
+    return set(found) != set(wanted)
 
 
 def _add(transaction: Any, operation: Operation) -> None:
@@ -328,16 +447,3 @@ def _windows(paths: Sequence[str]) -> Iterator[list[str]]:
     remaining = iter(paths)
     while window := list(islice(remaining, _WINDOW)):
         yield window
-
-
-def _repeated(hosts: str, session_timeout_ms: int) -> str:
-    """
-    The hosts, so often that kazoo waits at most `_HANDSHAKE_S_MAX` for a server's handshake.
-
-    A server that is starting may accept a connection and never answer on it. kazoo
-    waits for the session's time-out divided by the number of hosts, then goes on to the
-    next; one host and ten seconds would make every restart an outage of ten seconds.
-    """
-    names, slash, root = hosts.partition("/")
-    times = ceil(session_timeout_ms / 1_000 / _HANDSHAKE_S_MAX / len(names.split(",")))
-    return ",".join([names] * max(1, times)) + slash + root

@@ -38,6 +38,7 @@ class TcpProxy:
         self._network = _Network.DEFAULT_MEMBER
         self._lose_replies_to: bytes | None = None
         self._replies_lost = 0
+        self._close_at: bytes | None = None
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._deaf: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -65,6 +66,19 @@ class TcpProxy:
         Lose what the server answers, from the next request on that contains ``to``.
         """
         self._lose_replies_to = to
+
+    def close_at(self, request: bytes) -> None:
+        """
+        Close a connection instead of forwarding the next request that contains ``request``, once.
+        """
+        self._close_at = request
+
+    @property
+    def has_closed(self) -> bool:
+        """
+        Whether the request that `close_at` waits for has come.
+        """
+        return self._close_at is None
 
     @property
     def replies_lost(self) -> int:
@@ -127,6 +141,9 @@ class TcpProxy:
             self._close_pair(source, target)
 
     def _request(self, server: socket.socket, chunk: bytes) -> None:
+        if self._close_at is not None and self._close_at in chunk:
+            self._close_at = None
+            raise ConnectionAbortedError
         if self._lose_replies_to is not None and self._lose_replies_to in chunk:
             self._network = _Network.DEAF
         server.sendall(chunk)

@@ -1,7 +1,7 @@
 """
 What every kind of `Leases` promises: one suite for memory and for ZooKeeper.
 
-ZooKeeper takes part twice. These are the only tests that need a Docker engine, and each has a twin that needs none:
+ZooKeeper takes part three times: open, secured by TLS, SASL and access lists, and in a container. These are the only tests that need a Docker engine, and each has a twin that needs none:
 
 | needs a Docker engine          | the same facts without one     | what only the first shows                            |
 |--------------------------------|--------------------------------|------------------------------------------------------|
@@ -25,6 +25,8 @@ from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
+from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import container_hosts, docker_answers, wait_until
 
@@ -80,8 +82,9 @@ class MemoryWorld:
 
 
 class ZooKeeperWorld:
-    def __init__(self, hosts: str) -> None:
+    def __init__(self, hosts: str, security: ZooKeeperSecurity | None = None) -> None:
         self.port = int(hosts.rpartition(":")[2])
+        self.security = security or ZooKeeperSecurity()
         self.store_id = SystemRng().token()
         self.proxies: dict[str, TcpProxy] = {}
         self.opened: list[tuple[ZooKeeperLeases, TcpProxy]] = []
@@ -89,7 +92,12 @@ class ZooKeeperWorld:
     def open(self, writer_id: str, session_timeout_ms: int = 10_000) -> Leases:
         proxy = TcpProxy(self.port)
         leases = ZooKeeperLeases(
-            proxy.address, self.store_id, writer_id, CLOCK, session_timeout_ms=session_timeout_ms
+            proxy.address,
+            self.store_id,
+            writer_id,
+            CLOCK,
+            session_timeout_ms=session_timeout_ms,
+            security=self.security,
         )
         self.opened.append((leases, proxy))
         return leases
@@ -129,7 +137,7 @@ def zookeeper_in_container() -> Iterator[str]:
         yield hosts
 
 
-@pytest.fixture(params=["memory", "zookeeper", "container"])
+@pytest.fixture(params=["memory", "zookeeper", "secured", "container"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """
     Each kind of lease service in turn.
@@ -140,6 +148,11 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         in_zookeeper = ZooKeeperWorld(request.getfixturevalue("zookeeper_hosts"))
         yield in_zookeeper
         in_zookeeper.close()
+    elif request.param == "secured":
+        server: SecuredZooKeeper = request.getfixturevalue("secured_zookeeper")
+        in_secured = ZooKeeperWorld(server.hosts, server.security_of("shop"))
+        yield in_secured
+        in_secured.close()
     else:
         in_container = ZooKeeperWorld(request.getfixturevalue("zookeeper_in_container"))
         yield in_container
