@@ -8,6 +8,7 @@ have the form ``millpond/<kind>/<part>/…`` with quoted parts.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -34,6 +35,7 @@ __all__ = [
     "input_app_id",
     "location_app_id",
     "member_status_app_id",
+    "pipeline_number",
     "savepoint_app_id",
     "sink_app_id",
     "superstep_app_id",
@@ -157,6 +159,13 @@ def claim_app_id(computation: str) -> str:
     Each computation has one claim, so when two pipelines want the same computation a single commit wins.
     """
     return CLAIM_PREFIX + _quoted(computation)
+
+
+def pipeline_number(pipeline: str) -> int:
+    """
+    A pipeline's name as a number that a Delta ``txn`` can hold.
+    """
+    return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
 
 
 def bare_ids_app_id(computation: str) -> str:

@@ -1,6 +1,10 @@
 """
 Views of rows: exactly one row per key, at the newest or any older version.
 
+A whole row also has its record ids and its undelivered productions, and a key may have nothing but those. They
+are read only by those who ask for them; a query for state reads of them only whether keys have any that have
+nothing else.
+
 The reader's rule is stated in `millpond.statestore.rows.row`. Arrow and DuckDB read
 through `merge_updates`, with every checksum verified, from any object store;
 Spark reads the files itself and applies the same rule as SQL (`rows_query`).
@@ -12,31 +16,55 @@ that version must still exist: a vacuum that deletes them makes the view unreada
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.rows.files import MERGE_COLUMNS, merge_updates, read_row_files
+from millpond.statestore.log.undelivered import PendingFiles, pending_files
+from millpond.statestore.rows.files import MERGE_COLUMNS, read_row_files
+from millpond.statestore.rows.merge import split_rows
 from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
+from millpond.statestore.rows.whole_row import (
+    ID_COLUMNS,
+    PRODUCTION_COLUMNS,
+    ListsOfKeys,
+    lists_by_key,
+    pending_only,
+)
 from millpond.statestore.types import Objects, TableVersion
 
 if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ROWS_VIEW_COLUMNS", "ROWS_VIEW_SCHEMA", "RowsView", "connect", "rows_view"]
+__all__ = [
+    "ROWS_VIEW_COLUMNS",
+    "ROWS_VIEW_SCHEMA",
+    "WHOLE_ROW_SCHEMA",
+    "RowsView",
+    "connect",
+    "rows_view",
+]
 
 ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
 """Schema of a view: the row schema without the columns that only the engine needs."""
+
+_EXTRAS: Final = ("record_ids", "productions")
+WHOLE_ROW_SCHEMA: Final = pa.schema([*ROWS_VIEW_SCHEMA, *(ROW_SCHEMA.field(name) for name in _EXTRAS)])
+"""Schema of a view of whole rows."""
+
+_NUMBERS: Final = count()
 
 
 def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
@@ -58,6 +86,9 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     """
     An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
 
+    The schemas ``record_ids`` and ``productions`` have a view of each computation as well: a row for each record
+    id, and for each undelivered production.
+
     A computation that is owned but has no rows yet, such as ``dead_letters``, is an empty view.
     Rows are read by the first query that needs them. Times are shown in UTC.
 
@@ -67,8 +98,15 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     connection = _fresh_duckdb()
     owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
     names = {interval.computation for interval in owned if interval is not None}
-    for computation in sorted(names.union(snapshot.computations)):
+    computations = sorted(names.union(snapshot.computations))
+    for computation in computations:
         RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
+    for name in _EXTRAS:
+        connection.execute(f"create schema {name}")
+        connection.execute(f"use {name}")
+        for computation in computations:
+            _register_values(connection, RowsView.of(snapshot, objects, computation), name)
+    connection.execute("use main")
     return connection
 
 
@@ -82,12 +120,14 @@ class RowsView:
         computation: whose rows.
         version: the table version.
         files: the computation's live files at that version.
+        pending: those of them that may hold undelivered productions.
     """
 
     objects: Objects
     computation: str
     version: TableVersion
     files: tuple[LiveFile, ...]
+    pending: tuple[PendingFiles, ...] = ()
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -99,28 +139,37 @@ class RowsView:
             computation=computation,
             version=snapshot.version,
             files=snapshot.files_in(computation),
+            pending=pending_files(snapshot, computation),
         )
 
-    def to_arrow(self, keys: Iterable[str] | None = None) -> pa.Table:
+    def to_arrow(self, keys: Iterable[str] | None = None, *, whole: bool = False) -> pa.Table:
         """
         The rows, sorted by key, in `ROWS_VIEW_SCHEMA`.
 
         Args:
             keys: only these keys' rows; files without them are not read, parts of files without them not decoded.
+            whole: the rows in `WHOLE_ROW_SCHEMA`, with record ids and undelivered productions, and also those
+                of keys that have nothing else; without it, of keys with state or timers.
 
         Raises:
             DataError: a file is missing or damaged; the error names it.
         """
-        wanted = None if keys is None else sorted(set(keys))
-        paths = [file.path for file in self.files if wanted is None or _may_contain(file, wanted)]
-        updates = read_row_files(self.objects, paths, MERGE_COLUMNS, keys=wanted)
-        return merge_updates(updates).select(ROWS_VIEW_COLUMNS)
+        contents = _Contents(self, None if keys is None else sorted(set(keys)))
+        if not whole:
+            return contents.rows
+        rows = pa.concat_tables([contents.rows, contents.other_rows]).sort_by("key")
+        for name in _EXTRAS:
+            lists = ListsOfKeys(contents.lists(name), name)
+            rows = rows.append_column(ROW_SCHEMA.field(name), lists.at(rows.column("key")))
+        return rows
 
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, name: str | None = None
     ) -> duckdb.DuckDBPyRelation:
         """
-        The rows as a DuckDB relation, read at the first query and kept with the connection.
+        The whole rows as a DuckDB relation, read at the first query and kept with the connection.
+
+        ``record_ids`` and ``productions`` are read by the first query that names them.
 
         Args:
             connection: the database to register with; by default a new in-memory one that shows times in UTC.
@@ -128,7 +177,7 @@ class RowsView:
         """
         database = _fresh_duckdb() if connection is None else connection
         relation = f"{self.computation}@{self.version}" if name is None else name
-        database.register(relation, _LazyRows(self))
+        _register_rows(database, self, relation)
         return database.sql(f"from {_quote(relation)}")
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
@@ -149,23 +198,158 @@ class RowsView:
         return spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
 
 
-class _LazyRows:
+class _Contents:
+    """
+    What a view has read so far; each part is read once, when it is first asked for.
+    """
+
+    def __init__(self, view: RowsView, keys: Sequence[str] | None = None) -> None:
+        self._view = view
+        self._keys = keys
+
+    @property
+    def rows(self) -> pa.Table:
+        """
+        The rows with state or timers.
+        """
+        return self._split[0]
+
+    @cached_property
+    def other_rows(self) -> pa.Table:
+        """
+        The rows that have only record ids or undelivered productions.
+        """
+        others = self._split[1]
+        if not others.num_rows:
+            return others
+        keys = others.column("key")
+        found = [pc.is_in(keys, value_set=self.lists(name).column("key")) for name in _EXTRAS]
+        return others.filter(pc.or_(*found))
+
+    def lists(self, name: str) -> pa.Table:
+        """
+        ``record_ids`` or ``productions``, of the keys that have any.
+        """
+        return self._record_ids if name == "record_ids" else self._productions
+
+    def values(self, name: str) -> pa.Table:
+        """
+        The same, a row for each id or production, with the key that it belongs to.
+        """
+        by_key = self.lists(name)
+        lists = by_key.column(name).combine_chunks()
+        keys = by_key.column("key").combine_chunks().take(pc.list_parent_indices(lists))
+        return pa.Table.from_arrays(
+            [keys, *lists.flatten().flatten()], schema=pa.schema([("key", pa.string()), *_fields_of(name)])
+        )
+
+    @cached_property
+    def _split(self) -> tuple[pa.Table, pa.Table]:
+        rows, others = split_rows(self._read(self._paths, MERGE_COLUMNS))
+        return rows.select(ROWS_VIEW_COLUMNS), others.select(ROWS_VIEW_COLUMNS)
+
+    @cached_property
+    def _record_ids(self) -> pa.Table:
+        return lists_by_key(self._read(self._paths, ID_COLUMNS), "record_ids")
+
+    @cached_property
+    def _productions(self) -> pa.Table:
+        wanted = set(self._paths)
+        read = [
+            pending_only(
+                self._read(
+                    [path for path in each.paths if path in wanted], PRODUCTION_COLUMNS, each.interval
+                ),
+                each.superstep,
+            )
+            for each in self._view.pending
+        ]
+        empty = pa.schema([ROW_SCHEMA.field(name) for name in PRODUCTION_COLUMNS]).empty_table()
+        return lists_by_key(pa.concat_tables([empty, *read]), "productions")
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        keys = self._keys
+        return [file.path for file in self._view.files if keys is None or _may_contain(file, keys)]
+
+    def _read(
+        self, paths: Sequence[str], columns: Sequence[str], interval: Interval | None = None
+    ) -> pa.Table:
+        return read_row_files(self._view.objects, paths, columns, keys=self._keys, interval=interval)
+
+
+class _Lazy:
     """
     Arrow data that is read on first use (the Arrow PyCapsule protocol).
     """
 
-    def __init__(self, view: RowsView) -> None:
-        self._view = view
-
-    @cached_property
-    def _rows(self) -> pa.Table:
-        return self._view.to_arrow()
+    def __init__(self, schema: pa.Schema, read: Callable[[], pa.Table]) -> None:
+        self._schema = schema
+        self._read = read
 
     def __arrow_c_schema__(self) -> Any:
-        return ROWS_VIEW_SCHEMA.__arrow_c_schema__()
+        return self._schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return self._rows.to_reader().__arrow_c_stream__(requested_schema)
+        return self._read().cast(self._schema).to_reader().__arrow_c_stream__(requested_schema)
+
+
+def _fields_of(name: str) -> list[pa.Field]:
+    """
+    The columns of a table of ids or productions beside their key; a production's own key has another name.
+    """
+    fields = list(ROW_SCHEMA.field(name).type.value_type)
+    return [field.with_name("production_key") if field.name == "key" else field for field in fields]
+
+
+def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation: str) -> None:
+    """
+    A view of whole rows that reads no more than a query needs.
+
+    DuckDB passes no choice of columns on to Python, but calls a function only where its result is used.
+    """
+    contents = _Contents(view)
+    rows = database.from_arrow(_Lazy(ROWS_VIEW_SCHEMA, lambda: contents.rows))
+    others = database.from_arrow(_Lazy(ROWS_VIEW_SCHEMA, lambda: contents.other_rows))
+    extras = ", ".join(f"{_column_function(database, contents, name)}(key) as {name}" for name in _EXTRAS)
+    types = dict(zip(rows.columns, rows.types, strict=True))
+    # Said to be null, so that a query for states of a certain kind does not even look for these rows.
+    nothing = f"null::{types['state']} as state, null::{types['state_bytes']} as state_bytes"
+    nothing += f", []::{types['timers']} as timers"
+    rest = ", ".join(
+        name for name in ROWS_VIEW_COLUMNS if name not in {"key", "state", "state_bytes", "timers"}
+    )
+    whole = rows.project(f"*, {extras}").union(others.project(f"key, {nothing}, {rest}, {extras}"))
+    whole.create_view(relation, replace=True)
+
+
+def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:
+    """
+    The name of an SQL function from a key to its ids or productions.
+    """
+    schema = pa.schema([ROW_SCHEMA.field(name)])
+    (kind,) = database.from_arrow(schema.empty_table()).types
+    function = f"{name} {next(_NUMBERS)}"
+
+    @cache
+    def lists() -> ListsOfKeys:
+        return ListsOfKeys(contents.lists(name), name)
+
+    def look_up(keys: pa.ChunkedArray) -> pa.Array:
+        return lists().at(keys)
+
+    # The library's types want constants of a module that it does not have.
+    database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow")  # type: ignore[call-overload]
+    return _quote(function)
+
+
+def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: str) -> None:
+    """
+    A view with a row for each record id or production, in the current schema.
+    """
+    contents = _Contents(view)
+    schema = pa.schema([pa.field("key", pa.string()), *_fields_of(name)])
+    database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)
 
 
 def _fresh_duckdb() -> duckdb.DuckDBPyConnection:

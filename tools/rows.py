@@ -22,16 +22,8 @@ from millpond.tools.output import note, print_json, print_table, time_text
 __all__ = ["rows"]
 
 _TABLE_ROWS: Final = 100
-_TIMERS: Final = pa.list_(
-    pa.struct(
-        [
-            pa.field("tag", pa.string()),
-            pa.field("domain", pa.string()),
-            pa.field("at", pa.int64()),
-            pa.field("output_at", pa.int64()),
-        ]
-    )
-)
+_COLUMNS: Final = ("key", "state", "timers", "hold", "superstep")
+_EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 
 
 @click.command(
@@ -63,21 +55,25 @@ def rows(
     Show the rows of COMPUTATION in STORE: one per key, sorted by key.
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
-    the time at which it holds the watermark back (hold), and the superstep that last changed it.
+    the time at which it holds the watermark back (hold), and the superstep that last changed it. It also has
+    the ids of records that it has consumed, and productions that wait for their delivery: the table counts
+    them, --json shows them. A key may have nothing else.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
     """
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
         _check_known(snapshot, computation)
-        table = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None)
+        table = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None, whole=True)
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
     shown = table.slice(0, bound) if bound else table
     if as_json:
         print_json(_json_row(row) for row in _rows(shown))
     else:
-        columns = ("key", "state", "timers", "hold", "superstep")
         title = f"{computation} at version {snapshot.version}"
-        print_table(title, columns, (_cells(row) for row in _rows(shown)))
+        listed = list(_rows(shown))
+        extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
+        columns = (*_COLUMNS, *(_EXTRAS[name] for name in extras))
+        print_table(title, columns, ((*_cells(row), *(len(row[name]) for name in extras)) for row in listed))
     if shown.num_rows < table.num_rows:
         note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
 
@@ -90,20 +86,47 @@ def _check_known(snapshot: Snapshot, computation: str) -> None:
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     # Times as numbers, because Python's datetime does not cover the ends of time.
-    types = {"timers": _TIMERS, "hold": pa.int64()}
-    columns = [
-        table.column(name).cast(types.get(name, table.field(name).type)) for name in table.column_names
-    ]
+    columns = [column.cast(_with_numbers(column.type)) for column in table.columns]
     for row in pa.table(columns, names=table.column_names).to_pylist():
-        timers = [
-            {**timer, "at": time_text(timer["at"]), "output_at": time_text(timer["output_at"])}
-            for timer in row["timers"]
-        ]
-        yield {**row, "timers": timers, "hold": time_text(row["hold"])}
+        lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
+        yield {**row, **lists, "hold": time_text(row["hold"])}
+
+
+def _with_numbers(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(type_):
+        return pa.int64()
+    if pa.types.is_list(type_):
+        return pa.list_(_with_numbers(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_with_numbers(field.type)) for field in type_])
+    return type_
+
+
+def _with_times(part: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A timer, a record id or a production with times as text.
+    """
+    return {name: time_text(value) if name.endswith("at") else value for name, value in part.items()}
 
 
 def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "state": _decoded(row["state"]), "state_bytes": _base64(row["state_bytes"])}
+    ids = [{**each, **_id_texts(each["id"])} for each in row["record_ids"]]
+    productions = [
+        {**each, "value": _decoded(each["value"]), "value_bytes": _base64(each["value_bytes"])}
+        for each in row["productions"]
+    ]
+    state = {"state": _decoded(row["state"]), "state_bytes": _base64(row["state_bytes"])}
+    return {**row, **state, "record_ids": ids, "productions": productions}
+
+
+def _id_texts(id_: bytes) -> dict[str, str | None]:
+    """
+    An id as text where it is text, else as base64.
+    """
+    try:
+        return {"id": id_.decode(), "id_bytes": None}
+    except UnicodeDecodeError:
+        return {"id": None, "id_bytes": _base64(id_)}
 
 
 def _decoded(state: str | None) -> object:

@@ -31,6 +31,7 @@ _FORMATS = click.Choice(["table", "json", "csv"])
         'millpond sql pond "select count(*) from window_counter" --version 12',
         'millpond sql pond "select key, unnest(timers) from alarm" --json',
         'millpond sql pond "from dead_letters" --format csv > letters.csv',
+        'millpond sql pond "select key, count(*) from record_ids.alarm group by key"',
     ),
 )
 @store_argument
@@ -43,7 +44,8 @@ def sql(store: str, query: str, storage_options: tuple[str, ...], version: int |
     Query STORE in SQL (DuckDB's dialect).
 
     Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
-    timers, hold, superstep, sequencer, commit_number. All tables show the same version of the store, so
+    timers, hold, superstep, sequencer, commit_number, record_ids, productions (the undelivered ones). The
+    tables record_ids.NAME and productions.NAME have one row per id and per production. All tables show the same version of the store, so
     joins are consistent. State is JSON text by default: state ->> 'field' extracts a field.
     Times are in UTC. Names with special characters go in double quotes.
     """

@@ -4,7 +4,6 @@ The positions that a pipeline keeps in the table as Delta ``txn`` actions, and w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from urllib.parse import unquote
 
@@ -17,6 +16,7 @@ from millpond.statestore.app_ids import (
     claim_app_id,
     id_slack_app_id,
     input_app_id,
+    pipeline_number,
     superstep_app_id,
     watermark_app_id,
 )
@@ -71,22 +71,11 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
     return counts
 
 
-def pipeline_number(pipeline: str) -> int:
-    """
-    A pipeline's name as a number that a Delta ``txn`` can hold.
-    """
-    return _number_of(pipeline)
-
-
 def stream_number(stream: str) -> int:
     """
     A stream's name as a number that a Delta ``txn`` can hold.
     """
-    return _number_of(stream)
-
-
-def _number_of(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+    return pipeline_number(stream)
 
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:

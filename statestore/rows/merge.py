@@ -23,7 +23,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_shape import with_values
 from millpond.statestore.rows.wide_column import take_rows
 
-__all__ = ["MERGE_COLUMNS", "combine_updates", "merge_updates"]
+__all__ = ["MERGE_COLUMNS", "combine_updates", "merge_updates", "split_rows"]
 
 MERGE_COLUMNS: Final = (
     "key",
@@ -54,12 +54,22 @@ def merge_updates(updates: pa.Table) -> pa.Table:
     Returns:
         `MERGE_COLUMNS` without ``deleted``; ``timers`` is an empty list where there are none.
     """
+    return split_rows(updates)[0]
+
+
+def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """
+    The rows of `merge_updates`, and those of the keys with neither state nor timers, which may have something else.
+    """
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
     has_timers = pc.greater(pc.list_value_length(timers), 0)
     has_state = pc.or_(combined.column("state").is_valid(), combined.column("state_bytes").is_valid())
     rows = combined.set_column(combined.column_names.index("timers"), "timers", timers)
-    return rows.filter(pc.or_(has_state, has_timers)).drop_columns(["deleted"])
+    is_row = pc.or_(has_state, has_timers)
+    return rows.filter(is_row).drop_columns(["deleted"]), rows.filter(pc.invert(is_row)).drop_columns(
+        ["deleted"]
+    )
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:

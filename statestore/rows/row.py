@@ -12,7 +12,8 @@ which `millpond.statestore.view` implements once for all readers:
   ``deleted`` (a deleting update with null ``timers`` leaves none);
 - the hold is the last update's;
 - ``record_ids`` are the union; ``productions`` count until they are consumed;
-- a key whose state is deleted and which has no timers has no row.
+- a key whose state is deleted and which has no timers has no row for those who ask for
+  state; whole rows, with ids and productions, also exist where nothing else does.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
-from millpond.statestore.view import ROWS_VIEW_SCHEMA, RowsView, connect, rows_view
+from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA, RowsView, connect, rows_view
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class TestDuckDB:
         busy(table)
         found = table.view().to_duckdb().to_arrow_table()
 
-        assert table.view().to_arrow().equals(found.cast(ROWS_VIEW_SCHEMA))
+        assert table.view().to_arrow(whole=True).equals(found.cast(WHOLE_ROW_SCHEMA))
 
     def test_any_name(self) -> None:
         """A computation's name may need quoting in SQL."""

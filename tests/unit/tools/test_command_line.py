@@ -14,7 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
-from millpond.statestore.app_ids import input_app_id, savepoint_app_id, superstep_app_id
+from millpond.statestore.app_ids import (
+    claim_app_id,
+    input_app_id,
+    pipeline_number,
+    savepoint_app_id,
+    superstep_app_id,
+)
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import ComputationDefinition, PipelineDefinition
@@ -162,6 +168,37 @@ class TestRows:
             ("plain", "not json", None),
         ]
         assert "[red]Ä" in run("rows", pond, "spike alarm").stdout
+
+    def test_ids_and_productions(self, tmp_path: Path) -> None:
+        """Ids and undelivered productions are counted in the table and shown in JSON, of keys without state too."""
+        store = SmallStore(tmp_path)
+        fence = IntervalWrite(interval=ALARM, fence=Fence(Sequencer(1), CommitNumber(0)))
+        store.commit(
+            "fence", fence, positions={claim_app_id(ALARM.computation): pipeline_number("zeitgeist")}
+        )
+        ids = [{"id": b"flight 1", "at": 1_000_000}, {"id": b"\xff", "at": TIME_MAX_US}]
+        made = [{"stream": "out", "key": "k", "value": '{"n":1}', "value_bytes": None, "at": 2_000_000}]
+        store.superstep((ALARM, [{"key": "a", "record_ids": ids, "productions": made}]))
+
+        table = run("rows", str(tmp_path), ALARM.computation)
+        assert [line.split() for line in table.stdout.splitlines()][1] == [
+            "key", "state", "timers", "hold", "superstep", "ids", "undelivered",
+        ]  # fmt: skip
+        assert table.stdout.splitlines()[3].split() == ["a", "1", "2", "1"]
+        (row,) = lines_of("rows", str(tmp_path), ALARM.computation, "--json")
+        assert row["record_ids"] == [
+            {"id": "flight 1", "id_bytes": None, "at": "1970-01-01T00:00:01Z"},
+            {"id": None, "id_bytes": "/w==", "at": "end of time"},
+        ]
+        assert row["productions"] == [
+            {
+                "stream": "out",
+                "key": "k",
+                "value": {"n": 1},
+                "value_bytes": None,
+                "at": "1970-01-01T00:00:02Z",
+            }
+        ]
 
     def test_a_long_answer_is_cut_and_says_so(self, pond: str) -> None:
         """What a limit leaves out is told, on standard error."""
