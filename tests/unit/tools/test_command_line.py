@@ -176,7 +176,7 @@ class TestRows:
         store.commit(
             "fence", fence, positions={claim_app_id(ALARM.computation): pipeline_number("zeitgeist")}
         )
-        ids = [{"id": b"flight 1", "at": 1_000_000}, {"id": b"\xff", "at": TIME_MAX_US}]
+        ids = [{"id": b"flight 1", "at": 1_000_000, "arrived_at": 0}, {"id": b"\xff", "at": TIME_MAX_US}]
         made = [{"stream": "out", "key": "k", "value": '{"n":1}', "value_bytes": None, "at": 2_000_000}]
         store.superstep((ALARM, [{"key": "a", "record_ids": ids, "productions": made}]))
 
@@ -187,8 +187,13 @@ class TestRows:
         assert table.stdout.splitlines()[3].split() == ["a", "1", "2", "1"]
         (row,) = lines_of("rows", str(tmp_path), ALARM.computation, "--json")
         assert row["record_ids"] == [
-            {"id": "flight 1", "id_bytes": None, "at": "1970-01-01T00:00:01Z"},
-            {"id": None, "id_bytes": "/w==", "at": "end of time"},
+            {
+                "id": "flight 1",
+                "id_bytes": None,
+                "at": "1970-01-01T00:00:01Z",
+                "arrived_at": "1970-01-01T00:00:00Z",
+            },
+            {"id": None, "id_bytes": "/w==", "at": "end of time", "arrived_at": None},
         ]
         assert row["productions"] == [
             {
