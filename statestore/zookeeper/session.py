@@ -196,13 +196,31 @@ class ZooKeeperSession:
         """
         self._start(self._client, max(deadline.left_s, 0.001))
         if self._security.user is not None:
-            # kazoo says that it is connected before its credentials are checked; what it is asked waits for that.
             try:
-                self._result(self._client.exists_async("/"), deadline)
+                self._wait_accepted(deadline)
             except MillpondError:
                 self.close()
-                self._raise_if_refused()
                 raise
+
+    def _wait_accepted(self, deadline: Deadline) -> None:
+        """
+        Wait until the servers have checked the credentials.
+
+        kazoo says that it is connected before that, and what it is asked waits for it.
+        """
+        while True:
+            try:
+                self._result(self._client.exists_async("/"), deadline)
+            except UnavailableError:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._connection.connected or self._was_refused, timeout=deadline.left_s
+                    )
+                self._raise_if_refused()
+                if deadline.left_s == 0:
+                    raise
+            else:
+                return
 
     def close(self) -> None:
         """
