@@ -16,8 +16,9 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument
+from millpond.tools.opening import read_options, store_argument, zookeeper_options
 
 __all__ = ["adopt"]
 
@@ -42,9 +43,14 @@ _KINDS: Final = ("moved", "copy", "restored")
     multiple=True,
     help="A sink's Delta table to take back to where the store is; may be repeated.",
 )
-@click.option("--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server.")
+@zookeeper_options
 def adopt(
-    store: str, kind: str, storage_options: tuple[str, ...], sinks: tuple[str, ...], zookeeper: str | None
+    store: str,
+    kind: str,
+    storage_options: tuple[str, ...],
+    sinks: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
 ) -> None:
     """
     Say what STORE is, when it is no longer what it was.
@@ -69,6 +75,7 @@ def adopt(
     with Store.open(
         store,
         zookeeper=zookeeper,
+        zookeeper_security=zookeeper_security,
         storage_options=options,
         create=False,
         adopt=cast(Adoption, kind),

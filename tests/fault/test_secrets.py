@@ -225,7 +225,7 @@ def test_commands_show_no_secret(ground: Ground) -> None:
     wrong = {"MILLPOND_ZOOKEEPER_SECURITY": str(good), "MILLPOND_ZOOKEEPER_PASSWORD": SECRETS["OTHER_S"]}
     pond, hosts = str(ground.folder / "pond"), ("--zookeeper", ground.server.hosts)
 
-    for command in (("verify",), ("gc",), ("repair", "--yes")):
+    for command in (("verify",), ("gc",), ("adopt", "--as", "moved"), ("repair", "--yes")):
         call = ("-c", COMMAND, *command, pond, *hosts)
         done = ground.run(*call, "--zookeeper-security", str(good))
         refused = ground.run(*call, "--zookeeper-security", str(bad))
