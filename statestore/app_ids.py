@@ -18,6 +18,7 @@ __all__ = [
     "FORK_PREFIX",
     "INCARNATION_PREFIX",
     "INPUT_PREFIX",
+    "INPUT_ROWS_PREFIX",
     "INTERVAL_PREFIX",
     "LOCATION_PREFIX",
     "SAVEPOINT_PREFIX",
@@ -33,6 +34,7 @@ __all__ = [
     "id_slack_app_id",
     "incarnation_app_id",
     "input_app_id",
+    "input_rows_app_id",
     "location_app_id",
     "member_status_app_id",
     "pipeline_number",
@@ -48,6 +50,9 @@ INTERVAL_PREFIX: Final = "millpond/interval/"
 
 INPUT_PREFIX: Final = "millpond/input/"
 """Prefix of external sources; the version is the last batch consumed, below 0 after a repair undid it."""
+
+INPUT_ROWS_PREFIX: Final = "millpond/input_rows/"
+"""Prefix of bounded inputs; the version is how many of its rows count towards the watermark."""
 
 SUPERSTEP_PREFIX: Final = "millpond/superstep/"
 """Prefix of pipelines; the version is the last superstep committed."""
@@ -108,6 +113,13 @@ def input_app_id(pipeline: str, stream: str, source: str) -> str:
         'millpond/input/zeitgeist/queries/bounded'
     """
     return INPUT_PREFIX + _quoted(pipeline, stream, source)
+
+
+def input_rows_app_id(pipeline: str, stream: str) -> str:
+    """
+    Name the number of rows of a bounded input that count towards its watermark.
+    """
+    return INPUT_ROWS_PREFIX + _quoted(pipeline, stream)
 
 
 def superstep_app_id(pipeline: str) -> str:

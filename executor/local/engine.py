@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
@@ -22,10 +23,10 @@ from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs
+from millpond.executor.local.rows import pieces
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
-from millpond.executor.pipeline.positions import input_positions
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
@@ -48,6 +49,8 @@ from millpond.statestore.types import Clock, Rng, TableVersion
 __all__ = ["LocalEngine", "Prepared"]
 
 _LOG = logging.getLogger("millpond")
+_OBSERVED_ROWS_MAX: Final = 20_000
+"""The times of so many rows are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,18 @@ class LocalEngine:
             produced=produced,
         )
 
+    def observations_of(self, rows: OutsideRows) -> list[InputObservation]:
+        """
+        What the times of rows that were consumed before say about their stream; no record is counted again.
+        """
+        topology, watch = self._coordinator.topology, self._coordinator.watermarks.watch(rows.stream)
+        observations: list[InputObservation] = []
+        for _, piece in pieces(rows.rows, _OBSERVED_ROWS_MAX):
+            part = OutsideRows(stream=rows.stream, rows=piece)
+            seen = extract_inputs(topology, [part], is_bounded=False, watches={rows.stream: watch})
+            observations += [replace(one, records=0) for one in seen.observations]
+        return observations
+
     def commit(self, prepared: Prepared, position: InputPosition | None = None) -> SuperstepReport:
         """
         Make a prepared superstep durable, and keep its productions for the next one.
@@ -217,8 +232,7 @@ class LocalEngine:
         """
         How far outside inputs of a stream have been consumed, by their source.
         """
-        snapshot = self._store.committer.snapshot
-        return input_positions(snapshot.txns, self._coordinator.topology.name, stream)
+        return self._coordinator.consumed(stream)
 
     # -- what goes in ----------------------------------------------------------------------
 

@@ -13,10 +13,12 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
+from millpond.executor.pipeline.positions import after_the_end
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
@@ -64,13 +66,14 @@ class LocalRun(Run[Receipt]):
             lose them: inject them again, with ids if they must not count twice.
 
         Raises:
-            InvalidError: the stream is not injected, or a column is missing or of the wrong type; of mappings,
-                if that is so for all of the first ones of a stream.
+            InvalidError: the stream is not injected, an earlier run has ended it, or a column is missing
+                or of the wrong type; of mappings, if that is so for all of the first ones of a stream.
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
             MillpondError: the error that ended the run.
         """
         given = rows_from(rows)
         self.check_rows(stream, given)
+        self._refuse_if_ended(stream)
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
         receipt = Receipt(len(cut))
         for count, piece in cut:
@@ -114,6 +117,10 @@ class LocalRun(Run[Receipt]):
         self._worker.check_active()
         self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
 
+    def _refuse_if_ended(self, stream: str) -> None:
+        if stream in self._worker.coordinator.closed:
+            raise after_the_end(stream)
+
     def consumed(self, stream: str) -> dict[str, int]:
         """
         How far outside inputs of a stream have been consumed, by their source.
@@ -130,9 +137,31 @@ class LocalRun(Run[Receipt]):
             position: how far the input is consumed once the superstep is committed.
 
         Raises:
+            InvalidError: an earlier run has ended the stream.
             MillpondError: the error that ended the run.
         """
+        self._refuse_if_ended(stream)
         self._worker.consume(stream, rows, position)
+
+    def observed(self, stream: str) -> int | None:
+        """
+        How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
+        """
+        return self._worker.coordinator.input_rows(stream)
+
+    def observe(self, stream: str, rows: Rows, position: InputPosition) -> None:
+        """
+        Run one superstep in which consumed rows move their stream's watermark; in stepping mode only.
+
+        Args:
+            stream: an injected stream.
+            rows: rows of it that were consumed without moving the watermark.
+            position: how far the input is consumed, and how many of its rows count from then on.
+
+        Raises:
+            MillpondError: the error that ended the run.
+        """
+        self._worker.observe(OutsideRows(stream=stream, rows=rows), position)
 
     # -- work ------------------------------------------------------------------------------
 
@@ -181,6 +210,9 @@ class LocalRun(Run[Receipt]):
 
     def _finish(self, stream: str) -> Receipt:
         return self._accept(WatermarkUpdate(stream=stream, at=TIME_MAX_US))
+
+    def _say(self, text: str) -> None:
+        self._worker.say(text)
 
     def _status(self) -> RunStatus:
         return self._worker.status

@@ -14,15 +14,16 @@ from typing import Final
 
 import pyarrow as pa
 
+from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.extract_rows import row_count
+from millpond.executor.pipeline.extract_rows import Rows, row_count
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
+from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions, check_at_least
@@ -63,6 +64,7 @@ class LocalRunner:
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
+        accept_ended: take records of a stream whose input an earlier run has ended, as late ones.
         checkpoint_weak_after_ms: how long a weak production may wait for its consumer before it is
             checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
@@ -80,6 +82,7 @@ class LocalRunner:
 
         runner = LocalRunner("pond")
         runner.run(pipeline, {"queries": rows})     # to the end of the input
+        runner.run(pipeline, {"queries": rows}, finish=False)   # more will come
         with runner.start(pipeline) as run:         # until stopped
             run.inject("queries", {"query": "cat", "time": 5}).wait()
     """
@@ -97,6 +100,7 @@ class LocalRunner:
         intake_records_max: int = 100_000,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
+        accept_ended: bool = False,
         checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
@@ -120,6 +124,7 @@ class LocalRunner:
             cache_mib=cache_mib,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
+            accept_ended=accept_ended,
             upkeep=upkeep,
             progress=progress,
             dead_letter_limit=dead_letter_limit,
@@ -130,31 +135,50 @@ class LocalRunner:
         self._intake_records_max = intake_records_max
         self._checkpoint_weak_after_ms = checkpoint_weak_after_ms
 
-    def run(self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike]) -> RunSummary:
+    def run(
+        self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike], *, finish: bool = True
+    ) -> RunSummary:
         """
-        Consume the inputs to their end, then fire every timer in event time.
+        Consume the inputs to their end, then fire every timer in event time: that was all.
 
         The low watermarks wait for the end, so no record is late whatever their order. To resume a
         run that was killed, run it again with the same inputs: rows that the store has consumed are
-        skipped.
+        skipped. Rows of a later run are refused, because windows are closed.
+
+        With ``finish=False`` more is to come: the run does all that its rows have made due, and leaves
+        the watermarks where their policies have them. A later run is given the same rows with the new
+        ones behind them; again, those that the store has consumed are skipped. The rows of one run
+        count as having come together, so none is late because of another of that run.
 
         Args:
             pipeline: the pipeline.
             inputs: rows per injected stream: a table, or an iterable of mappings.
+            finish: whether the inputs end with these rows.
+
+        Returns:
+            Counts; which streams have ended; and, by stream, why rows were skipped.
 
         Raises:
-            InvalidError: pipeline or inputs do not fit, the store has consumed other inputs, or more records
-                became dead letters than ``dead_letter_limit`` allows.
+            InvalidError: pipeline or inputs do not fit, the store has consumed other inputs, there are new
+                rows though an earlier run has ended the input, or more records became dead letters than
+                ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
         run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
         try:
-            for stream, rows in inputs.items():
+            given = {stream: rows_from(rows) for stream, rows in inputs.items()}
+            for stream, rows in given.items():
                 _consume(run, stream, rows)
-            for stream in inputs:
-                run.finish(stream)
+            for stream, rows in given.items():
+                if finish:
+                    run.finish(stream)
+                else:
+                    _observe(run, stream, rows)
             run.run_until_quiet()
+            run.note_nothing()
+            if finish:
+                run.note_end()
         except BaseException:
             run.abandon()
             raise
@@ -213,15 +237,14 @@ class LocalRunner:
         )
 
 
-def _consume(run: LocalRun, stream: str, given: RowsLike) -> None:
+def _consume(run: LocalRun, stream: str, rows: Rows) -> None:
     """
     Consume the rows of a bounded input that the store has not consumed; its position counts rows.
     """
-    rows = rows_from(given)
     run.check_rows(stream, rows)
     known = run.consumed(stream)
     if BOUNDED_SOURCE in known:
-        # Another runner has consumed this input to its end.
+        run.note_skipped(stream, consumed_before(stream, row_count(rows), run.observed(stream)))
         return
     foreign = sorted(set(known) - {LOCAL_SOURCE})
     if foreign:
@@ -238,7 +261,27 @@ def _consume(run: LocalRun, stream: str, given: RowsLike) -> None:
             rows=row_count(rows),
             consumed=consumed,
         )
-    rest = rows.slice(consumed) if isinstance(rows, pa.Table) else rows[consumed:]
-    for count, piece in pieces(rest, BUNDLE_RECORDS_MAX):
+    if consumed:
+        share = "all" if consumed == row_count(rows) else f"{consumed:,} of"
+        run.note_skipped(stream, f"{share} {row_count(rows):,} rows were consumed before")
+    for count, piece in pieces(_from(rows, consumed), BUNDLE_RECORDS_MAX):
         consumed += count
         run.consume(stream, piece, InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed))
+
+
+def _observe(run: LocalRun, stream: str, rows: Rows) -> None:
+    """
+    Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
+
+    A run that was killed before it came to this may have left some.
+    """
+    consumed = run.consumed(stream).get(LOCAL_SOURCE, 0)
+    observed = min(run.observed(stream) or 0, consumed)
+    is_stamped = isinstance(run.topology.injectors[stream].at, IngressTime)
+    if observed < consumed and not is_stamped:
+        position = InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed, rows=consumed)
+        run.observe(stream, _from(rows, observed), position)
+
+
+def _from(rows: Rows, start: int) -> Rows:
+    return rows.slice(start) if isinstance(rows, pa.Table) else rows[start:]

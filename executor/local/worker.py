@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from millpond.executor.local.engine import LocalEngine, Prepared
@@ -111,6 +112,23 @@ class LocalWorker:
         with self._failing():
             self._superstep([OutsideRows(stream=stream, rows=rows)], position=position, is_bounded=True)
 
+    def observe(self, rows: OutsideRows, position: InputPosition) -> None:
+        """
+        Run one superstep in which rows that were consumed before move their stream's watermark.
+
+        Raises:
+            MillpondError: what ended the run.
+        """
+        self.check_active()
+        with self._failing():
+            self._superstep([], position=position, observed=rows)
+
+    def say(self, text: str) -> None:
+        """
+        Show a line where supersteps are reported.
+        """
+        self._progress.note(text)
+
     def _handle(self, taken: Taken) -> SuperstepReport | None:
         if not taken:
             self.coordinator.tick()
@@ -130,8 +148,11 @@ class LocalWorker:
         *,
         position: InputPosition | None = None,
         is_bounded: bool = False,
+        observed: OutsideRows | None = None,
     ) -> SuperstepReport:
         prepared = self._prepare(outside, is_bounded=is_bounded)
+        if observed is not None:
+            prepared = replace(prepared, observations=self.engine.observations_of(observed))
         if self.lifecycle.is_stranded:
             # User code returned after the run had ended because it would not.
             self.lifecycle.raise_failure()

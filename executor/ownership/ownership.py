@@ -35,7 +35,7 @@ from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, CommitNumber, Sequencer
@@ -162,16 +162,37 @@ class Ownership:
             FencedError: another process owns the pipeline; nothing was written.
             InvalidError: a computation of this name belongs to another pipeline of the store.
         """
-        self.wait_until_held()
-        stored = self._store.committer.refresh().fence_of(self._control)
-        if stored != self.control.fence:
-            # Before any lease is taken: the new owner may hold one on the same interval.
-            raise FencedError(
-                "another process has taken the pipeline", stored=stored, mine=self.control.fence
-            )
+        # Before any lease is taken: a new owner may hold one on the same interval.
+        self.check_owner()
         count = node.intervals or self._intervals
         cuts = boundaries_of(sample, count)
         self._take(list(intervals_from_boundaries(node.name, cuts)))
+
+    def check_owner(self) -> None:
+        """
+        Return if the pipeline is this process's own, by its leases and by the fence in the table.
+
+        Raises:
+            FencedError: another process has taken it.
+            UnavailableError: ZooKeeper did not come back within the pause timeout.
+        """
+        self.wait_until_held()
+        stored = self._store.committer.refresh().fence_of(self._control)
+        if stored != self.control.fence:
+            raise FencedError(
+                "another process has taken the pipeline", stored=stored, mine=self.control.fence
+            )
+
+    def check_leases(self) -> None:
+        """
+        Return unless a lease is known to be lost; asks no service.
+
+        Raises:
+            FencedError: another process has taken an interval.
+        """
+        for owned in self._owned.values():
+            if owned.lease.state is LeaseState.LOST:
+                owned.lease.check()
 
     def close(self) -> None:
         """

@@ -28,8 +28,10 @@ __all__ = [
     "BOUNDED_SOURCE",
     "LOCAL_SOURCE",
     "admit_batch",
+    "after_the_end",
     "claimed_by",
     "conflicting_pipeline",
+    "consumed_before",
     "counts_by_computation",
     "id_slack_of",
     "id_slack_position",
@@ -154,6 +156,43 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
         # A repair cannot take a position out of the table; below 0 it was never consumed.
         if app_id.startswith(prefix) and version >= 0
     }
+
+
+def after_the_end(stream: str) -> InvalidError:
+    """
+    What refuses records of a stream whose input an earlier run has ended.
+    """
+    return InvalidError(
+        "the input has ended: an earlier run was its last, so all that comes now would be late; a job that runs"
+        " again and again passes finish=False to run, or trigger={'availableNow': True} to start, and begins"
+        " with a new store; accept_ended=True of the runner takes the records as late ones",
+        input=stream,
+    )
+
+
+def consumed_before(stream: str, rows: int, known: int | None) -> str:
+    """
+    Why a bounded DataFrame that the store has consumed before is not read again.
+
+    Args:
+        stream: the input, for the message.
+        rows: how many rows it has now.
+        known: how many it had then; ``None`` if the store does not know.
+
+    Raises:
+        InvalidError: it is another one, or it has grown.
+    """
+    if known is None:
+        return "it was consumed before, by a version that did not note how many rows there were"
+    if rows == known:
+        return f"all {rows:,} rows were consumed before"
+    raise InvalidError(
+        "a bounded DataFrame is consumed once, and this one is not what it was then: read what grows as a stream"
+        " (spark.readStream), which goes on where it was, or start with a new store",
+        input=stream,
+        rows=rows,
+        consumed=known,
+    )
 
 
 def admit_batch(

@@ -34,6 +34,7 @@ from millpond.executor.repair.plan import RepairPlan
 from millpond.statestore.app_ids import (
     COUNT_PREFIX,
     INPUT_PREFIX,
+    INPUT_ROWS_PREFIX,
     SAVEPOINT_PREFIX,
     SUPERSTEP_PREFIX,
     TOTAL_PREFIX,
@@ -71,7 +72,12 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 """Where copies of what was taken out of the log lie, a folder a repair."""
 
 _LOST_TOLD_MAX: Final = 100
-_RESTARTED: Final = {TOTAL_PREFIX: 0, COUNT_PREFIX: 0, WATERMARK_PREFIX: int(TIME_MIN_US)}
+_RESTARTED: Final = {
+    TOTAL_PREFIX: 0,
+    COUNT_PREFIX: 0,
+    INPUT_ROWS_PREFIX: 0,
+    WATERMARK_PREFIX: int(TIME_MIN_US),
+}
 
 
 def repair_store(

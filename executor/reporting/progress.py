@@ -9,6 +9,8 @@ logging, writes the log lines to standard error. Nothing is kept but sums.
 
 from __future__ import annotations
 
+import logging
+
 from rich.console import Console
 
 from millpond.executor.reporting.progress_line import ProgressLine
@@ -17,6 +19,8 @@ from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import Clock
 
 __all__ = ["Progress", "SuperstepReport"]
+
+_LOG = logging.getLogger("millpond")
 
 
 class Progress:
@@ -66,6 +70,17 @@ class Progress:
             self._log.report(report)
         if self._line is not None:
             self._line.report(report)
+
+    def note(self, text: str) -> None:
+        """
+        Say something about the run, where its supersteps are reported; in the log of ``millpond`` if nowhere.
+        """
+        if self._log is None:
+            _LOG.info(text)
+        else:
+            self._log.note(text)
+        if self._line is not None:
+            self._line.note(text)
 
     def close(self) -> None:
         """

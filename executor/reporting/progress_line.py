@@ -52,6 +52,12 @@ class ProgressLine:
             self._shown_us = now_us
             self._show()
 
+    def note(self, text: str) -> None:
+        """
+        Print a line of its own above the live line.
+        """
+        self._live.console.print(text, markup=False)
+
     def close(self) -> None:
         """
         Show the newest superstep once more and leave the line standing.

@@ -64,6 +64,13 @@ class ProgressLog:
                 self._written_us = now_us
                 self._write()
 
+    def note(self, text: str) -> None:
+        """
+        Write a line of its own, after the sums that wait.
+        """
+        self._write()
+        self._log.info(text)
+
     def close(self) -> None:
         """
         Write the sums that wait, and remove the handler if this object has added it.

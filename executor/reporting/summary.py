@@ -4,7 +4,8 @@ What a run has done, in numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from millpond.executor.superstep.totals import Totals
 from millpond.statestore.types import EventTimeMicros
@@ -25,6 +26,10 @@ class RunSummary:
         watermark: the lowest output watermark; everything before it is done.
         elapsed_ms: how long this run took.
         error: what has ended the run, in one line; ``None`` unless it failed.
+        ended: the injected streams whose input has ended for good, in order of their names: what
+            comes on them later is refused.
+        skipped: why a bounded input, or a stream that was read up to now, brought nothing or not all
+            that it has, by stream.
     """
 
     supersteps: int
@@ -34,3 +39,5 @@ class RunSummary:
     watermark: EventTimeMicros
     elapsed_ms: float
     error: str | None = None
+    ended: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)

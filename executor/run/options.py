@@ -45,6 +45,7 @@ class RunnerOptions:
         cache_mib: soft-state budget of one interval, in MiB.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
+        accept_ended: take records of a stream that an earlier run has ended, as late ones.
         upkeep: how the store is kept small while the pipeline runs; ``None`` for not at all.
         progress: whether to show a progress line and log supersteps.
         dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
@@ -64,6 +65,7 @@ class RunnerOptions:
     cache_mib: int = 256
     pause_timeout_ms: float = 300_000
     on_held: OnHeld = "take"
+    accept_ended: bool = False
     upkeep: UpkeepPolicy | None = None
     progress: bool = True
     dead_letter_limit: DeadLetterLimit | None = field(default_factory=DeadLetterLimit)
@@ -155,6 +157,7 @@ class RunnerOptions:
             rng=self.rng,
             intervals=intervals,
             accept_checkpoint=accept_checkpoint,
+            accept_ended=self.accept_ended,
             pause_timeout_ms=self.pause_timeout_ms,
             on_held=self.on_held,
             upkeep=upkeep,

@@ -54,6 +54,7 @@ class Run(ABC, Generic[_Accepted]):
         self._first = first
         self._release = release
         self._started_us = clock.monotonic_us()
+        self._skipped: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +197,45 @@ class Run(ABC, Generic[_Accepted]):
             watermark=status.low_watermark,
             elapsed_ms=(self._clock.monotonic_us() - self._started_us) / 1_000,
             error=None if self._lifecycle.error is None else str(self._lifecycle.error),
+            ended=tuple(sorted(status.ended)),
+            skipped=dict(self._skipped),
         )
+
+    def note_skipped(self, stream: str, reason: str) -> None:
+        """
+        Note why this run does not process an input, or a part of it; `summary` tells it.
+        """
+        self._skipped[stream] = reason
+        self._say(f"of the input {stream}: {reason}")
+
+    def note_end(self) -> None:
+        """
+        Say that the run was its input's last.
+        """
+        self._say(
+            "the input has ended: windows are closed, timers in event time have fired, and what comes later is"
+            f" refused (finish=False leaves it open): {', '.join(self.summary().ended)}"
+        )
+
+    def note_nothing(self) -> None:
+        """
+        Say why, if the run has read all there is and processed nothing.
+        """
+        summary = self.summary()
+        if self._skipped and not summary.run.injected:
+            reasons = "; ".join(f"{stream}: {reason}" for stream, reason in sorted(self._skipped.items()))
+            _LOG.warning(
+                "nothing was processed: %s; of all the records ever, %d are dead letters; a new store processes"
+                " them again",
+                reasons,
+                summary.totals.dead_letters,
+            )
+
+    @abstractmethod
+    def _say(self, text: str) -> None:
+        """
+        Show a line where the run reports its supersteps.
+        """
 
     # -- the end ---------------------------------------------------------------------------
 

@@ -36,12 +36,14 @@ class RunStatus:
         totals: counts over the pipeline's whole life.
         watermarks: input low watermark by computation.
         low_watermark: the lowest output watermark; everything before it is done.
+        ended: the injected streams whose input has ended for good.
     """
 
     superstep: Superstep
     totals: Totals
     watermarks: Mapping[str, EventTimeMicros]
     low_watermark: EventTimeMicros
+    ended: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, coordinator: Coordinator) -> Self:
@@ -53,6 +55,7 @@ class RunStatus:
             totals=coordinator.totals,
             watermarks=input_watermarks(coordinator),
             low_watermark=coordinator.watermarks.low_watermark(),
+            ended=coordinator.watermarks.ended,
         )
 
 

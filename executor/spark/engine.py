@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from millpond.executor.injectors.policies import MarkColumn
+from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.routing import Router, routes_of
@@ -88,16 +89,20 @@ class SparkEngine:
             What the superstep did; ``None`` if the store has consumed the batch already.
 
         Raises:
-            InvalidError: the checkpoint does not belong to this store, or the input cannot be read.
+            InvalidError: the checkpoint does not belong to this store, an earlier run has ended the
+                stream, or the input cannot be read.
             FencedError: another process has taken over.
         """
         if not self._coordinator.admit(position):
             return None
+        if position.stream in self._coordinator.closed and not frame.isEmpty():
+            raise after_the_end(position.stream)
         self._create_intervals(frame, position.stream)
         plan = self._coordinator.begin(inputs={position.stream})
         reports = self._run_input(frame, position.stream, self._first_wave(plan))
+        rows = self._rows_of(position.stream, reports) if position.source == BOUNDED_SOURCE else None
         reports += self._run_later_waves(plan, reports)
-        return self._commit(plan, reports, position)
+        return self._commit(plan, reports, replace(position, rows=rows))
 
     def advance(self) -> SuperstepReport:
         """
@@ -111,6 +116,18 @@ class SparkEngine:
         reports = self._run_without_input(self._first_wave(plan))
         reports += self._run_later_waves(plan, reports)
         return self._commit(plan, reports, None)
+
+    def _rows_of(self, stream: str, reports: tuple[SlotReport, ...]) -> int | None:
+        """
+        How many rows the tasks have read of a stream, the unreadable ones included; ``None`` without a consumer.
+        """
+        consumers = self._coordinator.topology.consumers_of(stream)
+        if not consumers:
+            return None
+        first = consumers[0].computation.name
+        letters = [letter for report in reports for letter in report.dead_letters]
+        unreadable = sum(letter.stream == stream and letter.computation == first for letter in letters)
+        return unreadable + sum(seen.records for report in reports for seen in report.inputs)
 
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None

@@ -5,6 +5,7 @@ Embedding: one computation as the ``foreachBatch`` of the user's own streaming q
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeachBatch", "ForeachBatchOptions", "foreach_batch"]
 
+_LOG = logging.getLogger("millpond")
+
 INPUT = "input"
 """Name of the injected stream of an embedded computation."""
 
@@ -40,7 +43,8 @@ class ForeachBatch:
     A function for ``writeStream.foreachBatch`` that keeps a computation's state in a store.
 
     The first batch takes the leases; `close`, a failure or the end of the process gives them back.
-    After a failure the next batch, of a query that was started again, takes them again.
+    After a failure the next batch, of a query that was started again, takes them again. `close` also
+    does the work that is due by then; the end of the process is too late for that.
     """
 
     def __init__(self, runner: SparkRunner, pipeline: EnginePipeline, *, tick_ms: float) -> None:
@@ -67,26 +71,54 @@ class ForeachBatch:
 
     def close(self) -> None:
         """
-        Give the leases back; everything committed stays.
+        Do all the work that the batches so far have made due, and give the leases back.
+
+        Call it when the query has ended: after an ``availableNow`` query all productions are then
+        delivered, all timers that the watermark has passed have fired, and the sink is written.
+
+        Raises:
+            MillpondError: what that work has failed with; the leases are given back all the same.
         """
+        run = self._released()
+        if run is None:
+            return
+        try:
+            run.run_until_quiet()
+        except BaseException:
+            run.abandon()
+            raise
+        run.stop()
+
+    def _close_at_exit(self) -> None:
+        """
+        Give the leases back at the end of the process, which is too late for any work.
+        """
+        run = self._released()
+        if run is None:
+            return
+        if run.has_work():
+            _LOG.warning("work is due that the next run will do: call close() when the query has ended")
+        run.stop()
+
+    def _released(self) -> SparkRun | None:
         with self._lock:
             run = self._run
         if run is not None:
             self._forget(run)
-            run.stop()
+        return run
 
     def _forget(self, run: SparkRun) -> None:
         with self._lock:
             if self._run is run:
                 self._run = None
-                atexit.unregister(self.close)
+                atexit.unregister(self._close_at_exit)
 
     def _opened(self) -> SparkRun:
         with self._lock:
             if self._run is None:
                 self._run = self._runner.open(self._pipeline)
                 self._run.start_ticker(self._tick_ms)
-                atexit.register(self.close)
+                atexit.register(self._close_at_exit)
             return self._run
 
 

@@ -9,17 +9,20 @@ undelivered productions and for timers that are due, so wall timers fire on an i
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE
+from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
 from millpond.executor.spark.engine import SparkEngine, plan_once
+from millpond.executor.spark.jvm import spark_calls
+from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError, UnavailableError
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkRun"]
 
+_LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -64,7 +68,9 @@ class SparkRun(Run[None]):
         coordinator.sinks.on_failure = lifecycle.fail
         self._progress = progress
         self._lock = threading.RLock()
-        self._queries: list[StreamingQuery] = []
+        self._queries = Queries(self._check_owner)
+        self._fed: set[str] = set()
+        self._is_bounded = False
         self._ticker: threading.Thread | None = None
         self._last_superstep_us = clock.monotonic_us()
         # Replaced after each superstep, so that any thread may read it.
@@ -101,10 +107,12 @@ class SparkRun(Run[None]):
         """
         Wait while the stream is further ahead than its skew limit, if a ticker keeps time going.
 
+        Queries that end by themselves know no limit: a slower stream may have ended already.
+
         Raises:
             UnavailableError: the run was stopped meanwhile; the next run gets the batch again.
         """
-        while self._ticker is not None:
+        while self._ticker is not None and not self._is_bounded:
             with self._guarded():
                 if stream not in self._coordinator.watermarks.streams_ahead():
                     return
@@ -128,20 +136,32 @@ class SparkRun(Run[None]):
             MillpondError: the error that ended the run.
         """
         with self._guarded():
-            return self._reported(self._engine.consume(frame, position))
+            report = self._reported(self._engine.consume(frame, position))
+            if report is not None:
+                self._fed.add(position.stream)
+            return report
 
-    def consume_bounded(self, stream: str, frame: DataFrame) -> None:
+    def consume_bounded(self, stream: str, frame: DataFrame, *, finish: bool = True) -> None:
         """
         Consume a bounded DataFrame, unless the store has consumed it already, and end its stream.
 
+        Args:
+            stream: an injected stream.
+            frame: all of its input.
+            finish: whether the stream ends with it; then its watermark does not hold back the others.
+
         Raises:
+            InvalidError: the store has consumed it already, and it has grown since.
             MillpondError: the error that ended the run.
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
-            self._reported(self._engine.consume(frame, position))
-            # Nothing comes after it, so its watermark must not hold back the others.
-            self._coordinator.watermarks.finish(stream)
+            if self._reported(self._engine.consume(frame, position)) is None:
+                known = self._coordinator.input_rows(stream)
+                rows = 0 if known is None else frame.count()
+                self.note_skipped(stream, consumed_before(stream, rows, known))
+            if finish:
+                self._coordinator.watermarks.finish(stream)
 
     def advance(self) -> SuperstepReport | None:
         """
@@ -186,14 +206,55 @@ class SparkRun(Run[None]):
             for stream in self._coordinator.topology.injectors:
                 self._coordinator.watermarks.finish(stream)
             self._reported(self._engine.advance())
-            while self._is_work_due():
-                self._reported(self._engine.advance())
+        self.run_until_quiet()
 
-    def add_query(self, query: StreamingQuery) -> None:
+    def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
         """
-        Watch a query that feeds the run, and stop it when the run stops.
+        Run supersteps without outside input until no work is due and all sinks are written.
+
+        Args:
+            supersteps_max: bound, as a cycle may never come to rest.
+            timeout_ms: how long to go on; ``None`` for as long as it takes.
+
+        Returns:
+            Whether the pipeline came to rest; false too if the run is being stopped.
+
+        Raises:
+            MillpondError: the error that ended the run.
         """
-        self._queries.append(query)
+        deadline_us = self._deadline_us(timeout_ms)
+        for _ in range(supersteps_max):
+            with self._lock:
+                self._lifecycle.raise_failure()
+                if self._lifecycle.phase is not Phase.RUNNING or self._has_passed(deadline_us):
+                    return False
+                with self._guarded():
+                    if not self._is_work_due():
+                        self._coordinator.sinks.wait()
+                        return True
+                    self._reported(self._engine.advance())
+        return False
+
+    def start_queries(self, starts: Mapping[str, StartQuery], *, is_bounded: bool) -> None:
+        """
+        Start the queries that feed the run, and stop them when the run stops.
+
+        Args:
+            starts: what starts each stream's query.
+            is_bounded: whether they end by themselves.
+
+        Raises:
+            FencedError: another process has taken the pipeline; none is started.
+            ConflictError: another query keeps writing a checkpoint.
+            UnavailableError: Spark's JVM has ended.
+        """
+        self._is_bounded = is_bounded
+        for stream, start in starts.items():
+            self._queries.start(stream, start)
+
+    def _check_owner(self) -> None:
+        with self._guarded():
+            self._coordinator.check_owner()
 
     # -- the ticker ------------------------------------------------------------------------
 
@@ -211,20 +272,28 @@ class SparkRun(Run[None]):
 
     def _tick_until_stopped(self, tick_ms: float) -> None:
         while not self._lifecycle.wait_for_stop(tick_ms):
-            idle_us = self._clock.monotonic_us() - self._last_superstep_us
-            if idle_us < tick_ms * 1_000 or not self._lock.acquire(blocking=False):
-                continue
             try:
-                has_failed = self._lifecycle.error is not None
-                if not has_failed and self._is_work_due():
-                    self._reported(self._engine.advance())
-                elif not has_failed:
-                    self._coordinator.maintain()
+                with spark_calls():
+                    self._tick(tick_ms)
             except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
                 self._lifecycle.fail(failure)
+            if self._lifecycle.error is not None:
                 return
-            finally:
-                self._lock.release()
+
+    def _tick(self, tick_ms: float) -> None:
+        self._coordinator.check_leases()
+        self._queries.revive()
+        idle_us = self._clock.monotonic_us() - self._last_superstep_us
+        if idle_us < tick_ms * 1_000 or not self._lock.acquire(blocking=False):
+            return
+        try:
+            has_failed = self._lifecycle.error is not None
+            if not has_failed and self._is_work_due():
+                self._reported(self._engine.advance())
+            elif not has_failed:
+                self._coordinator.maintain()
+        finally:
+            self._lock.release()
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -238,40 +307,77 @@ class SparkRun(Run[None]):
     @property
     def is_active(self) -> bool:
         """
-        Whether the run still takes input: it lives, and so do all its queries.
+        Whether the run still takes input: it lives, and so do all its queries, and Spark's JVM.
         """
-        return super().is_active and all(query.isActive for query in self._queries)
+        try:
+            return super().is_active and self._queries.are_active
+        except UnavailableError as failure:
+            self._lifecycle.fail(failure)
+            return False
 
     def await_termination(self, timeout_ms: float | None = None) -> bool:
         """
-        Wait until every query has ended.
+        Wait until every query has ended, and do all the work that their input has made due.
+
+        With ``trigger={"availableNow": True}`` that is a whole run: afterwards all productions are
+        delivered, all timers that the watermarks have passed have fired, and all sinks are written.
 
         Args:
             timeout_ms: how long to wait; ``None`` waits as long as a query runs.
 
         Returns:
-            Whether all queries ended within the time.
+            Whether all queries ended, and nothing was left to do, within the time.
 
         Raises:
+            FencedError: another process has taken the pipeline.
+            UnavailableError: Spark's JVM has ended.
             MillpondError: the error that ended the run, as it was raised in the superstep.
         """
-        deadline_us = None if timeout_ms is None else self._clock.monotonic_us() + timeout_ms * 1_000
-        for query in self._queries:
-            while not self._await(query):
-                self._lifecycle.raise_failure()
-                if deadline_us is not None and self._clock.monotonic_us() > deadline_us:
-                    return False
-        self._lifecycle.raise_failure()
-        return True
+        deadline_us = self._deadline_us(timeout_ms)
+        if not self._await_queries(deadline_us):
+            return False
+        left_ms = None if deadline_us is None else (deadline_us - self._clock.monotonic_us()) / 1_000
+        has_ended = self._lifecycle.phase is not Phase.RUNNING or self.run_until_quiet(timeout_ms=left_ms)
+        if has_ended and self._is_bounded:
+            self._note_unfed()
+        return has_ended
 
-    def _await(self, query: StreamingQuery) -> bool:
+    def _await_queries(self, deadline_us: float | None) -> bool:
+        def is_over() -> bool:
+            self._lifecycle.raise_failure()
+            return self._has_passed(deadline_us)
+
         try:
-            ended = query.awaitTermination(1)
+            have_ended = self._queries.await_all(is_over)
+        except UnavailableError as failure:
+            self._lifecycle.fail(failure)
+            raise
         except Exception:
             # Spark wraps what foreachBatch raised into text; the error itself is better.
             self._lifecycle.raise_failure()
             raise
-        return bool(ended)
+        self._lifecycle.raise_failure()
+        return have_ended
+
+    def _deadline_us(self, timeout_ms: float | None) -> float | None:
+        return None if timeout_ms is None else self._clock.monotonic_us() + timeout_ms * 1_000
+
+    def _has_passed(self, deadline_us: float | None) -> bool:
+        return deadline_us is not None and self._clock.monotonic_us() > deadline_us
+
+    def _note_unfed(self) -> None:
+        """
+        Note which streams have brought nothing, once all their queries have read what there is.
+        """
+        for stream in self._queries.streams:
+            if stream not in self._fed:
+                known = self._coordinator.consumed(stream)
+                reason = "all that is there was consumed before" if known else "nothing is there"
+                self.note_skipped(stream, reason)
+        self.note_nothing()
+
+    def _say(self, text: str) -> None:
+        self._progress.note(text)
 
     def _status(self) -> RunStatus:
         coordinator = self._coordinator
@@ -280,14 +386,22 @@ class SparkRun(Run[None]):
             totals=coordinator.totals,
             watermarks=self._watermarks,
             low_watermark=coordinator.watermarks.low_watermark(),
+            ended=coordinator.watermarks.ended,
         )
 
     def _end_work(self) -> None:
         self._coordinator.give_up()
-        for query in self._queries:
-            query.stop()
+        try:
+            had_ended = self._is_bounded and not self._queries.are_active
+            self._queries.stop()
+        except UnavailableError as failure:
+            # With the JVM the queries have ended too; the leases are given back all the same.
+            self._lifecycle.fail(failure)
+            had_ended = False
         if self._ticker is not None:
             self._ticker.join()
+        if had_ended and self._lifecycle.error is None and self._coordinator.has_work():
+            _LOG.warning("work is due that the next run will do: call await_termination() before stop()")
 
     def _close(self) -> None:
         try:
@@ -306,7 +420,8 @@ class SparkRun(Run[None]):
             # A batch that is under way while the run stops is finished, but without leases none begins.
             self._lifecycle.check_phase(Phase.RUNNING, Phase.STOPPING)
             try:
-                yield
+                with spark_calls():
+                    yield
             except BaseException as failure:
                 self._lifecycle.fail(failure)
                 raise

@@ -5,6 +5,7 @@ The Spark runner: runs a pipeline on Spark over a store (architecture §5).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.importable import check_importable
+from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
@@ -32,6 +34,7 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["SparkRunner", "SparkRunnerOptions"]
 
@@ -52,6 +55,7 @@ class SparkRunnerOptions(TypedDict, total=False):
     intervals: int | None
     cache_mib: int
     on_held: OnHeld
+    accept_ended: bool
     pause_timeout_ms: float
     accept_checkpoint: bool
     upkeep: UpkeepPolicy | None
@@ -81,6 +85,7 @@ class SparkRunner:
             of the other process fails), ``wait`` as a standby, or ``refuse``.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         accept_checkpoint: continue with a streaming checkpoint that is unknown to this store.
+        accept_ended: take records of a stream whose input an earlier run has ended, as late ones.
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
         progress: show a progress line in a terminal and log every superstep.
@@ -95,8 +100,9 @@ class SparkRunner:
     Example::
 
         runner = SparkRunner("pond")
-        runner.run(pipeline, {"queries": df})               # to the end of the input
-        run = runner.start(pipeline, {"queries": stream})   # until run.stop()
+        runner.run(pipeline, {"queries": df})                        # to the end of the input
+        runner.run(pipeline, {"queries": stream}, finish=False)     # what is there now; more will come
+        run = runner.start(pipeline, {"queries": stream})            # until run.stop()
     """
 
     def __init__(
@@ -114,6 +120,7 @@ class SparkRunner:
         on_held: OnHeld = "take",
         pause_timeout_ms: float = 300_000,
         accept_checkpoint: bool = False,
+        accept_ended: bool = False,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         progress: bool = True,
         dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
@@ -130,6 +137,7 @@ class SparkRunner:
             cache_mib=cache_mib,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
+            accept_ended=accept_ended,
             upkeep=upkeep,
             progress=progress,
             dead_letter_limit=dead_letter_limit,
@@ -140,29 +148,43 @@ class SparkRunner:
         self._tick_ms = tick_ms
         self._accept_checkpoint = accept_checkpoint
 
-    def run(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame]) -> RunSummary:
+    def run(
+        self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame], *, finish: bool = True
+    ) -> RunSummary:
         """
-        Consume the inputs to their end, then fire every timer in event time.
+        Consume the inputs to their end, then fire every timer in event time: that was all.
 
         A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded one in
-        one superstep. The input counts as finished afterwards: records of a later run are late. To
-        resume a run that was killed, run it again.
+        one superstep. Records of a later run are refused, because windows are closed. To resume a run
+        that was killed, run it again.
+
+        With ``finish=False`` more is to come: the run does all that its input has made due, and leaves
+        the watermarks where their policies have them. A later run goes on with what is new in its
+        streams. A bounded DataFrame is consumed once; if it has grown, it is refused.
 
         Args:
             pipeline: the pipeline.
             inputs: a DataFrame per injected stream.
+            finish: whether the inputs end with what they have now.
+
+        Returns:
+            Counts; which streams have ended; and, by stream, why nothing was read.
 
         Raises:
-            InvalidError: pipeline, inputs or checkpoint do not fit, or more records became dead letters than
+            InvalidError: pipeline, inputs or checkpoint do not fit, a bounded input has grown, there are new
+                records though an earlier run has ended the input, or more records became dead letters than
                 ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
+            UnavailableError: ZooKeeper or the object store cannot be reached, or Spark's JVM has ended.
             DataError: bytes of the store are missing or wrong.
         """
         with self.open(pipeline, inputs) as run:
-            _consume_bounded(run, inputs)
+            _consume_bounded(run, inputs, finish=finish)
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
-            run.finish_inputs()
+            if finish:
+                run.finish_inputs()
+                run.note_end()
             return run.stop()
 
     def start(
@@ -175,9 +197,12 @@ class SparkRunner:
         """
         Start a run that consumes the inputs until it is stopped.
 
+        With ``trigger={"availableNow": True}`` it consumes what is there; `SparkRun.await_termination`
+        returns when all the work that it has made due is done.
+
         Args:
             pipeline: the pipeline.
-            inputs: a DataFrame per injected stream; bounded ones are consumed before this returns.
+            inputs: a DataFrame per injected stream; bounded ones are consumed, and end, before this returns.
             trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as
                 fast as they come.
 
@@ -186,12 +211,14 @@ class SparkRunner:
 
         Raises:
             InvalidError: pipeline, inputs or checkpoint do not fit.
-            ConflictError: another process holds the pipeline and ``on_held`` is ``refuse``.
-            UnavailableError: ZooKeeper or the object store cannot be reached.
+            ConflictError: another process holds the pipeline and ``on_held`` is ``refuse``, or another
+                query writes the same checkpoint.
+            FencedError: another process has taken the pipeline in the meantime.
+            UnavailableError: ZooKeeper or the object store cannot be reached, or Spark's JVM has ended.
         """
         run = self.open(pipeline, inputs)
         try:
-            _consume_bounded(run, inputs)
+            _consume_bounded(run, inputs, finish=True)
             self._start_queries(run, inputs, trigger=trigger or {})
             run.start_ticker(self._tick_ms)
         except BaseException:
@@ -206,11 +233,14 @@ class SparkRunner:
         Raises:
             InvalidError: pipeline or inputs do not fit, or the workers cannot import a module of the code.
         """
-        topology = pipeline.check(inputs)
-        _check_frames(topology, inputs or {})
-        spark = self._spark or spark_session(pipeline.name)
-        check_importable(spark.sparkContext, topology)
-        return self._options.open_run(lambda store, release: self._open_run(topology, spark, store, release))
+        with spark_calls():
+            topology = pipeline.check(inputs)
+            _check_frames(topology, inputs or {})
+            spark = self._spark or spark_session(pipeline.name)
+            check_importable(spark.sparkContext, topology)
+            return self._options.open_run(
+                lambda store, release: self._open_run(topology, spark, store, release)
+            )
 
     def checkpoint(self, stream: str) -> str:
         """
@@ -259,23 +289,31 @@ class SparkRunner:
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]
     ) -> None:
-        for stream, frame in inputs.items():
-            if not frame.isStreaming:
-                continue
-            writer = (
-                frame.writeStream.queryName(f"millpond-{stream}")
-                .foreachBatch(run.on_batch(stream))
-                .option("checkpointLocation", self.checkpoint(stream))
-            )
-            if trigger:
-                writer = writer.trigger(**trigger)
-            run.add_query(writer.start())
+        starts = {
+            stream: partial(self._start_query, run, stream, frame, trigger)
+            for stream, frame in inputs.items()
+            if frame.isStreaming
+        }
+        is_bounded = bool({"availableNow", "once"} & trigger.keys())
+        run.start_queries(starts, is_bounded=is_bounded)
+
+    def _start_query(
+        self, run: SparkRun, stream: str, frame: DataFrame, trigger: Mapping[str, Any]
+    ) -> StreamingQuery:
+        writer = (
+            frame.writeStream.queryName(f"millpond-{stream}")
+            .foreachBatch(run.on_batch(stream))
+            .option("checkpointLocation", self.checkpoint(stream))
+        )
+        if trigger:
+            writer = writer.trigger(**trigger)
+        return writer.start()
 
 
-def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame]) -> None:
+def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: bool) -> None:
     for stream, frame in inputs.items():
         if not frame.isStreaming:
-            run.consume_bounded(stream, frame)
+            run.consume_bounded(stream, frame, finish=finish)
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, object]) -> None:

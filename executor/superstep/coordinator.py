@@ -43,7 +43,7 @@ from millpond.executor.superstep.request import superstep_request
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import bare_ids_app_id
+from millpond.statestore.app_ids import bare_ids_app_id, input_rows_app_id
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
@@ -71,6 +71,7 @@ class Coordinator:
         rng: the source of file names.
         intervals: the number of intervals of a computation that declares none.
         accept_checkpoint: whether to accept an outside source that the store does not know.
+        accept_ended: whether to accept records of a stream that an earlier run has ended.
         pause_timeout_ms: how long to wait for ZooKeeper to return before giving up.
         on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
@@ -93,6 +94,7 @@ class Coordinator:
         rng: Rng,
         intervals: int = 1,
         accept_checkpoint: bool = False,
+        accept_ended: bool = False,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
         upkeep: UpkeepPolicy | None = None,
@@ -104,6 +106,7 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._accept_checkpoint = accept_checkpoint
+        self._accept_ended = accept_ended
         self._journal = CatalogRecorder(store, topology, clock)
         self._ownership = Ownership(
             store,
@@ -199,6 +202,24 @@ class Coordinator:
         """
         self._ownership.patience.end()
 
+    def check_owner(self) -> None:
+        """
+        Return if this process owns the pipeline; see `Ownership.check_owner`.
+
+        Raises:
+            FencedError: another process has taken it.
+        """
+        self._ownership.check_owner()
+
+    def check_leases(self) -> None:
+        """
+        Return unless a lease is known to be lost; see `Ownership.check_leases`.
+
+        Raises:
+            FencedError: another process has taken an interval.
+        """
+        self._ownership.check_leases()
+
     def admit(self, position: InputPosition) -> bool:
         """
         Whether a batch is new; see `admit_batch`.
@@ -206,10 +227,29 @@ class Coordinator:
         Raises:
             InvalidError: the source's checkpoint does not belong to this store.
         """
-        positions = self._store.committer.snapshot.txns
-        known = input_positions(positions, self.topology.name, position.stream)
+        known = self.consumed(position.stream)
         accept = self._accept_checkpoint
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
+
+    def consumed(self, stream: str) -> dict[str, int]:
+        """
+        How far outside inputs of a stream have been consumed, by their source.
+        """
+        return input_positions(self._store.committer.snapshot.txns, self.topology.name, stream)
+
+    @property
+    def closed(self) -> frozenset[str]:
+        """
+        The injected streams that take no more records, because an earlier run has ended their input.
+        """
+        return frozenset() if self._accept_ended else self.watermarks.ended_before
+
+    def input_rows(self, stream: str) -> int | None:
+        """
+        How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
+        """
+        positions = self._store.committer.snapshot.txns
+        return positions.get(input_rows_app_id(self.topology.name, stream))
 
     def tick(self) -> None:
         """

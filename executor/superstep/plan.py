@@ -27,11 +27,14 @@ class InputPosition:
         stream: the injected stream.
         source: the id of the source, for example of a Spark query.
         batch: the number of the batch that this superstep consumed.
+        rows: of a bounded input, how many of its rows count towards the watermark from then on;
+            ``None`` leaves that as it is.
     """
 
     stream: str
     source: str
     batch: int
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

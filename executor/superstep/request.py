@@ -11,7 +11,7 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import input_app_id, superstep_app_id
+from millpond.statestore.app_ids import input_app_id, input_rows_app_id, superstep_app_id
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.files import RowFile
@@ -48,6 +48,8 @@ def superstep_request(
     metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}
     if position is not None:
         wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
+        if position.rows is not None:
+            wanted[input_rows_app_id(pipeline, position.stream)] = position.rows
         metadata |= {"input": position.stream, "batch": position.batch}
     wanted |= watermarks.positions() | totals.positions(pipeline)
     return CommitRequest(

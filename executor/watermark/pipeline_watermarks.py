@@ -35,6 +35,7 @@ class PipelineWatermarks:
         self._percentiles = {percentile: WatermarkAuthority(topology) for percentile in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
         self._has_changed = False
+        self._ended_before: frozenset[str] = frozenset()
 
     def restore(self, positions: Mapping[str, int]) -> None:
         """
@@ -74,6 +75,7 @@ class PipelineWatermarks:
                     if app_id in positions
                 }
             )
+        self._ended_before = self.ended
         self._settle()
 
     def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
@@ -137,6 +139,20 @@ class PipelineWatermarks:
         The injector low watermark of an injected stream.
         """
         return self._injectors[stream].watermark
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """
+        The injected streams whose input has ended for good.
+        """
+        return frozenset(name for name, one in self._injectors.items() if one.watermark == TIME_MAX_US)
+
+    @property
+    def ended_before(self) -> frozenset[str]:
+        """
+        Those that had ended when the run began: an earlier run has ended them.
+        """
+        return self._ended_before
 
     def streams_ahead(self) -> frozenset[str]:
         """

@@ -314,7 +314,8 @@ class LocalTranscriptRun(TranscriptRun):
         return Store.in_memory(objects=self._disk, registry=self._registry, clock=self._clock, rng=self._rng)
 
     def _start(self, pipeline: Pipeline) -> LocalRun:
-        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False)
+        # A transcript may bring late elements after the end, and restart in between.
+        runner = LocalRunner(self._store, clock=self._clock, rng=self._rng, progress=False, accept_ended=True)
         return runner.start(pipeline, stepping=True)
 
     def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
@@ -358,7 +359,13 @@ class SparkTranscriptRun(TranscriptRun):
 
     def _start(self, pipeline: Pipeline) -> SparkRun:
         runner = SparkRunner(
-            self._store, spark=self._spark, clock=self._clock, rng=self._rng, progress=False, intervals=1
+            self._store,
+            spark=self._spark,
+            clock=self._clock,
+            rng=self._rng,
+            progress=False,
+            intervals=1,
+            accept_ended=True,
         )
         run = runner.open(pipeline)
         if self._has_hands:

@@ -94,6 +94,54 @@ def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, cl
     assert again.summary().totals.injected == 1
 
 
+class EndedQuery:
+    """
+    A query that has read all there is.
+    """
+
+    isActive = False  # noqa: N815 - Spark's name
+
+    def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802 - Spark's name
+        return True
+
+    def stop(self) -> None:
+        """
+        It has ended.
+        """
+
+
+def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, clock: ManualClock) -> None:
+    """
+    ``await_termination`` returns when no work is left, or says within its time that some is.
+    """
+    run = a_run(store, clock)
+    run.start_queries({"events": EndedQuery}, is_bounded=True)
+    run.consume(None, InputPosition(stream="events", source="query", batch=0))
+    run.declare("facts", "idle")
+    assert run.has_work()
+    clock.advance_ms(1)
+
+    assert not run.await_termination(timeout_ms=-1)
+    assert run.has_work()
+    assert run.await_termination()
+    assert not run.has_work()
+    assert run.watermark("join") == 5
+
+
+def test_a_run_that_is_stopped_too_early_says_so(
+    store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    Stopping it without waiting for it brings a warning that work is left for the next run.
+    """
+    run = a_run(store, clock)
+    run.start_queries({"events": EndedQuery}, is_bounded=True)
+    run.declare("facts", "idle")
+    run.stop()
+
+    assert "call await_termination() before stop()" in caplog.text
+
+
 def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock) -> None:
     """
     A stopped run refuses a batch that Spark still delivers, and commits nothing.
