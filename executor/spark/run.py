@@ -357,6 +357,8 @@ class SparkRun(Run[None]):
             self._lifecycle.raise_failure()
             raise
         self._lifecycle.raise_failure()
+        # Another driver in this process may have stopped them.
+        self._coordinator.check_leases()
         return have_ended
 
     def _deadline_us(self, timeout_ms: float | None) -> float | None:

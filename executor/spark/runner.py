@@ -160,7 +160,8 @@ class SparkRunner:
 
         With ``finish=False`` more is to come: the run does all that its input has made due, and leaves
         the watermarks where their policies have them. A later run goes on with what is new in its
-        streams. A bounded DataFrame is consumed once; if it has grown, it is refused.
+        streams. A bounded DataFrame is consumed once, and refused if it has grown since; next to
+        streams it is complete and ends, as in `start`, so that it does not hold back their watermark.
 
         Args:
             pipeline: the pipeline.
@@ -179,7 +180,8 @@ class SparkRunner:
             DataError: bytes of the store are missing or wrong.
         """
         with self.open(pipeline, inputs) as run:
-            _consume_bounded(run, inputs, finish=finish)
+            has_streams = any(frame.isStreaming for frame in inputs.values())
+            _consume_bounded(run, inputs, finish=finish or has_streams)
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
             if finish:
