@@ -90,6 +90,9 @@ class Driver:
         self._process.kill()
         self._process.wait()
         self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 Start = Callable[..., Driver]
