@@ -27,6 +27,7 @@ from millpond.executor.computation.record_columns import InputTime, RecordColumn
 from millpond.executor.computation.state import Encoded, KeyState
 from millpond.executor.computation.timer import Timer, Timers
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
+from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.executor.event_time.late_data_horizon import slack_us
 from millpond.statestore.errors import InvalidError
 
@@ -110,6 +111,7 @@ class KeyExecutor:
             self.counters,
         )
         self._firings_left = 0
+        self._watermark = bundle.clocks.watermark
         # A timer's output time is all that is held for it: no horizon goes below that.
         self._records_slack_us = slack_us(node.computation.late_data_horizon)
         self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
@@ -189,9 +191,21 @@ class KeyExecutor:
             self.state.end_hook()
 
     def _process_timer(self, timer: Timer) -> None:
+        if not timer.holds:
+            timer = self._on_time(timer)
         self._input.slack_us = self._timers_slack_us
         self._input.of_one(timer.output_at)
         self._node.computation.process_timer(self._context, timer)
+
+    def _on_time(self, timer: Timer) -> Timer:
+        """
+        A timer that held nothing, with an output time that no consumer's watermark has passed.
+
+        At the end of the input the watermark is no time that a record can carry.
+        """
+        watermark = self._watermark
+        is_later = timer.output_at < watermark <= INSTANT_MAX_US
+        return timer._replace(output_at=watermark) if is_later else timer
 
     def _count_firing(self) -> None:
         self.fired += 1

@@ -21,7 +21,7 @@ from millpond.executor.bundle.grouping import Grouping
 from millpond.executor.computation.productions import Productions
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timer, Timers, hold_of, oldest_but
-from millpond.executor.event_time.clocks import clock_name
+from millpond.executor.event_time.clocks import timer_clock_name
 from millpond.statestore.rows.id_retention import arrival_us
 from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
 from millpond.statestore.types import EventTimeMicros
@@ -189,7 +189,7 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
     values = pa.StructArray.from_arrays(
         [
             pa.array([timer.tag for timer in flat], pa.string()),
-            pa.array([clock_name(timer.domain, timer.percentile) for timer in flat], pa.string()),
+            pa.array([timer_clock_name(t.domain, t.percentile, holds=t.holds) for t in flat], pa.string()),
             _timestamps([timer.at for timer in flat]),
             _timestamps([timer.output_at for timer in flat]),
         ],

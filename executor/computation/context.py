@@ -120,8 +120,8 @@ class Context:
         The earliest event time that the hook may produce at.
 
         It is the time of the input, less the computation's ``late_data_horizon`` for records, or an
-        earlier time that already holds the output watermark: the ``output_at`` of a pending timer or a
-        hold of the state. Those that held it when the key's turn in the bundle began count until the
+        earlier time that already holds the output watermark: the ``output_at`` of a pending timer that
+        holds, or a hold of the state. Those that held it when the key's turn in the bundle began count until the
         turn ends.
         """
         return EventTimeMicros(self._holds.floor())
@@ -153,6 +153,8 @@ class Context:
         domain: DomainName = "event",
         output_at: Moment | None = None,
         percentile: float = EXACT,
+        *,
+        holds: bool | None = None,
     ) -> None:
         """
         Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
@@ -164,16 +166,21 @@ class Context:
             at: when to fire.
             tag: the timer's name, unique within key and domain.
             domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
-            output_at: the event time of the timer's productions, which holds the output watermark
-                back until the timer fires. By default ``at`` for an event timer (or the input's time,
-                if that is later) and the input's time for a wall timer.
+            output_at: the event time of the timer's productions. By default ``at`` for an event timer
+                (or the input's time, if that is later) and the input's time for a wall timer.
             percentile: in the event domain, the watermark to wait for: 100 or one of the computation's
                 ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the
                 records before ``at`` are still to come, and those are not late.
+            holds: whether the output watermark waits at ``output_at`` until the timer has fired, so that
+                its productions are on time at ``output_at`` (MillWheel §5.2). A timer that does not hold
+                delays nothing downstream; if the input watermark has passed ``output_at`` when it fires,
+                its productions have the time of that watermark instead, and are on time too. By default
+                event timers hold, which never delays anything beyond ``at``, and wall timers hold only
+                with an ``output_at``.
 
         Raises:
-            InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared, or
-                ``output_at`` is before `oldest_at`.
+            InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared,
+                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false.
 
         Example:
             ``context.set_timer(record.at + 60_000_000, tag="flush")``
@@ -189,10 +196,14 @@ class Context:
             output = max(input_time.floor_at, moment)
         else:
             output = input_time.at
+        if holds is None:
+            holds = known is _EVENT or output_at is not None
+        elif type(holds) is not bool:
+            raise InvalidError("holds is true or false", computation=self._name, holds=holds)
         timers = self._timers
         # Windows set the same timer with every record: a pending timer has been checked already.
-        if not timers.has(tag, known, moment, output, percentile):
-            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile))
+        if not timers.has(tag, known, moment, output, percentile, holds):
+            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """

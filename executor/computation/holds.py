@@ -70,7 +70,7 @@ class Holds:
         """
         The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
 
-        A key holds the times of its holds and the output times of its timers.
+        A key holds the times of its holds and the output times of those timers that hold them.
         """
         owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
         return floor if owed is None else min(owed, floor)

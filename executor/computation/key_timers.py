@@ -54,14 +54,22 @@ class KeyTimers:
         for timer in row:
             self._note(timer)
 
-    def has(self, tag: str, domain: TimeDomain, at: int, output_at: int, percentile: float = EXACT) -> bool:
+    def has(
+        self,
+        tag: str,
+        domain: TimeDomain,
+        at: int,
+        output_at: int,
+        percentile: float = EXACT,
+        holds: bool = True,
+    ) -> bool:
         """
         Whether exactly this timer is pending.
         """
         pending = self._pending
         if pending is None:
             pending = self._opened()
-        return pending.get((tag, domain)) == (tag, domain, at, output_at, percentile)
+        return pending.get((tag, domain)) == (tag, domain, at, output_at, percentile, holds)
 
     def set(self, timer: Timer) -> None:
         """
@@ -85,7 +93,7 @@ class KeyTimers:
 
     def owed_at(self) -> int | None:
         """
-        The earliest output time of the key's timers and holds, including those at the start of its turn.
+        The earliest output time that the key's timers and holds hold, including those at the start of its turn.
 
         The latter hold the watermark until the bundle is committed, so no consumer's watermark has passed them.
         """

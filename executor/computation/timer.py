@@ -49,9 +49,10 @@ class Timer(NamedTuple):
         tag: the timer's name; ``""`` unless given.
         domain: the clock that it waits for: event time or wall time.
         at: when it fires, in microseconds: once the domain's clock has reached this time.
-        output_at: the event time of its productions in microseconds; it holds the output watermark
-            back until the timer has fired.
+        output_at: the event time of its productions in microseconds. A timer that does not hold the
+            output watermark has the input watermark here when it fires, if that is later.
         percentile: which event-time watermark it waits for; 100 is the low watermark.
+        holds: whether it keeps the output watermark at ``output_at`` until it has fired.
     """
 
     tag: str
@@ -59,13 +60,13 @@ class Timer(NamedTuple):
     at: int
     output_at: int
     percentile: float = EXACT
+    holds: bool = True
 
 
 Timers = tuple[Timer, ...]
 """All pending timers of a key, in firing order."""
 
 _FIRING_ORDER: Final = itemgetter(2, 1, 4, 0)
-_OUTPUT_AT: Final = itemgetter(3)
 
 
 def firing_order(timers: Iterable[Timer]) -> Timers:
@@ -77,9 +78,9 @@ def firing_order(timers: Iterable[Timer]) -> Timers:
 
 def hold_of(timers: Iterable[Timer]) -> int | None:
     """
-    The earliest output time of the timers; ``None`` when there are none.
+    The earliest output time that the timers hold; ``None`` when they hold none.
     """
-    return min(map(_OUTPUT_AT, timers), default=None)
+    return min((timer.output_at for timer in timers if timer.holds), default=None)
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
@@ -218,8 +219,8 @@ class TimerQueue:
         hold: dict[str, int] = {}
         percentiles: dict[float, dict[str, int]] = {}
         for key, timers in timers_by_key.items():
-            if timers:
-                hold[key] = timers[0].output_at if len(timers) == 1 else min(map(_OUTPUT_AT, timers))
+            if (held := hold_of(timers)) is not None:
+                hold[key] = held
             for timer in timers:
                 if timer.domain is TimeDomain.WALL:
                     wall.setdefault(key, timer.at)

@@ -3,7 +3,8 @@ The clocks that timers wait for, and their names in a row.
 
 Event time has one clock for each percentile watermark that a computation declares; 100 is the low watermark
 itself (MillWheel §7.2). A *hold* waits for no clock: it is stored like a timer because it must survive the
-process like one, and only its output time matters (§5.2).
+process like one, and only its output time matters (§5.2). A timer that does not hold the output watermark
+has ``/free`` after its clock's name.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-__all__ = ["EXACT", "Clocks", "PercentileTimes", "clock_name", "declared_percentiles", "parse_clock"]
+__all__ = [
+    "EXACT",
+    "FREE",
+    "Clocks",
+    "PercentileTimes",
+    "clock_name",
+    "declared_percentiles",
+    "parse_clock",
+    "parse_timer_clock",
+    "timer_clock_name",
+]
 
 EXACT: Final = 100.0
 """The percentile of the low watermark itself."""
 
 PercentileTimes = Mapping[float, EventTimeMicros]
 """Event times by percentile below 100."""
+
+FREE: Final = "/free"
+"""What a row adds to the name of a timer's clock if the timer does not hold the output watermark."""
 
 _PERCENTILE: Final = "event@"
 
@@ -56,6 +70,30 @@ def parse_clock(name: str) -> tuple[TimeDomain, float]:
         return TimeDomain(name), EXACT
     except (ValueError, InvalidError) as cause:
         raise DataError("a timer waits for an unknown clock", domain=name) from cause
+
+
+@lru_cache(maxsize=1_024)
+def timer_clock_name(domain: TimeDomain, percentile: float, *, holds: bool) -> str:
+    """
+    What a row has as a timer's ``domain``: the clock that it waits for, and whether it holds the watermark.
+
+    Example:
+        >>> timer_clock_name(TimeDomain.WALL, 100.0, holds=False)
+        'wall/free'
+    """
+    name = clock_name(domain, percentile)
+    return name if holds else name + FREE
+
+
+@lru_cache(maxsize=1_024)
+def parse_timer_clock(name: str) -> tuple[TimeDomain, float, bool]:
+    """
+    The clock that a row's timer waits for, and whether the timer holds the output watermark.
+
+    Raises:
+        DataError: no version of Millpond writes this name.
+    """
+    return (*parse_clock(name.removesuffix(FREE)), not name.endswith(FREE))
 
 
 def declared_percentiles(declared: object, computation: str) -> tuple[float, ...]:

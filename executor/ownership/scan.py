@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.timer import oldest_but
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes
-from millpond.executor.soft_state.row_summary import percentile_clocks
+from millpond.executor.soft_state.row_summary import clock_names
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import MERGE_COLUMNS, combine_updates, read_row_files
-from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
+from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.types import EventTimeMicros, Objects, WallTimeMicros
 
 __all__ = ["IntervalSummary", "scan_interval"]
@@ -90,11 +90,12 @@ def scan_interval(
     timers = rows.column("timers").combine_chunks()
     flat = pc.list_flatten(timers)
     holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
+    clocks = clock_names(flat.field("domain"))
     timers_by_percentile = {
-        percentile: _earliest(flat, clock) for percentile, clock in percentile_clocks(flat.field("domain"))
+        percentile: _earliest(flat, names) for percentile, names in clocks.percentiles.items()
     }
-    event = _earliest(flat, TimeDomain.EVENT.value)
-    wall = _earliest(flat, TimeDomain.WALL.value)
+    event = _earliest(flat, clocks.event)
+    wall = _earliest(flat, clocks.wall)
     return IntervalSummary(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
@@ -108,7 +109,7 @@ def scan_interval(
     )
 
 
-def _earliest(timers: pa.StructArray, clock: str) -> int | None:
-    chosen = timers.filter(pc.equal(timers.field("domain"), clock))
+def _earliest(timers: pa.StructArray, names: Sequence[str]) -> int | None:
+    chosen = timers.filter(pc.is_in(timers.field("domain"), pa.array(names, pa.string())))
     earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
     return None if earliest is None else int(earliest)

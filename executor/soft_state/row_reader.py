@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timer, Timers
-from millpond.executor.event_time.clocks import parse_clock
+from millpond.executor.event_time.clocks import parse_timer_clock
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
@@ -140,13 +140,14 @@ def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
     if not len(flat):
         return {}
     tags, names, at, output_at = flat.flatten()
-    domains, percentiles = zip(*map(parse_clock, names.to_pylist()), strict=True)
+    domains, percentiles, holds = zip(*map(parse_timer_clock, names.to_pylist()), strict=True)
     columns = (
         tags.to_pylist(),
         domains,
         at.cast(pa.int64()).to_pylist(),
         output_at.cast(pa.int64()).to_pylist(),
         percentiles,
+        holds,
     )
     timers = map(Timer._make, zip(*columns, strict=True))
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()

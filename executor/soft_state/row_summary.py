@@ -8,7 +8,7 @@ holds and sizes are found in whole columns, and only rows that fit the cache are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.timer import KeyTimes
-from millpond.executor.event_time.clocks import EXACT, parse_clock
+from millpond.executor.event_time.clocks import EXACT, FREE, parse_timer_clock
 from millpond.executor.soft_state.eviction import NEVER, Waits
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["ROW_BYTES", "TIMER_BYTES", "RowSummary", "percentile_clocks", "summarise_rows"]
+__all__ = ["ROW_BYTES", "TIMER_BYTES", "ClockNames", "RowSummary", "clock_names", "summarise_rows"]
 
 ROW_BYTES: Final = 240
 """What a cached row costs in CPython, its characters excepted: two strings and its share of a dict."""
@@ -39,7 +39,7 @@ class RowSummary:
         event: the earliest event timer of each key that has one.
         wall: the same for wall timers.
         percentiles: the same for those that wait for a percentile watermark, by percentile.
-        hold: the oldest output time that each key with timers owes.
+        hold: the oldest output time that each key's timers hold, of those that hold any.
         waits: for each row, the time of its next timer on either clock; `NEVER`: none.
         weights: for each row, what it costs in the cache, by estimate.
     """
@@ -66,26 +66,47 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
     waits = np.full(merged.num_rows, NEVER)
     np.minimum.at(waits, rows, at.astype(np.float64))
 
-    def earliest(clock: str) -> KeyTimes:
-        of_clock = pc.equal(clock_of, clock).to_numpy(zero_copy_only=False)
+    def earliest(names: list[str]) -> KeyTimes:
+        of_clock = pc.is_in(clock_of, pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
         return _earliest(keys, rows[of_clock], at[of_clock])
 
+    clocks = clock_names(clock_of)
+    is_holding = pc.invert(pc.ends_with(clock_of, FREE)).to_numpy(zero_copy_only=False)
     return RowSummary(
-        event=earliest(TimeDomain.EVENT.value),
-        wall=earliest(TimeDomain.WALL.value),
-        percentiles={percentile: earliest(clock) for percentile, clock in percentile_clocks(clock_of)},
-        hold=_earliest(keys, rows, output_at),
+        event=earliest(clocks.event),
+        wall=earliest(clocks.wall),
+        percentiles={percentile: earliest(names) for percentile, names in clocks.percentiles.items()},
+        hold=_earliest(keys, rows[is_holding], output_at[is_holding]),
         waits=waits,
         weights=_weights(merged, lists),
     )
 
 
-def percentile_clocks(clocks: pa.Array) -> list[tuple[float, str]]:
+@dataclass(frozen=True, slots=True)
+class ClockNames:
     """
-    The percentile watermarks that any of some timers waits for, with their clocks' names.
+    The names of the clocks that some timers wait for: several timers of one clock may have several names.
     """
-    parsed = [(*parse_clock(clock), clock) for clock in pc.unique(clocks).to_pylist()]
-    return [(each, clock) for domain, each, clock in parsed if domain is TimeDomain.EVENT and each != EXACT]
+
+    event: list[str] = field(default_factory=list)
+    wall: list[str] = field(default_factory=list)
+    percentiles: dict[float, list[str]] = field(default_factory=dict)
+
+
+def clock_names(clocks: pa.Array) -> ClockNames:
+    """
+    The names of the clocks that any of some timers waits for; holds wait for none.
+    """
+    names = ClockNames()
+    for name in pc.unique(clocks).to_pylist():
+        domain, percentile, _ = parse_timer_clock(name)
+        if domain is TimeDomain.WALL:
+            names.wall.append(name)
+        elif domain is TimeDomain.EVENT and percentile == EXACT:
+            names.event.append(name)
+        elif domain is TimeDomain.EVENT:
+            names.percentiles.setdefault(percentile, []).append(name)
+    return names
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:

@@ -53,7 +53,8 @@ TIMER_TYPE: Final = pa.struct(
 """
 A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
-The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark.
+The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark; ``/free`` after it says that the
+timer does not hold the output watermark.
 """
 
 RECORD_ID_TYPE: Final = pa.struct(

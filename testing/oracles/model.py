@@ -24,7 +24,7 @@ from millpond.executor.event_time.late_data_horizon import slack_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
 if TYPE_CHECKING:
     from millpond.executor.computation.context import Context
@@ -185,9 +185,9 @@ class ModelInterval:
 
     def hold(self) -> int | None:
         """
-        The least output time of a pending timer; ``None`` without one.
+        The least output time that a pending timer holds; ``None`` without one.
         """
-        return min((t.output_at for t in self._timers()), default=None)
+        return min((t.output_at for t in self._timers() if t.holds), default=None)
 
     def next_mark(self, percentile: float) -> int | None:
         """
@@ -199,8 +199,8 @@ class ModelInterval:
         """
         The least output time of any key, ignoring at most ``100 - percentile`` percent of the keys.
         """
-        timers = [row.timers.values() for row in self._rows.values() if row.timers]
-        owed = sorted(min(timer.output_at for timer in key_timers) for key_timers in timers)
+        held = [[t.output_at for t in row.timers.values() if t.holds] for row in self._rows.values()]
+        owed = sorted(min(times) for times in held if times)
         left_out = min(int(len(owed) * (EXACT - percentile) / EXACT), len(owed) - 1)
         return owed[left_out] if owed else None
 
@@ -253,7 +253,7 @@ class _Turn:
         self.node = node
         self.key = key
         self.row = row
-        self.owed_at_start = [timer.output_at for timer in row.timers.values()]
+        self.owed_at_start = [timer.output_at for timer in row.timers.values() if timer.holds]
         self.clocks = clocks
         self.bundle = bundle
         self.productions: list[ModelProduction] = []
@@ -324,6 +324,9 @@ class _Turn:
         del self.productions[produced:]
 
     def _timer_hook(self, timer: Timer) -> None:
+        reached = self.clocks[TimeDomain.EVENT]
+        if not timer.holds and timer.output_at < reached and reached != TIME_MAX_US:
+            timer = Timer(timer.tag, timer.domain, timer.at, reached, timer.percentile, holds=False)
         context = _ModelContext(self, timer.output_at)
         # A timer's output time is all that is held for it.
         context.slack_us = (
@@ -380,7 +383,8 @@ class _ModelContext:
 
     @property
     def oldest_at(self) -> int:
-        owed = [*self._turn.owed_at_start, *(t.output_at for t in self._turn.row.timers.values())]
+        pending = [t.output_at for t in self._turn.row.timers.values() if t.holds]
+        owed = [*self._turn.owed_at_start, *pending]
         return min([max(TIME_MIN_US, self.floor_at - self.slack_us), *owed])
 
     def watermark_at(self, percentile: float) -> int:
@@ -393,6 +397,7 @@ class _ModelContext:
         domain: str = "event",
         output_at: Moment | None = None,
         percentile: float = EXACT,
+        holds: bool | None = None,
     ) -> None:
         known, moment = TimeDomain(domain), to_micros(at)
         if output_at is not None:
@@ -401,7 +406,8 @@ class _ModelContext:
             output = max(moment, self.floor_at) if known is TimeDomain.EVENT else self.input_at
         if output < self.oldest_at:
             raise InvalidError("output_at below the input")
-        self._turn.row.timers[(tag, known)] = Timer(tag, known, moment, output, percentile)
+        does_hold = known is TimeDomain.EVENT or output_at is not None if holds is None else holds
+        self._turn.row.timers[(tag, known)] = Timer(tag, known, moment, output, percentile, does_hold)
 
     def delete_timer(self, tag: str = "", domain: str = "event") -> None:
         self._turn.row.timers.pop((tag, TimeDomain(domain)), None)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START_US = 1_800_000_000_000_000
+MINUTE_US = 60_000_000
+HOUR_US = 60 * MINUTE_US
 Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
@@ -113,6 +115,46 @@ class Tiers(Computation):
         """
         seen = [int(timer.percentile), context.watermark_at(timer.percentile) >= timer.at]
         context.state.set([*context.state.get([]), seen])
+
+
+class Patience(Computation):
+    """
+    Forwards every record, and says an hour of wall time later that the key was seen.
+
+    Args:
+        holds: what its timers are told.
+    """
+
+    def __init__(self, holds: bool | None) -> None:
+        self.holds = holds
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Forward, and set the timer again.
+        """
+        context.produce("seen", record.value, at=record.at)
+        context.set_timer(context.wall_time + HOUR_US, domain="wall", holds=self.holds)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Say that the key was seen, at the timer's time.
+        """
+        context.produce("seen", {"host": "timer"}, at=timer.output_at)
+
+
+def patient(holds: bool | None) -> Callable[[], EnginePipeline]:
+    """
+    A computation with wall timers, and another that drops what comes late from it.
+    """
+
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("time")
+        stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
+        seen = stream.apply(Patience(holds), name="patient", produces="seen")
+        seen.apply(Times(), name="c", on_late="drop")
+        return pipeline
+
+    return make
 
 
 def tiers() -> EnginePipeline:
@@ -318,6 +360,31 @@ class Facts:
 
         assert run.run.summary().run.late == 1
         assert run.watermark("c") == START_US + 200
+
+    @pytest.mark.parametrize(("holds", "reached"), [(None, 64), (False, 64), (True, 4)])
+    def test_a_wall_timer_holds_the_watermark_only_where_that_is_said(
+        self, play: Open, holds: bool | None, reached: int
+    ) -> None:
+        """
+        A wall timer an hour ahead leaves downstream at minute 64 of its input, and at minute 4 only if it
+        holds; it survives a restart, and what it produces is on time either way.
+        """
+        run = play(patient(holds))
+        run.inject("s", rows(4 * MINUTE_US, key="once"))
+        run.inject("s", rows(64 * MINUTE_US))
+        run.settle()
+        run.restart()
+        assert run.watermark("c") == START_US + reached * MINUTE_US
+
+        run.inject("s", rows(65 * MINUTE_US))
+        run.clock.advance_ms(HOUR_US / 1_000)
+        run.settle()
+
+        assert run.run.summary().totals.dropped == 0
+        produced_at = 4 if holds else 65
+        assert run.states("c")["once"] == str(
+            [START_US + minute * MINUTE_US for minute in (4, produced_at)]
+        ).replace(" ", "")
 
     def test_a_state_holds_the_watermark_of_who_comes_after(self, play: Open) -> None:
         """

@@ -71,9 +71,9 @@ class Script(Computation):
         self, context: Context, at: int, name: str, *arguments: Any
     ) -> None:
         if name == "timer":
-            delay, tag, domain, output_delay = arguments
+            delay, tag, domain, output_delay, holds = arguments
             output_at = None if output_delay is None else at + output_delay
-            context.set_timer(at + delay, tag, domain, output_at)
+            context.set_timer(at + delay, tag, domain, output_at, holds=holds)
         elif name == "delete_timer":
             context.delete_timer(*arguments)
         elif name == "produce":
@@ -123,6 +123,7 @@ operations = st.one_of(
         st.sampled_from(TAGS),
         domains,
         st.none() | st.integers(-1, 4),
+        st.sampled_from([None, None, True, False]),
     ),
     st.tuples(st.just("delete_timer"), st.sampled_from(TAGS), domains),
     st.tuples(st.just("percentile"), st.integers(-3, 6), st.sampled_from(TAGS)),
@@ -254,8 +255,8 @@ def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
     assert sorted(expected) == loaded.keys
     assert [expected[key].state for key in loaded.keys] == loaded.states
     assert {k: firing_order(r.timers.values()) for k, r in expected.items() if r.timers} == loaded.timers
-    holds = [min((t.output_at for t in expected[key].timers.values()), default=None) for key in loaded.keys]
-    assert holds == merged.column("hold").cast(pa.int64()).to_pylist()
+    held = [[t.output_at for t in expected[key].timers.values() if t.holds] for key in loaded.keys]
+    assert [min(times, default=None) for times in held] == merged.column("hold").cast(pa.int64()).to_pylist()
     ids = {
         (row["key"], consumed["id"])
         for row in run.updates().select(["key", "record_ids"]).to_pylist()

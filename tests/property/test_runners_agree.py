@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 
+from millpond.executor.computation.timer import Timer
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import input_positions
@@ -47,7 +48,7 @@ def _by_model(case: Case, *, weak: bool = True) -> Answer:
         f"c{number}": {
             key: (
                 row.state,
-                sorted((t.tag, str(t.domain), int(t.at), int(t.output_at)) for t in row.timers.values()),
+                sorted((t.tag, _in_row(t), int(t.at), int(t.output_at)) for t in row.timers.values()),
             )
             for key, row in model.rows(f"c{number}").items()
         }
@@ -61,6 +62,10 @@ def _by_model(case: Case, *, weak: bool = True) -> Answer:
         if stream in case.sunk
     }
     return rows, produced, model.dead_letters
+
+
+def _in_row(timer: Timer) -> str:
+    return str(timer.domain) if timer.holds else f"{timer.domain}/free"
 
 
 def _answer(store: Store, case: Case, sinks: Path) -> Answer:

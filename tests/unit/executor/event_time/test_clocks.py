@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.event_time.clocks import EXACT, Clocks, clock_name, declared_percentiles, parse_clock
+from millpond.executor.event_time.clocks import (
+    EXACT,
+    Clocks,
+    clock_name,
+    declared_percentiles,
+    parse_clock,
+    parse_timer_clock,
+    timer_clock_name,
+)
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US
@@ -29,6 +37,8 @@ def test_a_clock_has_one_name(clock, name):
     """
     assert clock_name(*clock) == name
     assert parse_clock(name) == clock
+    assert parse_timer_clock(name) == (*clock, True)
+    assert parse_timer_clock(timer_clock_name(*clock, holds=False)) == (*clock, False)
 
 
 @pytest.mark.parametrize("name", ["", "evening", "event@", "event@0", "event@101", "event@ninety"])
