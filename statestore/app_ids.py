@@ -14,7 +14,9 @@ from urllib.parse import quote, unquote
 
 __all__ = [
     "CLAIM_PREFIX",
+    "CODEC_PREFIX",
     "COUNT_PREFIX",
+    "DECLARED_INTERVALS_PREFIX",
     "FORK_PREFIX",
     "INCARNATION_PREFIX",
     "INPUT_PREFIX",
@@ -29,7 +31,9 @@ __all__ = [
     "app_id_parts",
     "bare_ids_app_id",
     "claim_app_id",
+    "codec_app_id",
     "count_app_id",
+    "declared_intervals_app_id",
     "fork_app_id",
     "id_slack_app_id",
     "incarnation_app_id",
@@ -83,6 +87,12 @@ FORK_PREFIX: Final = "millpond/fork/"
 
 SINK_PREFIX: Final = "millpond/sink/"
 """Prefix, in sinks' own tables, of what was delivered; the version is the last superstep."""
+
+CODEC_PREFIX: Final = "millpond/codec/"
+"""Prefix of codecs, by computation and codec; the version is the table version that recorded it: the newest counts."""
+
+DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
+"""Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
 
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
 _ID_SLACK_PREFIX: Final = "millpond/id_slack/"
@@ -178,6 +188,24 @@ def pipeline_number(pipeline: str) -> int:
     A pipeline's name as a number that a Delta ``txn`` can hold.
     """
     return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
+
+
+def codec_app_id(computation: str, codec: str) -> str:
+    """
+    Name the codec that encodes a computation's states.
+
+    Example:
+        >>> codec_app_id("counter", "json")
+        'millpond/codec/counter/json'
+    """
+    return CODEC_PREFIX + _quoted(computation, codec)
+
+
+def declared_intervals_app_id(computation: str, intervals: int) -> str:
+    """
+    Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner.
+    """
+    return DECLARED_INTERVALS_PREFIX + _quoted(computation, str(intervals))
 
 
 def bare_ids_app_id(computation: str) -> str:

@@ -10,14 +10,23 @@ so two owners never leave two sets of intervals behind, whose timers would fire 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle.result import BundleResult
+from millpond.executor.ownership.evolution import (
+    Evolution,
+    check_codecs,
+    codec_records,
+    intervals_of,
+    moved_intervals,
+    moved_positions,
+    plan_evolution,
+)
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.names import control_interval
@@ -29,18 +38,27 @@ from millpond.executor.pipeline.positions import (
     stream_number,
 )
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id, id_slack_app_id
+from millpond.statestore.app_ids import (
+    bare_ids_app_id,
+    claim_app_id,
+    declared_intervals_app_id,
+    id_slack_app_id,
+)
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
+from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, CommitNumber, Sequencer
 
-__all__ = ["OwnedInterval", "Ownership", "boundaries_of"]
+__all__ = ["KeepUndelivered", "OwnedInterval", "Ownership", "boundaries_of"]
+
+KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
+"""Writes what computations have produced and no one has got yet to a file of the control interval, under a fence."""
 
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
 """A standby waits for as long as the owner lives: ten years, say. An owner does not wait for a successor that has fenced it."""
@@ -92,6 +110,7 @@ class Ownership:
         on_held: what to do about an interval that another process holds.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_taken: told of every commit that takes intervals over.
+        keep_undelivered: keeps the productions of computations that are dropped.
     """
 
     def __init__(
@@ -104,6 +123,7 @@ class Ownership:
         on_held: OnHeld,
         pause_timeout_ms: float,
         on_taken: Callable[[CommitRequest, Committed], None] | None = None,
+        keep_undelivered: KeepUndelivered | None = None,
     ) -> None:
         self._store = store
         self._topology = topology
@@ -111,6 +131,7 @@ class Ownership:
         self._on_held = on_held
         self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms)
         self._on_taken = on_taken
+        self._keep_undelivered = keep_undelivered
         self._owned: dict[Interval, OwnedInterval] = {}
         self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
         self._control = control_interval(topology.name)
@@ -144,15 +165,77 @@ class Ownership:
         """
         Take every interval that the table knows of this pipeline, and the control interval.
 
+        Computations that were renamed or dropped leave the table before this returns.
+
         Raises:
-            InvalidError: a computation of this name belongs to another pipeline of the store.
+            InvalidError: a computation of this name belongs to another pipeline of the store, or the
+                pipeline has changed in a way that its rows do not bear; see `plan_evolution`.
         """
         self._store.committer.refresh()
-        self._take([self._control, *self._known()])
-        # A former owner may have cut keys up to that fence; no process can after it.
-        missed = [interval for interval in self._known() if interval not in self._owned]
-        if missed:
-            self._take(missed)
+        # Before any lease is taken, so that a refused pipeline disturbs no running one.
+        coming = frozenset(self._plan_evolution().renames.values())
+        self._take([self._control, *(each for each in self._known() if each.computation not in coming)])
+        try:
+            # A former owner may have cut keys up to that fence; no process can after it.
+            evolution = self._plan_evolution()
+            coming = frozenset(evolution.renames.values())
+            missed = [each for each in self._known() if each not in self._owned]
+            missed = [each for each in missed if each.computation not in coming]
+            if missed:
+                self._take(missed)
+            if evolution:
+                self._evolve(evolution)
+        except InvalidError:
+            self.close()
+            raise
+
+    def _plan_evolution(self) -> Evolution:
+        snapshot = self._store.committer.snapshot
+        evolution = plan_evolution(self._topology, snapshot)
+        check_codecs(self._topology, snapshot, evolution, self._store.objects)
+        return evolution
+
+    def _evolve(self, evolution: Evolution) -> None:
+        """
+        Move or remove the rows of computations that the pipeline no longer has, in one commit.
+
+        All their intervals are fenced first, so that nothing of a former owner lands behind it.
+        """
+        leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
+        coming = moved_intervals(evolution, leaving)
+        self._take([*leaving, *coming], above=coming, is_scanned=False)
+        snapshot, control = self._store.committer.snapshot, self.control
+        kept = None
+        if evolution.drops and self._keep_undelivered is not None:
+            kept = self._keep_undelivered(evolution.drops, control.next_fence)
+        writes = [
+            IntervalWrite(
+                interval=self._control, fence=control.next_fence, added=() if kept is None else (kept,)
+            ),
+            *(
+                IntervalWrite(interval=each, fence=self._owned[each].next_fence)
+                for each in (*leaving, *coming)
+            ),
+        ]
+        request = CommitRequest(
+            kind="evolution",
+            writes=tuple(writes),
+            positions=moved_positions(self._topology, snapshot, evolution),
+            metadata={
+                "pipeline": self._topology.name,
+                "renamed": dict(evolution.renames),
+                "dropped": sorted(evolution.drops),
+            },
+            renames=evolution.renames,
+            drops=evolution.drops,
+        )
+        committed = self.commit(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
+        for interval in leaving:
+            self._store.leases.release(self._owned.pop(interval).lease)
+        self._scan(list(coming))
+        self._index()
 
     def create(self, node: ComputationNode, sample: pa.Array) -> None:
         """
@@ -166,7 +249,8 @@ class Ownership:
         self.check_owner()
         count = node.intervals or self._intervals
         cuts = boundaries_of(sample, count)
-        self._take(list(intervals_from_boundaries(node.name, cuts)))
+        declared = {declared_intervals_app_id(node.name, node.intervals or 0): self._next_version}
+        self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def check_owner(self) -> None:
         """
@@ -240,11 +324,36 @@ class Ownership:
             interval for interval in intervals if interval is not None and interval.computation in names
         )
 
-    def _take(self, intervals: Sequence[Interval]) -> None:
+    @property
+    def _next_version(self) -> int:
+        return self._store.committer.snapshot.version + 1
+
+    def _take(
+        self,
+        intervals: Sequence[Interval],
+        *,
+        records: Mapping[str, int] | None = None,
+        above: Mapping[Interval, Interval] | None = None,
+        is_scanned: bool = True,
+    ) -> None:
+        """
+        Take leases on intervals and fence them.
+
+        Args:
+            intervals: the intervals.
+            records: what else the commit that fences them records.
+            above: by interval, another one whose rows it gets: its sequencer has to be above theirs.
+            is_scanned: whether to look for timers and holds in their rows.
+        """
         snapshot = self._store.committer.refresh()
-        claims = self._claims(intervals)
+        claims = {
+            **self._claims(intervals, frozenset(each.computation for each in above or ())),
+            **(records or {}),
+        }
         owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
+        for interval, former in (above or {}).items():
+            wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(former)))
         timeout_ms = TIMEOUT_MS
         if self._on_held == "wait" and owned_before is None:
             # Arrow imports pandas when it first meets numpy: half a second that a standby has now.
@@ -267,7 +376,12 @@ class Ownership:
         if self._on_taken is not None:
             self._on_taken(request, committed)
         reach("lease.fenced")
-        # Only now is the scan final: nothing of a former owner can land after the fence.
+        if is_scanned:
+            # Only now is the scan final: nothing of a former owner can land after the fence.
+            self._scan(intervals)
+        self._index()
+
+    def _scan(self, intervals: Sequence[Interval]) -> None:
         fenced = self._store.committer.snapshot
         for interval in intervals:
             if interval != self._control:
@@ -276,11 +390,12 @@ class Ownership:
                     self._store.objects, interval, files, self._topology.percentiles
                 )
         reach("recovery.scanned")
-        self._index()
 
-    def _claims(self, intervals: Sequence[Interval]) -> dict[str, int]:
+    def _claims(self, intervals: Sequence[Interval], moved: frozenset[str]) -> dict[str, int]:
         """
         What the commit that takes ``intervals`` must claim, after a look at who else does.
+
+        Computations in ``moved`` get rows whose ids are scoped already.
         """
         pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
         names = {interval.computation for interval in intervals if interval != self._control}
@@ -295,14 +410,14 @@ class Ownership:
                 )
         claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
         claims |= self._store.lineage.unrecorded_location(self._store.path)
-        for name in sorted(names):
+        for name in sorted((names & self._topology.computations.keys()) - moved):
             stream = self._topology.bare_stream(name)
             if stream is not None and bare_ids_app_id(name) not in positions:
                 claims[bare_ids_app_id(name)] = stream_number(stream)
             slack = id_slack_app_id(name)
             if stream is not None:
                 claims[slack] = id_slack_position(positions.get(slack), self._topology.id_slack_us(name))
-        return claims
+        return claims | codec_records(self._topology, self._store.committer.snapshot, frozenset(names))
 
     def _move_on(self, request: CommitRequest) -> None:
         for write in request.writes:

@@ -95,6 +95,32 @@ def _names_differ_by_more_than_case(topology: Topology) -> None:
             )
 
 
+def _gone_computations_are_gone(topology: Topology) -> None:
+    for name in sorted(topology.drop & topology.computations.keys()):
+        raise InvalidError(
+            "the pipeline still has the computation that it drops: give it another name to start it empty",
+            computation=name,
+        )
+    seen: dict[str, str] = {}
+    for node in topology.computations.values():
+        former = node.renamed_from
+        if former is None:
+            continue
+        if former in topology.computations:
+            raise InvalidError(
+                "a computation is renamed from one that the pipeline still has",
+                computation=node.name,
+                renamed_from=former,
+            )
+        other = seen.setdefault(former, node.name)
+        if former in topology.drop or other != node.name:
+            raise InvalidError(
+                "the rows of a former computation can go to one other, or be dropped",
+                computation=node.name,
+                renamed_from=former,
+            )
+
+
 def _injected_streams_are_not_produced(topology: Topology) -> None:
     for stream in topology.injectors:
         for node in topology.producers_of(stream):
@@ -238,6 +264,7 @@ def _pickling_failure(value: object) -> Exception | None:
 CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _has_an_injector,
     _names_differ_by_more_than_case,
+    _gone_computations_are_gone,
     _injected_streams_are_not_produced,
     _streams_have_a_source,
     _computations_can_be_reached,

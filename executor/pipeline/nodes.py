@@ -119,6 +119,7 @@ class ComputationNode:
             They are counted in either case.
         productions: when productions are delivered (docs/design/004-weak-productions.md).
         user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
+        renamed_from: the name under which the store may have its rows.
     """
 
     name: str
@@ -132,6 +133,7 @@ class ComputationNode:
     on_late: OnLate | Mapping[str, OnLate] = "process"
     productions: ProductionMode = "strong"
     user_code_timeout_ms: float | None = None
+    renamed_from: str | None = None
 
     @property
     def inbox(self) -> tuple[str, ...]:

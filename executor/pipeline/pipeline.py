@@ -57,6 +57,10 @@ class EnginePipeline(Generic[StreamT_co]):
     Args:
         name: the pipeline's name. The store keeps its input positions under this name, so a renamed
             pipeline reads its inputs again from the start.
+        drop: the names of computations that the pipeline no longer has. Their rows are removed when it
+            opens; without that, a pipeline does not open that lacks a computation of which the store
+            has rows. What they have produced is still delivered. Names of which the store has no rows
+            are ignored, so it may stay in the code.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -64,14 +68,17 @@ class EnginePipeline(Generic[StreamT_co]):
         Stream('queries' of 'zeitgeist')
 
     Raises:
-        InvalidError: the name is empty or contains a character that is not allowed.
+        InvalidError: a name is empty or contains a character that is not allowed, or ``drop`` is no list.
     """
 
     stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
     """The class of this pipeline's streams; a subclass sets it together with the type parameter."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, drop: Sequence[str] = ()) -> None:
         self.name: str = check_name("pipeline", name)
+        if isinstance(drop, str):
+            raise InvalidError("drop is a list of computations", pipeline=name, drop=drop)
+        self._drop = frozenset(check_name("computation", dropped) for dropped in drop)
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -271,6 +278,7 @@ class EnginePipeline(Generic[StreamT_co]):
             injectors=dict(self._injectors),
             computations=dict(self._computations),
             sinks=dict(self._sinks),
+            drop=self._drop,
         )
         check_topology(topology)
         if inputs is not None:
@@ -380,6 +388,8 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
         raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
+    if options.get("renamed_from") is not None:
+        check_name("computation", options["renamed_from"])
     _check_count(name, "retries", options.get("retries", 0), least=0)
     intervals = options.get("intervals")
     if intervals is not None:

@@ -11,6 +11,7 @@ from millpond.executor.event_time.clocks import EXACT, clock_name
 from millpond.statestore.app_ids import (
     CLAIM_PREFIX,
     COUNT_PREFIX,
+    INPUT_PREFIX,
     SUPERSTEP_PREFIX,
     app_id_parts,
     claim_app_id,
@@ -32,12 +33,14 @@ __all__ = [
     "claimed_by",
     "conflicting_pipeline",
     "consumed_before",
+    "consumed_elsewhere",
     "counts_by_computation",
     "id_slack_of",
     "id_slack_position",
     "input_positions",
     "percentile_watermark_app_id",
     "pipeline_number",
+    "recorded_word",
     "stream_number",
     "superstep_of",
 ]
@@ -132,6 +135,38 @@ def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
     """
     position = positions.get(id_slack_app_id(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
+
+
+def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -> str | None:
+    """
+    The newest word that the table records of a computation; ``None`` if it records none.
+
+    Example:
+        >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, "millpond/codec/", "c")
+        'bytes'
+    """
+    words = {
+        parts[1]: version
+        for app_id, version in positions.items()
+        if app_id.startswith(prefix) and (parts := app_id_parts(app_id, prefix))[0] == computation
+    }
+    return max(words, key=words.__getitem__, default=None)
+
+
+def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
+    """
+    Another pipeline of the store that has consumed batches of an outside source; ``None`` if none has.
+
+    Only a source with an id of its own tells: Spark's streaming queries have one.
+    """
+    if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
+        return None
+    consumers = (
+        app_id_parts(app_id, INPUT_PREFIX)
+        for app_id, version in positions.items()
+        if app_id.startswith(INPUT_PREFIX) and version >= 0
+    )
+    return next((parts[0] for parts in consumers if parts[2:] == (source,) and parts[0] != pipeline), None)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:

@@ -40,7 +40,10 @@ class ComputationOptions(TypedDict, total=False):
     """How many times a failing record is tried again before ``on_error`` applies; 2 unless given."""
 
     intervals: int | None
-    """How many key intervals the computation starts with; the runner chooses unless given."""
+    """
+    Into how many key intervals the computation's keys are cut at its first input; the runner chooses unless given.
+    Keys are cut once: another number is refused when the pipeline opens.
+    """
 
     on_late: OnLate | Mapping[str, OnLate]
     """
@@ -58,6 +61,12 @@ class ComputationOptions(TypedDict, total=False):
     """
     The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds it is
     interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """
+
+    renamed_from: str | None
+    """
+    The computation's former name: rows, timers, record ids and watermarks that the store has under it are kept, and
+    move to the new name when the pipeline opens. It may stay in the code afterwards.
     """
 
 

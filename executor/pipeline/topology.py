@@ -44,12 +44,14 @@ class Topology:
         injectors: the injectors, by the stream that each feeds.
         computations: the computations, by name.
         sinks: the sinks, by name.
+        drop: computations that it no longer has, and whose rows are to be removed.
     """
 
     name: str
     injectors: Mapping[str, InjectorNode]
     computations: Mapping[str, ComputationNode]
     sinks: Mapping[str, SinkNode]
+    drop: frozenset[str] = frozenset()
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
         """
@@ -112,6 +114,29 @@ class Topology:
         The sinks that ``stream`` flows into.
         """
         return self._sinks.get(stream, ())
+
+    @cached_property
+    def former_names(self) -> Mapping[str, str]:
+        """
+        The computations that have been renamed: former name to name.
+        """
+        nodes = self.computations.values()
+        return {node.renamed_from: node.name for node in nodes if node.renamed_from is not None}
+
+    def current_stream(self, stream: str) -> str:
+        """
+        The stream under which a production is delivered that was written before a computation was renamed.
+
+        A computation's own stream is renamed with it, and so is a consumer that a stream is addressed to.
+        """
+        former = self.former_names
+        if not former:
+            return stream
+        name, mark, consumer = stream.partition(addressed(""))
+        renamed = former.get(name)
+        if renamed is not None and renamed in self.computations[renamed].produces:
+            name = name if name in self._producers or name in self.injectors else renamed
+        return f"{name}{mark}{former.get(consumer, consumer)}"
 
     @cached_property
     def fused(self) -> Mapping[str, frozenset[str]]:

@@ -156,6 +156,8 @@ def foreach_batch(
     produces: str | Sequence[str] | None = None,
     sink: Sink | Mapping[str, Sink] | None = None,
     tick_ms: float = 250,
+    pipeline: str | None = None,
+    drop: Sequence[str] = (),
     **options: Unpack[ForeachBatchOptions],
 ) -> ForeachBatch:
     """
@@ -175,6 +177,10 @@ def foreach_batch(
         sink: where its productions go: one sink for the first of its streams, or a mapping of streams to
             sinks. `DEAD_LETTERS` is a stream, too.
         tick_ms: how long the query must be silent before due timers fire without a batch.
+        pipeline: under which name the store keeps how far it has consumed the query: the computation's
+            when the query was started first. By default ``renamed_from``, or else the computation's name.
+            Keep ``renamed_from`` or ``pipeline`` in the code, for the query goes on under its first name.
+        drop: former computations of this pipeline whose rows are to be removed; see `Pipeline`.
         options: all other options of `Pipeline.inject`, of the computation and of the `SparkRunner`;
             ``intervals`` is the computation's.
 
@@ -189,17 +195,19 @@ def foreach_batch(
     """
     chosen = name or type(computation).__name__
     of_stream, of_code, of_runner = _sorted_out(options)
-    pipeline = EnginePipeline(chosen)
+    # The store and its sinks know the query by its first name.
+    first = pipeline or options.get("renamed_from") or chosen
+    graph = EnginePipeline(first, drop=drop)
     if watermark is not None:
         of_stream["watermark"] = watermark
-    stream = pipeline.inject(INPUT, key=key, at=at, id=id, id_slack=id_slack, **of_stream)
+    stream = graph.inject(INPUT, key=key, at=at, id=id, id_slack=id_slack, **of_stream)
     output = stream.apply(computation, name=chosen, produces=produces, **of_code)
     sinks = sink if isinstance(sink, Mapping) else {} if sink is None else {output.name: sink}
     for produced, target in sinks.items():
         # A store knows the sink of the first stream by the computation's name.
-        pipeline.add_sink(chosen if produced == output.name else f"{chosen}.{produced}", produced, target)
-    pipeline.check()
-    return ForeachBatch(SparkRunner(store, **of_runner), pipeline, tick_ms=tick_ms)
+        graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
+    graph.check()
+    return ForeachBatch(SparkRunner(store, **of_runner), graph, tick_ms=tick_ms)
 
 
 _STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)

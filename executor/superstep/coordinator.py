@@ -31,12 +31,23 @@ from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import admit_batch, input_positions, superstep_of
+from millpond.executor.pipeline.positions import (
+    admit_batch,
+    consumed_elsewhere,
+    input_positions,
+    superstep_of,
+)
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor
 from millpond.executor.superstep.delivery import keys_of, read_productions
-from millpond.executor.superstep.pending import PendingProductions, pending_of, recover_pending
+from millpond.executor.superstep.pending import (
+    PendingProductions,
+    keep_undelivered,
+    pending_of,
+    recover_pending,
+    undelivered_of,
+)
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport, report_of
 from millpond.executor.superstep.request import superstep_request
@@ -44,9 +55,11 @@ from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import bare_ids_app_id, input_rows_app_id
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
@@ -116,6 +129,7 @@ class Coordinator:
             on_held=on_held,
             pause_timeout_ms=pause_timeout_ms,
             on_taken=self._journal.record,
+            keep_undelivered=self._keep_undelivered,
         )
         self.names: OwnedNames = OwnedNames(
             rng, topology.name, lambda: self._ownership.control.fence.sequencer
@@ -147,6 +161,7 @@ class Coordinator:
             ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store is away.
             DataError: a file is missing or its bytes are wrong.
+            InvalidError: the pipeline has changed in a way that its rows do not bear; see `plan_evolution`.
         """
         self._ownership.open()
         positions = self._store.committer.snapshot.txns
@@ -227,7 +242,18 @@ class Coordinator:
         Raises:
             InvalidError: the source's checkpoint does not belong to this store.
         """
+        positions = self._store.committer.snapshot.txns
         known = self.consumed(position.stream)
+        other = consumed_elsewhere(positions, self.topology.name, position.source)
+        if other is not None and not known and not self._accept_checkpoint:
+            raise InvalidError(
+                "another pipeline of this store has consumed this input's query: give the pipeline its former "
+                "name again (foreach_batch: name= or pipeline=, and renamed_from= for the computation), or "
+                "start the query with a new checkpoint",
+                input=position.stream,
+                pipeline=self.topology.name,
+                consumed_by=other,
+            )
         accept = self._accept_checkpoint
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
@@ -474,6 +500,17 @@ class Coordinator:
         productions = read_productions(self._store.objects, self._pending.sources)
         for node in missing:
             self.create_intervals(node.name, keys_of(productions, node))
+
+    def _keep_undelivered(self, computations: frozenset[str], fence: Fence) -> RowFile | None:
+        snapshot, pipeline = self._store.committer.snapshot, self.topology.name
+        return keep_undelivered(
+            self._store,
+            pipeline,
+            undelivered_of(snapshot, pipeline, computations),
+            superstep=superstep_of(snapshot.txns, pipeline),
+            fence=fence,
+            token=self.names.token(),
+        )
 
     def _write_letters(
         self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence

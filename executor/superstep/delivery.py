@@ -60,12 +60,23 @@ class ProductionSource:
             merged may hold older rows, whose productions are delivered.
         streams: streams it produced to; empty when unknown.
         interval: only its rows in this interval count; ``None`` for all of them.
+        renames: streams that have another name now, because a computation was renamed: stored name, name.
     """
 
     path: str
     superstep: Superstep
     streams: frozenset[str] = frozenset()
     interval: Interval | None = None
+    renames: tuple[tuple[str, str], ...] = ()
+
+    def current(self, productions: pa.Table) -> pa.Table:
+        """
+        The file's productions under the streams' names of today.
+        """
+        streams = productions.column("stream")
+        for stored, name in self.renames:
+            streams = pc.if_else(pc.equal(streams, stored), name, streams)
+        return productions.set_column(0, PRODUCTION_SCHEMA.field(0), streams) if self.renames else productions
 
     def concerns(self, streams: Iterable[str]) -> bool:
         """
@@ -104,7 +115,7 @@ def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
         pc.equal(table.column("superstep"), source.superstep),
         pc.greater(pc.fill_null(pc.list_value_length(table.column("productions")), 0), 0),
     )
-    return flatten_productions(table.filter(wanted))
+    return source.current(flatten_productions(table.filter(wanted)))
 
 
 def summarise_productions(

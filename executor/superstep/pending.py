@@ -10,20 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import claimed_by
+from millpond.executor.pipeline.positions import claimed_by, superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
 from millpond.executor.superstep.delivery import ProductionSource, read_productions, summarise_productions
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.files import RowFile, write_row_file
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 
-__all__ = ["PendingProductions", "pending_of", "recover_pending", "undelivered_sources"]
+__all__ = [
+    "PendingProductions",
+    "keep_undelivered",
+    "pending_of",
+    "recover_pending",
+    "undelivered_of",
+    "undelivered_sources",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +97,21 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     producers = claimed_by(snapshot.txns, topology.name) | topology.computations.keys()
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
-    for source in undelivered_sources(snapshot, producers, control, superstep):
-        summaries_of_file = summarise_productions(
-            read_productions(store.objects, [source]), topology.percentiles
-        )
+    for found in undelivered_sources(snapshot, producers, control, superstep):
+        stored = read_productions(store.objects, [found])
+        source = replace(found, renames=_stream_renames(stored, topology))
+        summaries_of_file = summarise_productions(source.current(stored), topology.percentiles)
         if summaries_of_file:
             streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
             summaries.extend(summaries_of_file)
     return _pending(sources, summaries, topology)
+
+
+def _stream_renames(productions: pa.Table, topology: Topology) -> tuple[tuple[str, str], ...]:
+    streams = pc.unique(productions.column("stream")).to_pylist()
+    pairs = ((stream, topology.current_stream(stream)) for stream in streams)
+    return tuple((stored, current) for stored, current in pairs if stored != current)
 
 
 def _pending(
@@ -145,6 +162,67 @@ def undelivered_sources(
         ProductionSource(path=file.path, superstep=superstep, interval=interval)
         for file, interval in files
         if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
+    )
+
+
+def undelivered_of(
+    snapshot: Snapshot, pipeline: str, computations: Iterable[str]
+) -> tuple[ProductionSource, ...]:
+    """
+    The files of some computations that may hold undelivered productions.
+    """
+    control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
+    sources = undelivered_sources(snapshot, computations, control, superstep)
+    return tuple(source for source in sources if source.interval is None)
+
+
+def keep_undelivered(
+    store: Store,
+    pipeline: str,
+    sources: Sequence[ProductionSource],
+    *,
+    superstep: Superstep,
+    fence: Fence,
+    token: str,
+) -> RowFile | None:
+    """
+    Write productions to a file of the pipeline's own interval, from which they are delivered as from any other.
+
+    The row that carries them is deleted in the same update, so that no reader of rows sees it.
+
+    Args:
+        store: the open store.
+        pipeline: whose productions.
+        sources: where they are.
+        superstep: that produced them, the last one.
+        fence: of the commit that will name the file.
+        token: for the file's name.
+
+    Returns:
+        The file, uncommitted; ``None`` if there are no productions.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    productions = read_productions(store.objects, sources)
+    if not productions.num_rows:
+        return None
+    row = {
+        "key": f"{pipeline}/dropped/{superstep:010d}",
+        "sequencer": fence.sequencer,
+        "commit_number": fence.commit_number,
+        "superstep": superstep,
+        "productions": productions.to_pylist(),
+        "deleted": True,
+    }
+    return write_row_file(
+        store.objects,
+        control_interval(pipeline),
+        pa.Table.from_pylist([row], schema=ROW_SCHEMA),
+        superstep=superstep,
+        fence=fence,
+        token=token,
+        row_format=store.row_format,
     )
 
 

@@ -20,7 +20,7 @@ from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.high_water import HighWater, check_high_water
-from millpond.statestore.log.live_file import row_file_to_add
+from millpond.statestore.log.live_file import row_file_moved, row_file_to_add
 from millpond.statestore.log.plan import CommitDraft, Committed
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.writer import LogWriter
@@ -185,6 +185,11 @@ class _RequestPlan:
             rewrite = bool(write.removed) and self.request.kind != "superstep"
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
             actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
+        for old, new in self.request.renames.items():
+            actions += [row_file_moved(file, new, now_ms) for file in snapshot.files_in(old)]
+        for name in sorted(self.request.drops):
+            files = snapshot.files_in(name)
+            actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]
         return actions
 
 

@@ -48,9 +48,14 @@ class CommitRequest:
         writes: the touched intervals.
         positions: other Delta transactions: inputs and supersteps by application id.
         metadata: for readers of the log; stored in ``commitInfo.millpond``.
+        renames: computations whose files become those of another, old name to new. The request writes every
+            interval of both.
+        drops: computations whose files are removed. The request writes every interval of theirs.
     """
 
     kind: str
     writes: tuple[IntervalWrite, ...] = ()
     positions: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
+    drops: frozenset[str] = frozenset()

@@ -16,6 +16,7 @@ from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.check import check
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 
@@ -99,6 +100,22 @@ def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
         check(number > 0 or not (write.added or write.removed), "a fence commit has no files")
 
 
+def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    Whose rows are moved or removed as a whole is written to in all of its intervals, and what is moved has a free place.
+    """
+    leaving = {*request.renames, *request.drops}
+    if not leaving:
+        return
+    written = {write.interval for write in request.writes if write.fence.commit_number}
+    known = filter(None, map(Interval.from_app_id, snapshot.txns))
+    for interval in known:
+        is_fenced = interval in written or interval.computation not in leaving
+        check(is_fenced, "a computation moves with all of its intervals", interval=interval.app_id)
+    for name in request.renames.values():
+        check(not snapshot.files_in(name), "rows move to a name without rows", computation=name)
+
+
 def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
     """
     Added files hold keys of their interval, were written under this very fence, and are new.
@@ -124,6 +141,7 @@ INVARIANTS: Final[tuple[Predicate, ...]] = (
     fences_are_sound,
     files_are_the_writers,
     positions_are_fenced,
+    moved_computations_are_fenced,
 )
 """Facts that hold for every request, unless there is a bug."""
 

@@ -42,7 +42,7 @@ class Change:
         version: the version that it made.
         kind: its purpose, as Millpond's commits record it; "" for commits of other engines.
         added: files that it added.
-        removed: files that it removed.
+        removed: files that it removed, and what was said of files that it added again.
         txns_before: previous versions of the transactions that it moved; ``None`` for new transactions.
     """
 
@@ -133,6 +133,8 @@ class TableHistory:
         for action in actions:
             match action:
                 case Add():
+                    replaced = self.state.live.get(action.path)
+                    removed += [] if replaced is None else [replaced]
                     self.state.live[action.path] = action
                     added.append(action)
                 case Remove():

@@ -7,11 +7,12 @@ an add action of any writer into a `LiveFile` with the range of keys that it may
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
@@ -19,10 +20,9 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millpond.statestore.interval import Interval
     from millpond.statestore.rows.files import RowFile
 
-__all__ = ["LiveFile", "row_file_to_add"]
+__all__ = ["LiveFile", "row_file_moved", "row_file_to_add"]
 
 _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -46,6 +46,7 @@ class LiveFile:
         tags: metadata from its writer; files of other engines lack Millpond's tags.
         added_version: the table version that added it (for another engine's file that only a
             checkpoint still names, the checkpoint's).
+        stats: its statistics as the log has them.
     """
 
     path: str
@@ -59,6 +60,7 @@ class LiveFile:
     num_records: int | None
     tags: Mapping[str, str]
     added_version: TableVersion
+    stats: str | None = None
 
     @property
     def interval_id(self) -> str:
@@ -105,6 +107,7 @@ class LiveFile:
             num_records=stats.get("numRecords"),
             tags=add.tags,
             added_version=version if added is None else TableVersion(added),
+            stats=add.stats,
         )
 
 
@@ -141,6 +144,25 @@ def row_file_to_add(
             "version": str(version),
         },
         data_change=not rewrite,
+    )
+
+
+def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int) -> Add:
+    """
+    The add action that makes a live file one of another computation: its path and its bytes stay.
+
+    Of two add actions with one path the later one counts; the partition is what the action says, not the path.
+    """
+    interval = Interval.from_app_id(file.interval_id)
+    moved = {} if interval is None else {"interval": replace(interval, computation=computation).app_id}
+    return Add(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        partition_values={**file.partition_values, PARTITION_COLUMN: computation},
+        modification_time_ms=modification_time_ms,
+        stats=file.stats,
+        tags={**file.tags, **moved},
+        data_change=True,
     )
 
 

@@ -14,6 +14,9 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.foreach_batch import ForeachBatch, foreach_batch
 from millpond.statestore.errors import InvalidError
@@ -30,6 +33,25 @@ pytestmark = pytest.mark.spark
 
 CLOCK = SystemClock()
 SCHEMA = "k string, t long, id string, n long"
+
+
+class Book(Computation):
+    """
+    A ledger of any name, which is also that of the stream that it produces to.
+
+    Args:
+        name: the name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Append and produce.
+        """
+        context.state.set([*context.state.get([]), record.value["n"]])
+        context.produce(self.name, {"n": record.value["n"]})
 
 
 class Job:
@@ -59,18 +81,17 @@ class Job:
         os.utime(file, (START_US / 1e6 + count, START_US / 1e6 + count))
         file.rename(self.input / file.name)
 
-    def embedded(self, **options: Any) -> ForeachBatch:
+    def embedded(self, computation: Computation | None = None, **options: Any) -> ForeachBatch:
         return foreach_batch(
             self.store,
-            Ledger(),
+            computation or Ledger(),
             key="k",
             at="t",
-            name=LEDGER,
             sink=DeltaSink(str(self.sink)),
             spark=self._spark,
             intervals=1,
             progress=False,
-            **options,
+            **{"name": LEDGER, **options},
         )
 
     def start(self, function: ForeachBatch) -> StreamingQuery:
@@ -187,6 +208,31 @@ def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tm
         fresh.run()
     assert ledger_of(fresh.store) == {}
     fresh.store.close()
+
+
+def test_a_renamed_computation_is_refused_or_goes_on(job: Job) -> None:
+    """
+    Under another name the query's checkpoint is refused with the former name; with ``renamed_from`` rows, positions
+    and the sink go on, and a second rename says under which name the query was started first.
+    """
+    job.bring(0, 1)
+    job.run()
+    job.bring(5)
+    with pytest.raises(Exception, match=r"(?s)InvalidError: another pipeline of this store.*`ledger`"):
+        job.run(computation=Book("book"), name="book")
+
+    job.run(computation=Book("book"), name="book", renamed_from=LEDGER)
+    job.bring(10)
+    with pytest.raises(Exception, match=r"(?s)InvalidError: the store has rows of a computation .*`book`"):
+        job.run()
+    job.run(computation=Book("tome"), name="tome", renamed_from="book", pipeline=LEDGER)
+
+    kept = job.store.rows_view("tome").to_arrow()
+    assert dict(zip(kept["key"].to_pylist(), kept["state"].to_pylist(), strict=True)) == {
+        "k0": "[0,5,10]",
+        "k1": "[1]",
+    }
+    assert DeltaTable(job.sink).to_pyarrow_table().num_rows == 4
 
 
 def test_only_a_streaming_query_may_call_it(job: Job, spark: SparkSession) -> None:

@@ -1,0 +1,289 @@
+"""
+Evolution: what has changed in a pipeline since the store was written, and whether that may be.
+
+A pipeline's code changes between runs, and its rows do not. So before a pipeline opens, what the store says of
+its computations is compared with their declarations: which names have rows, which codec wrote the states, into
+how many intervals the keys were cut. All of that is in the table itself (claims and other ``txn`` actions, the
+partitions of live files, the rows), so a lost catalog changes nothing. What does not fit and is not explained by
+``renamed_from`` or ``drop`` is refused, for going on would mean empty state and timers that never fire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow.compute as pc
+
+from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.positions import (
+    claimed_by,
+    conflicting_pipeline,
+    percentile_watermark_app_id,
+    pipeline_number,
+    recorded_word,
+)
+from millpond.executor.pipeline.topology import Topology
+from millpond.statestore.app_ids import (
+    CODEC_PREFIX,
+    COUNT_PREFIX,
+    DECLARED_INTERVALS_PREFIX,
+    app_id_parts,
+    bare_ids_app_id,
+    claim_app_id,
+    codec_app_id,
+    count_app_id,
+    declared_intervals_app_id,
+)
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.types import Objects
+
+__all__ = [
+    "Evolution",
+    "check_codecs",
+    "codec_records",
+    "intervals_of",
+    "moved_intervals",
+    "moved_positions",
+    "plan_evolution",
+]
+
+_LOG = logging.getLogger("millpond")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evolution:
+    """
+    What is to become of the rows of computations that the pipeline no longer has.
+
+    Attributes:
+        renames: whose rows go to which computation, former name to name.
+        drops: whose rows are removed.
+    """
+
+    renames: Mapping[str, str] = field(default_factory=dict)
+    drops: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.renames or self.drops)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """
+        The computations that will have no rows.
+        """
+        return self.drops.union(self.renames)
+
+
+def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
+    """
+    How the table gets from the pipeline that wrote it to the pipeline that opens.
+
+    Raises:
+        InvalidError: a computation of which the table has rows has vanished, a renamed one cannot move, or
+            another number of intervals is declared. The error names the computation and the ways out.
+    """
+    claimed = claimed_by(snapshot.txns, topology.name)
+    stored = frozenset(name for name in claimed if snapshot.files_in(name))
+    evolution = Evolution(
+        renames=dict(_renames(topology, snapshot, stored)), drops=frozenset(topology.drop & stored)
+    )
+    vanished = sorted(stored - topology.computations.keys() - evolution.leaving)
+    if vanished:
+        fresh = sorted(topology.computations.keys() - claimed - set(evolution.renames.values()))
+        raise InvalidError(
+            "the store has rows of a computation that the pipeline no longer has: say renamed_from= in the "
+            "computation that takes them over, or drop= in the pipeline to remove them",
+            pipeline=topology.name,
+            computation=vanished[0],
+            **({"vanished": vanished} if len(vanished) > 1 else {}),
+            **({"new": fresh} if fresh else {}),
+        )
+    former = {new: old for old, new in evolution.renames.items()}
+    for node in topology.computations.values():
+        _check_intervals(node, snapshot, former.get(node.name, node.name))
+    return evolution
+
+
+def _renames(topology: Topology, snapshot: Snapshot, stored: frozenset[str]) -> Iterator[tuple[str, str]]:
+    for old, new in topology.former_names.items():
+        rival = conflicting_pipeline(snapshot.txns, topology.name, old)
+        if rival is not None and snapshot.files_in(old) and not snapshot.files_in(new):
+            raise InvalidError(
+                "the former computation's rows belong to another pipeline of this store: "
+                "its name is part of the rename",
+                computation=new,
+                renamed_from=old,
+                pipeline=topology.name,
+                belongs_to=rival,
+            )
+        if old in stored:
+            _check_target(snapshot, old, new)
+            yield old, new
+
+
+def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
+    if snapshot.files_in(new):
+        raise InvalidError(
+            "the store has rows under both names: leave renamed_from out, and give the former computation back "
+            "or say drop= in the pipeline",
+            computation=new,
+            renamed_from=old,
+        )
+    cuts, former_cuts = _cuts(snapshot, new), _cuts(snapshot, old)
+    bare, former_bare = (snapshot.txns.get(bare_ids_app_id(name)) for name in (new, old))
+    if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
+        raise InvalidError(
+            "an earlier computation had this name and other intervals or ids: choose another name",
+            computation=new,
+            renamed_from=old,
+        )
+
+
+def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | None]]:
+    intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
+    return frozenset((each.low, each.high) for each in intervals if each.computation == computation)
+
+
+def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
+    """
+    Refuse another number of intervals than the one that was declared, or came of it, when the keys were cut.
+    """
+    count = 0 if node.intervals is None else len(_cuts(snapshot, name))
+    if count in (0, node.intervals):
+        return
+    recorded = recorded_word(snapshot.txns, DECLARED_INTERVALS_PREFIX, name)
+    if recorded == str(node.intervals):
+        # There were fewer distinct keys than that.
+        return
+    if recorded is None and count < (node.intervals or 0):
+        _LOG.warning(
+            "%s declares intervals=%s, and its keys were cut into %s by a version that did not record the "
+            "declared number; it stays at that",
+            node.name,
+            node.intervals,
+            count,
+        )
+        return
+    raise InvalidError(
+        "the computation's keys were cut into another number of intervals at its first input, which stays: "
+        "declare that number or none; to cut them again, start a computation of another name and drop= this one",
+        computation=node.name,
+        intervals=node.intervals,
+        stored=count,
+    )
+
+
+def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
+    """
+    Refuse to read states with another codec than the one that wrote them.
+
+    Stores of versions that recorded no codec still tell text from bytes by the column that a state is in.
+
+    Raises:
+        InvalidError: names the computation, both codecs and the ways out.
+        DataError: a file is missing or its bytes are wrong.
+    """
+    former = {new: old for old, new in evolution.renames.items()}
+    for node in topology.computations.values():
+        name = former.get(node.name, node.name)
+        if not snapshot.files_in(name):
+            continue
+        codec = node.computation.codec
+        written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
+        if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
+            written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
+        if written not in (None, str(codec.name)):
+            raise InvalidError(
+                "the computation's states were written by another codec: go on with that one, or start a "
+                "computation of another name, with drop= of this one in the pipeline",
+                computation=node.name,
+                codec=codec.name,
+                written_by=written,
+            )
+
+
+def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | None:
+    """
+    Whether the newest stored state is text; ``None`` if the rows have no state.
+    """
+    for file in reversed(snapshot.files_in(computation)):
+        rows = read_row_files(objects, [file.path], ["state", "state_bytes"])
+        if pc.any(rows.column("state").is_valid()).as_py():
+            return True
+        if pc.any(rows.column("state_bytes").is_valid()).as_py():
+            return False
+    return None
+
+
+def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
+    """
+    The positions that record the codecs of some computations, where the table does not have them already.
+    """
+    records: dict[str, int] = {}
+    for name in sorted(names & topology.computations.keys()):
+        codec = str(topology.computations[name].computation.codec.name)
+        if recorded_word(snapshot.txns, CODEC_PREFIX, name) != codec:
+            records[codec_app_id(name, codec)] = snapshot.version + 1
+    return records
+
+
+def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
+    """
+    What the table says of renamed computations, said of their new names.
+    """
+    positions: dict[str, int] = {}
+    for old, new in evolution.renames.items():
+        positions |= _moved(topology, snapshot, old, new)
+    stored = snapshot.txns
+    # A name that is used again may stand higher already, and no position goes back.
+    return {app_id: max(version, stored.get(app_id, version)) for app_id, version in positions.items()}
+
+
+def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[str, int]:
+    pipeline, txns = topology.name, snapshot.txns
+    pairs = {
+        percentile_watermark_app_id(pipeline, "computation", old, percentile): percentile_watermark_app_id(
+            pipeline, "computation", new, percentile
+        )
+        for percentile in (EXACT, *topology.percentiles)
+    }
+    pairs[bare_ids_app_id(old)] = bare_ids_app_id(new)
+    for app_id in txns:
+        if app_id.startswith(COUNT_PREFIX):
+            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
+            if (of, computation) == (pipeline, old):
+                pairs[app_id] = count_app_id(pipeline, new, counter)
+    moved = {target: txns[source] for source, target in pairs.items() if source in txns}
+    moved[claim_app_id(new)] = pipeline_number(pipeline)
+    codec = recorded_word(txns, CODEC_PREFIX, old)
+    if codec is not None:
+        moved[codec_app_id(new, codec)] = snapshot.version + 1
+    declared = recorded_word(txns, DECLARED_INTERVALS_PREFIX, old)
+    if declared is not None:
+        moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1
+    return moved
+
+
+def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
+    """
+    The intervals into which the table has cut the keys of some computations.
+    """
+    intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
+    return sorted(each for each in intervals if each.computation in computations)
+
+
+def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
+    """
+    The interval that each one of a renamed computation takes the place of, by the new one.
+    """
+    return {
+        replace(each, computation=evolution.renames[each.computation]): each
+        for each in leaving
+        if each.computation in evolution.renames
+    }

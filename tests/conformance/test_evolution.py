@@ -1,0 +1,353 @@
+"""
+A pipeline whose code has changed: rows follow a rename, leave when they are dropped, and are never orphaned in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policies import Monotone
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.failpoint import listening
+from millpond.statestore.rows.codec import BytesCodec, JsonCodec, MsgpackCodec
+from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from millpond.statestore.rows.codec import Codec
+
+START_US = 1_800_000_000_000_000
+SECOND_US = 1_000_000
+Make = Callable[[], EnginePipeline]
+Open = Callable[[Make], Any]
+
+
+class Tally(Computation):
+    """
+    Counts its records and forwards them; a timer ten seconds after each adds a hundred.
+
+    Args:
+        codec: the codec of its states.
+        output: the stream that it produces to.
+    """
+
+    def __init__(self, codec: Codec | None = None, output: str = "") -> None:
+        self.codec = codec or JsonCodec()
+        self.output = output
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Count, set the timer, forward.
+        """
+        context.state.set(context.state.get(0) + 1)
+        context.set_timer(record.at + 10 * SECOND_US, tag="end")
+        if self.output:
+            context.produce(self.output, record.value)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Add a hundred.
+        """
+        context.state.set(context.state.get(0) + 100)
+
+
+class Latin1(JsonCodec):
+    """
+    Another codec of text.
+    """
+
+    name = "latin1"  # type: ignore[misc]  # this is what the test is about
+
+
+def rows(*at: int, key: str = "k") -> list[dict[str, Any]]:
+    """
+    Rows at these seconds.
+    """
+    return [{"k": key, "t": START_US + second * SECOND_US, "id": f"{key}{second}"} for second in at]
+
+
+def tally(name: str, codec: Codec | None = None, drop: tuple[str, ...] = (), **options: Any) -> Make:
+    """
+    A pipeline with one computation of this name.
+    """
+
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("p", drop=drop)
+        stream = pipeline.inject("s", key="k", at="t", id="id", watermark=Monotone())
+        stream.apply(Tally(codec), name=name, **options)
+        return pipeline
+
+    return make
+
+
+def chain(
+    first: str, last: str, drop: tuple[str, ...] = (), *, with_first: bool = True, **former: str
+) -> Make:
+    """
+    Two computations in a row, each on the stream that is named after the one before it.
+    """
+
+    def make() -> EnginePipeline:
+        pipeline = EnginePipeline("p", drop=drop)
+        stream = pipeline.inject("s", key="k", at="t", id="id", watermark=Monotone())
+        if with_first:
+            stream.apply(Tally(output=first), name=first, renamed_from=former.get(first))
+        source = first if with_first else "s"
+        # The stream of a computation that the pipeline has no more may have productions that wait.
+        subscribes: dict[str, None] = {source: None}
+        pipeline.add(Tally(), name=last, subscribes=subscribes, renamed_from=former.get(last))
+        return pipeline
+
+    return make
+
+
+class Facts:
+    """
+    One test per fact; subclasses provide the runner.
+    """
+
+    def test_a_vanished_computation_is_refused_with_both_ways_out(self, play: Open) -> None:
+        """
+        A renamed computation does not start empty: the pipeline is refused when it opens, in one sentence.
+        """
+        run = play(tally("old"))
+        run.inject("s", rows(1, 2))
+
+        run.make = tally("new")
+        with pytest.raises(InvalidError, match=r"renamed_from= .* drop=.*computation=.old.*new="):
+            run.restart()
+
+        run.make = tally("old")
+        run.reopen()
+        assert run.states("old") == {"k": "2"}
+
+    def test_a_renamed_computation_keeps_rows_ids_timers_and_watermark(self, play: Open) -> None:
+        """
+        State, record ids, pending timers and the journaled watermark are those of the former name; the rename may
+        stay in the code or leave it, and the way back is open.
+        """
+        run = play(tally("old"))
+        run.inject("s", rows(1, 2))
+        run.inject("s", rows(5, key="other"))
+
+        for make in (tally("new", renamed_from="old"), tally("new", renamed_from="old"), tally("new")):
+            run.make = make
+            run.restart()
+            assert run.watermark("new") == START_US + 5 * SECOND_US
+        run.inject("s", rows(2, 3))
+        assert run.states("new") == {"k": "3", "other": "1"}
+        assert run.states("old") == {}
+        run.make = tally("old", renamed_from="new")
+        run.restart()
+        run.inject("s", [*rows(3), *rows(60, key="late")])
+        run.settle()
+
+        assert run.states("old") == {"k": "103", "other": "101", "late": "1"}
+        assert run.run.summary().totals.timers == 2
+
+    def test_productions_on_their_way_follow_the_rename(self, play: Open) -> None:
+        """
+        What the former computation had produced to the stream of its name reaches the consumers of the new one.
+        """
+        run = play(chain("old", "sum"))
+        run.inject("s", rows(1, 2))
+        assert run.states("sum") == {}
+
+        run.make = chain("new", "total", new="old", total="sum")
+        run.restart()
+        run.restart()
+        run.settle()
+
+        assert run.states("total") == {"k": "2"}
+
+    def test_a_dropped_computation_leaves_nothing_but_what_it_produced(self, play: Open) -> None:
+        """
+        Its rows are gone and hold nothing back, its productions on their way are delivered, and its name is free.
+        """
+        run = play(chain("first", "last"))
+        run.inject("s", rows(1, 2))
+
+        def without_first() -> EnginePipeline:
+            pipeline = EnginePipeline("p", drop=("first",))
+            pipeline.inject("s", key="k", at="t", id="id", watermark=Monotone()).apply(
+                Tally(output="first"), name="other", produces="first"
+            )
+            pipeline.stream("first").apply(Tally(), name="last")
+            return pipeline
+
+        run.make = without_first
+        run.restart()
+        run.restart()
+        run.settle()
+        assert run.states("last") == {"k": "2"}
+        assert run.states("first") == {}
+        assert run.store.snapshot().files_in("first") == ()
+        assert run.store.sql().execute("select count(*) from dead_letters").fetchall() == [(0,)]
+        run.inject("s", rows(30))
+        run.settle()
+        assert run.watermark("last") == START_US + 30 * SECOND_US
+
+        run.make = chain("first", "last", drop=("other",))
+        run.restart()
+        run.inject("s", rows(40))
+        assert run.states("first") == {"k": "1"}
+
+    def test_another_codec_is_refused(self, play: Open) -> None:
+        """
+        States of one codec are not read with another, be both of text, nor under a new name.
+        """
+        run = play(tally("c"))
+        run.inject("s", rows(1))
+
+        for make in (
+            tally("c", MsgpackCodec()),
+            tally("c", Latin1()),
+            tally("d", Latin1(), renamed_from="c"),
+        ):
+            run.make = make
+            with pytest.raises(InvalidError, match=r"another codec.*drop=.*written_by=.json"):
+                run.restart()
+            run.make = tally("c")
+            run.reopen()
+        run.make = tally("fresh", MsgpackCodec(), drop=("c",))
+        run.restart()
+        run.make = tally("c", BytesCodec(), drop=("fresh",))
+        run.restart()
+
+    def test_another_number_of_intervals_is_refused(self, play: Open) -> None:
+        """
+        Keys are cut once: the number that was declared, or came of it, or none may be declared again.
+        """
+        keyed = [row for key in "abcdefghij" for row in rows(1, key=key)]
+        run = play(tally("c", intervals=3))
+        run.inject("s", keyed)
+
+        for number in (3, None):
+            run.make = tally("c", intervals=number)
+            run.restart()
+        run.make = tally("c", intervals=8)
+        with pytest.raises(InvalidError, match=r"cut into another number.*intervals=`8`.*stored=`3`"):
+            run.restart()
+        run.make = tally("c", intervals=3)
+        run.reopen()
+
+    def test_fewer_keys_than_declared_intervals_are_no_change(self, play: Open) -> None:
+        """
+        A computation that had one key at its first input opens again with the number that it declares.
+        """
+        run = play(tally("c", intervals=8))
+        run.inject("s", rows(1))
+
+        run.restart()
+        run.make = tally("c", intervals=4)
+        with pytest.raises(InvalidError, match="cut into another number"):
+            run.restart()
+        run.make = tally("c")
+        run.reopen()
+
+
+class _Opened:
+    """
+    A play that can be opened again after it was refused.
+    """
+
+    def __init__(self, play: Any) -> None:
+        self.play = play
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.play, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "play":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.play, name, value)
+
+    def reopen(self) -> None:
+        """
+        Start on a fresh handle of the store; the refused start left no run.
+        """
+        self.play.store.close()
+        self.play.store = self.play._open_store()
+        self.play.start()
+
+
+@pytest.fixture
+def local_play(tmp_path: Path) -> Iterator[Open]:
+    """
+    Plays on the local runner.
+    """
+    with plays(tmp_path, ManualClock) as start:
+        yield lambda make: _Opened(start(make))
+
+
+class TestLocally(Facts):
+    """
+    On the local runner.
+    """
+
+    @pytest.fixture
+    def play(self, local_play: Open) -> Open:
+        """
+        The local runner.
+        """
+        return local_play
+
+    def test_a_rename_that_dies_at_any_step_is_done_by_the_next_start(self, play: Open) -> None:
+        """
+        Whether the process dies before or after the commit of a rename, the next start finds all rows under one name.
+        """
+
+        class Died(BaseException):
+            pass
+
+        run = play(tally("c0"))
+        run.inject("s", rows(1, 2))
+        for number in range(12):
+            name = f"c{number + 1}"
+            run.make = tally(name, renamed_from=f"c{number}")
+            run.stop()
+            run.play.store = run.play._open_store()
+            reached = [0]
+
+            def die(_: str, reached: list[int] = reached, last: int = number) -> None:
+                reached[0] += 1
+                if reached[0] > last * 2:
+                    raise Died
+
+            try:
+                with listening(die):
+                    run.start()
+            except Died:
+                run.reopen()
+            assert run.states(name) == {"k": "2"}
+        run.inject("s", [*rows(2), *rows(60, key="late")])
+        run.settle()
+
+        assert run.states("c12") == {"k": "102", "late": "1"}
+
+
+@pytest.mark.spark
+class TestOnSpark(Facts):
+    """
+    On Spark.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
+        """
+        The Spark runner.
+        """
+        with plays(tmp_path, ManualClock, spark) as start:
+            yield lambda make: _Opened(start(make))
