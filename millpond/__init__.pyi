@@ -82,8 +82,6 @@ from .executor.injectors.policy import BoundedDisorder as BoundedDisorder
 from .executor.injectors.policy import InjectorLogic as InjectorLogic
 from .executor.injectors.policy import ManualWatermark as ManualWatermark
 from .executor.injectors.policy import WatermarkPolicy as WatermarkPolicy
-from .executor.local.directory_injector import FILE_ROW as FILE_ROW
-from .executor.local.directory_injector import DirectoryInjector as DirectoryInjector
 from .executor.local.intake import Receipt as Receipt
 from .executor.local.rows import RowsLike as RowsLike
 from .executor.local.run import LocalRun as LocalRun
@@ -99,6 +97,8 @@ from .executor.pipeline.stream import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology
 from .executor.pipeline.weak import ProductionMode as ProductionMode
 from .executor.reporting.summary import RunSummary as RunSummary
+from .executor.run.directory_injector import FILE_ROW as FILE_ROW
+from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
 from .executor.sinks.record import SinkRecord as SinkRecord
 from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import RecordingSink as RecordingSink

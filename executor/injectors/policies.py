@@ -99,7 +99,8 @@ class MarkColumn:
 
     This gives Spark's file sources the watermark of MillWheel's figure 10: files arrive whole, in order
     of modification, so with ``_metadata.file_modification_time`` in the column (or the time at which the
-    file was opened, if its name has it) no unfinished file is older than the mark.
+    file was opened, if its name has it) no unfinished file is older than the mark. Where the stream has
+    members, each has the marks of its own rows, and the watermark is the least of theirs.
 
     Args:
         column: the name of a column of times, or a function of the row; a row without a time does not

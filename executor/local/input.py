@@ -18,10 +18,10 @@ from millpond.executor.pipeline.extract_rows import (
     Injected,
     Rows,
     member_names,
-    newest_mark,
     read_injected,
     row_values,
     scoped_ids,
+    with_marks,
 )
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import take
@@ -93,7 +93,7 @@ def extract_inputs(
         node = topology.injectors[entry.stream]
         members = member_names(node, entry.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
-        observations.append(replace(seen, mark_at=newest_mark(node, entry.rows)))
+        observations.append(with_marks(seen, node, entry.rows, members))
     return ExtractedInputs(by_computation=by_computation, letters=letters, observations=observations)
 
 

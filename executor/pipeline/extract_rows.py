@@ -9,7 +9,7 @@ the others are not disturbed. Rows are Arrow columns or Python dicts; both give 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -23,6 +23,7 @@ from millpond.executor.computation.values import ArrowValues, PythonValues, Valu
 from millpond.executor.event_time.duration import InstantColumn, instant_column_us, parse_instant_us
 from millpond.executor.event_time.time_reading import TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
@@ -34,10 +35,10 @@ __all__ = [
     "Rows",
     "check_fields",
     "member_names",
-    "newest_mark",
     "read_injected",
     "row_count",
     "row_values",
+    "with_marks",
 ]
 
 _Read = TypeVar("_Read")
@@ -162,20 +163,41 @@ def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | Non
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
 
 
-def newest_mark(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
+def with_marks(
+    seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
+) -> InputObservation:
     """
-    The greatest of the source's own marks, where its policy goes by marks and any row has one.
+    What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
+
+    Args:
+        seen: the observation of the rows.
+        node: the injector; unless its policy goes by marks, nothing is added.
+        rows: the rows.
+        members: which member sent each row, where the stream has members.
 
     Raises:
         InvalidError: the column is missing, or of a type that can never hold a time.
     """
     if not isinstance(node.watermark, MarkColumn):
-        return None
+        return seen
     column = node.watermark.column
     read = _time_column if isinstance(rows, pa.Table) else _times
     times = read(column, rows, node.times)
-    marks = np.delete(times.at, list(times.errors))
-    return EventTimeMicros(int(marks.max())) if len(marks) else None
+    is_marked = np.ones(len(times.at), np.bool_)
+    is_marked[list(times.errors)] = False
+    senders = np.array(members or [], dtype=object)
+    return replace(
+        seen,
+        mark_at=_greatest(times.at[is_marked]),
+        members={
+            name: replace(sent, mark_at=_greatest(times.at[is_marked & (senders == name)]))
+            for name, sent in seen.members.items()
+        },
+    )
+
+
+def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
+    return EventTimeMicros(int(at.max())) if len(at) else None
 
 
 def row_count(rows: Rows) -> int:

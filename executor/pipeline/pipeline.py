@@ -20,7 +20,6 @@ from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
 from millpond.executor.pipeline.hooks import check_hooks
@@ -161,10 +160,6 @@ class EnginePipeline(Generic[StreamT_co]):
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
             raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
         _check_members(name, members, member)
-        if members and isinstance(watermark, MarkColumn):
-            raise InvalidError(
-                "a stream goes by its source's marks or by its members, not by both", stream=name
-            )
         self._injectors[name] = InjectorNode(
             stream=name,
             key=key,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import cloudpickle
+import pyarrow as pa
 
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
@@ -95,14 +96,34 @@ class SparkEngine:
         """
         if not self._coordinator.admit(position):
             return None
-        if position.stream in self._coordinator.closed and not frame.isEmpty():
-            raise after_the_end(position.stream)
-        self._create_intervals(frame, position.stream)
-        plan = self._coordinator.begin(inputs={position.stream})
-        reports = self._run_input(frame, position.stream, self._first_wave(plan))
-        rows = self._rows_of(position.stream, reports) if position.source == BOUNDED_SOURCE else None
+        return self._take_in(frame, position.stream, position)
+
+    def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
+        """
+        Run one superstep with records that no outside position counts: only their ids tell them from repeated ones.
+
+        Raises:
+            InvalidError: an earlier run has ended the stream, or the records cannot be read.
+            FencedError: another process has taken over.
+        """
+        return self._take_in(frame, stream, None)
+
+    def _take_in(self, frame: DataFrame, stream: str, position: InputPosition | None) -> SuperstepReport:
+        if stream in self._coordinator.closed and not frame.isEmpty():
+            raise after_the_end(stream)
+        self._create_intervals(frame, stream)
+        plan = self._coordinator.begin(inputs={stream})
+        reports = self._run_input(frame, stream, self._first_wave(plan))
+        if position is not None and position.source == BOUNDED_SOURCE:
+            position = replace(position, rows=self._rows_of(stream, reports))
         reports += self._run_later_waves(plan, reports)
-        return self._commit(plan, reports, replace(position, rows=rows))
+        return self._commit(plan, reports, position)
+
+    def frame(self, rows: pa.Table) -> DataFrame:
+        """
+        Rows of this process as a frame, in one partition, so that their order stays.
+        """
+        return self._session.createDataFrame(rows).coalesce(1)
 
     def advance(self) -> SuperstepReport:
         """

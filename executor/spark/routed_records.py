@@ -5,7 +5,6 @@ The outside records of one Spark task, as its intervals get them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from millpond.executor.bundle.bundle import DeadLetter, Deliveries
 from millpond.executor.computation.values import ArrowValues
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.injectors.observation import InputObservation, observe_times
-from millpond.executor.pipeline.extract_rows import member_names, newest_mark, scoped_ids
+from millpond.executor.pipeline.extract_rows import member_names, scoped_ids, with_marks
 from millpond.executor.spark.routed_columns import (
     TARGET,
     is_readable,
@@ -162,8 +161,9 @@ class RoutedRecords:
         if self._source.injector is None:
             return observe_times(self._source.watch, at, records=records)
         node, own = cloudpickle.loads(self._source.injector), readable.select(self._columns.own)
-        seen = observe_times(self._source.watch, at, member_names(node, own), records=records)
-        return replace(seen, mark_at=newest_mark(node, own))
+        members = member_names(node, own)
+        seen = observe_times(self._source.watch, at, members, records=records)
+        return with_marks(seen, node, own, members)
 
     def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
         return scoped_ids(self._own_ids(table), self._source.id_scopes.get(computation, b""))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.reporting.progress import Progress, SuperstepReport
@@ -140,6 +142,31 @@ class SparkRun(Run[None]):
             if report is not None:
                 self._fed.add(position.stream)
             return report
+
+    def inject_durably(self, stream: str, rows: Iterable[Mapping[str, Any]] | pa.Table) -> None:
+        """
+        Run one superstep with rows of this process, and return once their effects are durable.
+
+        It suits a source that the driver reads itself, such as a `DirectoryInjector`; a stream of much
+        data is a streaming DataFrame's. After a crash inject the rows again, with ids if they must not
+        count twice. Waits while the stream is further ahead than its ``skew_limit``.
+
+        Args:
+            stream: an injected stream, without a streaming query of its own.
+            rows: mappings of fields, of which a field has one type, or an Arrow table.
+
+        Raises:
+            InvalidError: the stream is not injected, or a column is missing or of the wrong type.
+            MillpondError: the error that ended the run.
+        """
+        self._topology.injector(stream)
+        table = rows if isinstance(rows, pa.Table) else _table_of(list(rows))
+        if not table.num_rows:
+            return
+        self._wait_for_slower(stream)
+        with self._guarded():
+            self._reported(self._engine.inject(self._engine.frame(table), stream))
+            self._fed.add(stream)
 
     def consume_bounded(self, stream: str, frame: DataFrame, *, finish: bool = True) -> None:
         """
@@ -435,3 +462,17 @@ class SparkRun(Run[None]):
             self._progress.report(report)
             self._coordinator.maintain()
         return report
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """
+    Rows as a table with every field that any of them has.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    try:
+        return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    except (pa.ArrowException, TypeError, ValueError) as cause:
+        raise InvalidError(
+            "the rows cannot become a DataFrame: give each field one type",
+            reason=str(cause).partition("\n")[0],
+        ) from cause

@@ -17,6 +17,8 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.superstep.delivery import ProductionSource, read_productions
+from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -128,10 +130,17 @@ def test_any_mix_gives_the_same(
 
 def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None:
     """
-    Two stages later, the records are summed in the commit that consumed them.
+    Two stages later, the records are summed in the commit that consumed them, and nothing is left to deliver.
     """
     pond = play(mixed(tmp_path, ("weak", "weak", "strong")))
     pond.inject("in", rows(1, 2, 3))
+    stored = pond.store.snapshot()
+    paths = [file.path for file in stored.files if file.productions]
+    left = read_productions(
+        pond.store.objects, [ProductionSource(path=path, superstep=Superstep(1)) for path in paths]
+    )
+    # What is kept for a sink, or was handed on between tasks, names no consumer.
+    assert {stream.rpartition("@")[2] for stream in left["stream"].to_pylist()} <= {""}
 
     assert pond.states("sum") == {"k0": "2", "k1": "4"}
     assert pond.run.summary().superstep == 1

@@ -96,8 +96,8 @@ def alarms(name: str = "p") -> EnginePipeline:
     return pipeline
 
 
-def a_chain(name: str, first: str = "first") -> EnginePipeline:
-    pipeline = EnginePipeline(name)
+def a_chain(name: str, first: str = "first", *drop: str) -> EnginePipeline:
+    pipeline = EnginePipeline(name, drop=drop)
     pipeline.inject("in", key="k", at="at")
     pipeline.add(Collect("mid"), name=first, subscribes={"in": None}, produces=("mid",))
     pipeline.stream("mid").apply(Collect(), name="second")
@@ -216,7 +216,7 @@ class TestChangedPipelines:
         run.step()
         run.stop()
 
-        pond.start(a_chain("p", first="new")).run_until_quiet()
+        pond.start(a_chain("p", "new", "old")).run_until_quiet()
 
         assert pond.states("second") == {"a": [0]}
 

@@ -5,12 +5,14 @@ Which productions are delivered within their superstep, and in which order compu
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import addressed, is_addressed
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import InvalidError
+from millpond.testing.fixtures.pipelines import Case, cases
 
 
 def chain(*modes: str) -> EnginePipeline:
@@ -115,3 +117,23 @@ def test_another_mode_is_refused():
     """
     with pytest.raises(InvalidError, match="strong or weak"):
         chain("weakly")
+
+
+@given(case=cases(steps_max=1, rows_max=1))
+@settings(max_examples=200, deadline=None)
+def test_a_superstep_has_a_bounded_number_of_waves(case: Case) -> None:
+    """
+    Each computation has one wave at most, after all that feed it weakly, so a superstep has no more waves than those.
+    """
+    topology = case.pipeline().check()
+
+    for planned in (set(topology.computations), {"c0"}, set[str]()):
+        waves = topology.waves(planned)
+        ran = [name for wave in waves for name in wave]
+        assert len(set(ran)) == len(ran) <= len(topology.computations)
+        for number, wave in enumerate(waves):
+            before = {name for earlier in waves[:number] for name in earlier}
+            for name in wave:
+                streams = {one.stream for one in topology.computations[name].subscriptions}
+                feeders = {feeder for feeder in ran if streams & topology.fused.get(feeder, frozenset())}
+                assert feeders <= before

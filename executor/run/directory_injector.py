@@ -3,7 +3,8 @@ A directory of files as an outside source (MillWheel §5.2, figure 10).
 
 The injector reports as watermark the creation time of the oldest unfinished file: a log that was
 opened at ten o'clock has no rows from before ten. A file is finished once all its rows are durable
-and it gets no more.
+and it gets no more. Where several senders write into the directory, each has a watermark of its own, and
+the stream waits for every expected one, also before its first file is there.
 
 Every row gets a unique name, `FILE_ROW`. Declared as the injector's ``id``, it makes rows count once
 although the directory is read again after a crash. So the injector stores nothing about finished
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from millpond.executor.event_time.duration import Instant, instant_us
-from millpond.executor.local.run import LocalRun
+from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["FILE_ROW", "DirectoryInjector"]
+__all__ = ["FILE_ROW", "DirectoryInjector", "DirectoryRun"]
 
 FILE_ROW: Final = "file_row"
 """The field with a row's unique name, file and position; declare it as the injector's ``id``."""
@@ -31,14 +32,40 @@ FILE_ROW: Final = "file_row"
 _ROWS_MAX: Final = 10_000
 
 
+class DirectoryRun(Protocol):
+    """
+    What a run must offer a `DirectoryInjector`; those of both runners do.
+    """
+
+    @property
+    def topology(self) -> Topology:
+        """
+        The checked pipeline that runs.
+        """
+        ...
+
+    def inject_durably(self, stream: str, rows: list[dict[str, Any]]) -> None:
+        """
+        Inject rows and return once their effects are durable.
+        """
+        ...
+
+    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> object:
+        """
+        Promise that no older record will come on a stream, or from one of its members.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class _File:
     """
-    An unfinished file, and how many of its rows are durable.
+    An unfinished file, who writes it, and how many of its rows are durable.
     """
 
     path: Path
     created_at: EventTimeMicros
+    member: str | None = None
     rows: int = 0
 
 
@@ -47,7 +74,8 @@ class DirectoryInjector:
     Feeds the files of a directory into one stream of a run, oldest first.
 
     Args:
-        run: the running pipeline; its stream should have a `ManualWatermark`.
+        run: the running pipeline, of either runner; its stream should have a `ManualWatermark`. On Spark it
+            is opened with `SparkRunner.open`, and the driver reads the files.
         stream: the stream.
         folder: the directory.
         read: returns the rows of a file, the same rows in the same order each time.
@@ -55,6 +83,10 @@ class DirectoryInjector:
         pattern: a glob pattern of the files to read.
         is_closed: returns whether a file gets no more rows; by default files appear complete.
         finished: called once all rows of a file are durable; typically moves the file elsewhere.
+        member: returns who writes a file, for example by its name; required where the stream has
+            ``members``, the set of senders that are expected (MillWheel §5.2). A member without any file so
+            far holds the watermark until one comes or the member is declared gone. Files of others are
+            read, and move nothing.
 
     Example::
 
@@ -63,12 +95,13 @@ class DirectoryInjector:
             logs.poll()
 
     Raises:
-        InvalidError: the stream is not injected, or its rows have no ids.
+        InvalidError: the stream is not injected, its rows have no ids, or only one of ``member`` and the
+            stream's ``members`` is given.
     """
 
     def __init__(
         self,
-        run: LocalRun,
+        run: DirectoryRun,
         stream: str,
         folder: Path | str,
         *,
@@ -77,9 +110,19 @@ class DirectoryInjector:
         pattern: str = "*",
         is_closed: Callable[[Path], bool] | None = None,
         finished: Callable[[Path], None] | None = None,
+        member: Callable[[Path], str] | None = None,
     ) -> None:
-        if run.topology.injector(stream).id is None:
+        injector = run.topology.injector(stream)
+        if injector.id is None:
             raise InvalidError("rows of files need ids, for they are read again after a crash", stream=stream)
+        if bool(injector.members) != (member is not None):
+            raise InvalidError(
+                "a stream's members and the member of a file belong together",
+                stream=stream,
+                members=list(injector.members),
+            )
+        self._members: tuple[str | None, ...] = injector.members or (None,)
+        self._member = member
         self._run = run
         self._stream = stream
         self._folder = Path(folder)
@@ -97,6 +140,10 @@ class DirectoryInjector:
         Creation time of the oldest unfinished file, in microseconds; ``None`` if there is none.
         """
         return min((file.created_at for file in self._unfinished.values()), default=None)
+
+    def _mark_of(self, member: str | None) -> EventTimeMicros | None:
+        files = (file for file in self._unfinished.values() if file.member == member)
+        return min((file.created_at for file in files), default=None)
 
     def poll(self) -> int:
         """
@@ -128,7 +175,8 @@ class DirectoryInjector:
             raise UnavailableError("the directory cannot be read", folder=self._folder) from cause
         self._done &= paths
         for path in paths - self._done - self._unfinished.keys():
-            self._unfinished[path] = _File(path, instant_us(self._created(path)))
+            member = None if self._member is None else self._member(path)
+            self._unfinished[path] = _File(path, instant_us(self._created(path)), member)
 
     def _inject(self, file: _File) -> bool:
         """
@@ -160,5 +208,7 @@ class DirectoryInjector:
             self._finished(file.path)
 
     def _report(self) -> None:
-        if self.mark is not None:
-            self._run.advance_watermark(self._stream, self.mark)
+        for member in self._members:
+            mark = self._mark_of(member)
+            if mark is not None:
+                self._run.advance_watermark(self._stream, mark, member=member)
