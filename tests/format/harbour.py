@@ -67,7 +67,7 @@ class Visits(Computation):
         state["tons"] += record.value["tons"]
         context.state.set(state)
         context.set_timer(record.at + _LEAVES_AFTER_US, "leave")
-        context.set_timer(context.wall_time + _INSPECTED_AFTER_US, "inspect", "wall")
+        context.set_timer(context.wall_time + _INSPECTED_AFTER_US, "inspect", "wall", holds=True)
         if record.value["tons"] < 0:
             raise ValueError(f"a ship cannot bring less than nothing\n{_NO_TRACEBACK}")
 

@@ -8,6 +8,7 @@ are next to it as plain JSON. Today's version is held to the same, so that the s
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from deltalake import DeltaTable
 
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
 from millpond.executor.superstep.dead_letter import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.integrity.verification import verify_store
@@ -288,6 +290,21 @@ class TestGoingOn:
         rows = rows_of(old.path / "rows")
         ids = {entry["id"] for row in rows for entry in row["record_ids"] or ()}
         assert {row["id"].encode() for row in (*write.REPEATED, *write.LATER)} <= ids
+
+    def test_what_changed_since_is_refused(self, old: Old) -> None:
+        """Another codec and a computation that is gone are told by what the store's log and rows hold."""
+        topology = old.harbour.pipeline().check()
+        seals = topology.computations["seals"]
+        in_text = {**topology.computations, "seals": replace(seals, computation=Visits())}
+        without = {name: node for name, node in topology.computations.items() if name != "seals"}
+        with old.open() as store:
+            snapshot = store.snapshot()
+            plan_evolution(topology, snapshot)
+            check_codecs(topology, snapshot, Evolution(), store.objects)
+            with pytest.raises(InvalidError, match=r"another codec.*`seals`"):
+                check_codecs(replace(topology, computations=in_text), snapshot, Evolution(), store.objects)
+            with pytest.raises(InvalidError, match=r"no longer has.*`seals`"):
+                plan_evolution(replace(topology, computations=without), snapshot)
 
     def test_its_garbage_is_collected(self, old: Old) -> None:
         """Compactions and collections of today leave the rows as they are, and the store sound."""
