@@ -80,7 +80,8 @@ def hold_of(timers: Iterable[Timer]) -> int | None:
     """
     The earliest output time that the timers hold; ``None`` when they hold none.
     """
-    return min((timer.output_at for timer in timers if timer.holds), default=None)
+    held = [timer.output_at for timer in timers if timer.holds]
+    return min(held) if held else None
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
@@ -148,6 +149,8 @@ class Facts:
         run.inject("s", rows(2, 3))
         assert run.states("new") == {"k": "3", "other": "1"}
         assert run.states("old") == {}
+        stored = DeltaTable(run.store.objects.url).to_pyarrow_table(columns=["computation", "superstep"])
+        assert set(stored["computation"].to_pylist()) == {"new"}, "Delta's own readers see it too"
         run.make = tally("old", renamed_from="new")
         run.restart()
         run.inject("s", [*rows(3), *rows(60, key="late")])
@@ -351,3 +354,16 @@ class TestOnSpark(Facts):
         """
         with plays(tmp_path, ManualClock, spark) as start:
             yield lambda make: _Opened(start(make))
+
+    def test_sparks_reader_finds_renamed_rows(self, play: Open, spark: SparkSession) -> None:
+        """
+        Delta's reader in Spark takes the partition from the log and not from the files' paths.
+        """
+        run = play(tally("old"))
+        run.inject("s", rows(1, 2))
+        run.make = tally("new", renamed_from="old")
+        run.restart()
+
+        found = run.store.rows_view("new").to_spark(spark).select("key", "state").collect()
+        assert [tuple(row) for row in found] == [("k", "2")]
+        assert run.store.rows_view("old").to_spark(spark).count() == 0

@@ -137,3 +137,24 @@ def test_a_superstep_has_a_bounded_number_of_waves(case: Case) -> None:
                 streams = {one.stream for one in topology.computations[name].subscriptions}
                 feeders = {feeder for feeder in ran if streams & topology.fused.get(feeder, frozenset())}
                 assert feeders <= before
+
+
+def test_a_renamed_computation_takes_its_streams_along():
+    """
+    Its own stream and its place as a consumer have its new name; a stream that is there under its name stays.
+    """
+    pipeline = EnginePipeline("p")
+    first = pipeline.inject("in", key="k", at="t").apply(Computation(), name="new", renamed_from="old")
+    first.apply(Computation(), name="total", renamed_from="sum", produces=("sum", "sums"))
+    topology = pipeline.check()
+
+    stored = ("old", "old@sum", "old@", "sums@old", "sum", "in", "other@total")
+    assert [topology.current_stream(stream) for stream in stored] == [
+        "new",
+        "new@total",
+        "new@",
+        "sums@new",
+        "sum",
+        "in",
+        "other@total",
+    ]
