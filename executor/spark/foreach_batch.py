@@ -196,7 +196,7 @@ def foreach_batch(
     chosen = name or type(computation).__name__
     of_stream, of_code, of_runner = _sorted_out(options)
     # The store and its sinks know the query by its first name.
-    first = pipeline or options.get("renamed_from") or chosen
+    first = pipeline or of_code.get("renamed_from") or chosen
     graph = EnginePipeline(first, drop=drop)
     if watermark is not None:
         of_stream["watermark"] = watermark
