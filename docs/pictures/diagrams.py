@@ -304,7 +304,9 @@ def walk_spark() -> str:
         ],
         [
             Message(query, driver, "a frame and its batch id"),
-            Message(driver, driver, "Coordinator.admit: is the batch new? begin: which intervals have work?"),
+            Message(
+                driver, driver, "InputAdmission: is the batch new? Coordinator: which intervals have work?"
+            ),
             Message(driver, task, "Router in the JVM: key, time, id, interval; repartition by slot"),
             Message(task, store, "productions of the last superstep, missing rows"),
             Message(task, task, "IntervalProcessor: timers, records, timers, key by key, in your code"),

@@ -232,7 +232,7 @@ class LocalEngine:
         """
         How far outside inputs of a stream have been consumed, by their source.
         """
-        return self._coordinator.consumed(stream)
+        return self._coordinator.inputs.consumed(stream)
 
     # -- what goes in ----------------------------------------------------------------------
 

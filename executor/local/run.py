@@ -118,7 +118,7 @@ class LocalRun(Run[Receipt]):
         self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
 
     def _refuse_if_ended(self, stream: str) -> None:
-        if stream in self._worker.coordinator.closed:
+        if stream in self._worker.coordinator.inputs.closed:
             raise after_the_end(stream)
 
     def consumed(self, stream: str) -> dict[str, int]:
@@ -147,7 +147,7 @@ class LocalRun(Run[Receipt]):
         """
         How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
         """
-        return self._worker.coordinator.input_rows(stream)
+        return self._worker.coordinator.inputs.input_rows(stream)
 
     def observe(self, stream: str, rows: Rows, position: InputPosition) -> None:
         """

@@ -94,7 +94,7 @@ class SparkEngine:
                 stream, or the input cannot be read.
             FencedError: another process has taken over.
         """
-        if not self._coordinator.admit(position):
+        if not self._coordinator.inputs.admit(position):
             return None
         return self._take_in(frame, position.stream, position)
 
@@ -109,7 +109,7 @@ class SparkEngine:
         return self._take_in(frame, stream, None)
 
     def _take_in(self, frame: DataFrame, stream: str, position: InputPosition | None) -> SuperstepReport:
-        if stream in self._coordinator.closed and not frame.isEmpty():
+        if stream in self._coordinator.inputs.closed and not frame.isEmpty():
             raise after_the_end(stream)
         self._create_intervals(frame, stream)
         plan = self._coordinator.begin(inputs={stream})

@@ -184,7 +184,7 @@ class SparkRun(Run[None]):
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
             if self._reported(self._engine.consume(frame, position)) is None:
-                known = self._coordinator.input_rows(stream)
+                known = self._coordinator.inputs.input_rows(stream)
                 rows = 0 if known is None else frame.count()
                 self.note_skipped(stream, consumed_before(stream, rows, known))
             if finish:
@@ -400,7 +400,7 @@ class SparkRun(Run[None]):
         """
         for stream in self._queries.streams:
             if stream not in self._fed:
-                known = self._coordinator.consumed(stream)
+                known = self._coordinator.inputs.consumed(stream)
                 reason = "all that is there was consumed before" if known else "nothing is there"
                 self.note_skipped(stream, reason)
         self.note_nothing()

@@ -31,16 +31,12 @@ from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import (
-    admit_batch,
-    consumed_elsewhere,
-    input_positions,
-    superstep_of,
-)
+from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor
 from millpond.executor.superstep.delivery import keys_of, read_productions
+from millpond.executor.superstep.input_admission import InputAdmission
 from millpond.executor.superstep.pending import (
     PendingProductions,
     keep_undelivered,
@@ -54,8 +50,7 @@ from millpond.executor.superstep.request import superstep_request
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import bare_ids_app_id, input_rows_app_id
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.app_ids import bare_ids_app_id
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
@@ -118,8 +113,6 @@ class Coordinator:
         self.topology = topology
         self._store = store
         self._clock = clock
-        self._accept_checkpoint = accept_checkpoint
-        self._accept_ended = accept_ended
         self._journal = CatalogRecorder(store, topology, clock)
         self._ownership = Ownership(
             store,
@@ -135,6 +128,13 @@ class Coordinator:
             rng, topology.name, lambda: self._ownership.control.fence.sequencer
         )
         self.watermarks: PipelineWatermarks = PipelineWatermarks(topology, clock)
+        self.inputs: InputAdmission = InputAdmission(
+            store,
+            topology,
+            self.watermarks,
+            accept_checkpoint=accept_checkpoint,
+            accept_ended=accept_ended,
+        )
         self.sinks: SinkDelivery = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
             store,
@@ -234,48 +234,6 @@ class Coordinator:
             FencedError: another process has taken an interval.
         """
         self._ownership.check_leases()
-
-    def admit(self, position: InputPosition) -> bool:
-        """
-        Whether a batch is new; see `admit_batch`.
-
-        Raises:
-            InvalidError: the source's checkpoint does not belong to this store.
-        """
-        positions = self._store.committer.snapshot.txns
-        known = self.consumed(position.stream)
-        other = consumed_elsewhere(positions, self.topology.name, position.source)
-        if other is not None and not known and not self._accept_checkpoint:
-            raise InvalidError(
-                "another pipeline of this store has consumed this input's query: give the pipeline its former "
-                "name again (foreach_batch: name= or pipeline=, and renamed_from= for the computation), or "
-                "start the query with a new checkpoint",
-                input=position.stream,
-                pipeline=self.topology.name,
-                consumed_by=other,
-            )
-        accept = self._accept_checkpoint
-        return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
-
-    def consumed(self, stream: str) -> dict[str, int]:
-        """
-        How far outside inputs of a stream have been consumed, by their source.
-        """
-        return input_positions(self._store.committer.snapshot.txns, self.topology.name, stream)
-
-    @property
-    def closed(self) -> frozenset[str]:
-        """
-        The injected streams that take no more records, because an earlier run has ended their input.
-        """
-        return frozenset() if self._accept_ended else self.watermarks.ended_before
-
-    def input_rows(self, stream: str) -> int | None:
-        """
-        How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
-        """
-        positions = self._store.committer.snapshot.txns
-        return positions.get(input_rows_app_id(self.topology.name, stream))
 
     def tick(self) -> None:
         """

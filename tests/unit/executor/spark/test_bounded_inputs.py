@@ -31,7 +31,7 @@ class Engine:
         self.coordinator = coordinator
 
     def consume(self, _frame: Any, position: InputPosition):
-        if not self.coordinator.admit(position):
+        if not self.coordinator.inputs.admit(position):
             return None
         plan = self.coordinator.begin(inputs={position.stream})
         seen = InputObservation(stream=position.stream, records=1, newest_at=5, oldest_at=5)

@@ -402,9 +402,9 @@ class TestRestarts:
         owner = pond.open(pipeline(letters=True))
         positions = [InputPosition(stream="in", source="q", batch=batch) for batch in (0, 1)]
 
-        assert [owner.admit(position) for position in positions] == [False, True]
+        assert [owner.inputs.admit(position) for position in positions] == [False, True]
         with pytest.raises(InvalidError, match="another checkpoint"):
-            owner.admit(InputPosition(stream="in", source="other", batch=0))
+            owner.inputs.admit(InputPosition(stream="in", source="other", batch=0))
 
     def test_watermarks_do_not_fall_when_a_pipeline_starts_again(self, pond: Pond) -> None:
         """
