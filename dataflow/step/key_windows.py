@@ -8,7 +8,7 @@ The complete semantics of windowing, independent of the engine: plain data in, p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.step.strategy import Accumulation, WindowingStrategy
-from millpond.dataflow.step.window_states import OnOpen, WindowStates
+from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.triggers.trigger_context import Firing, TriggerContext, TriggerTimer
 from millpond.dataflow.windows.element import Element
 from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner, combined, element_output_at
@@ -32,7 +32,6 @@ __all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
 Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 """Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
 
-_WINDOWS: Final = "windows"
 _DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
 WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
@@ -50,12 +49,11 @@ class KeyWindows:
         strategy: windowing, triggering and accumulation.
         combine: combines the elements of a window.
         finish: turns a combined value into the values to emit; ``None`` emits it as it is.
-        state: the stored state, as `to_json` wrote it; ``None`` for a new key.
+        windows: the key's windows.
         watermark: the low watermark; in an event timer's hook, the timer's time.
         wall_time: the wall time.
         key: the key, for ``finish``.
         percentile_watermarks: the percentile watermarks that the triggers request.
-        on_open: called with each stored window when it is first opened, before it changes.
 
     Attributes:
         output: the values to produce, in order.
@@ -67,13 +65,12 @@ class KeyWindows:
         strategy: WindowingStrategy,
         combine: CombineFn,
         finish: Finish | None,
-        state: Mapping[str, Any] | None,
+        windows: WindowStates,
         *,
         watermark: int,
         wall_time: int,
         key: str = "",
         percentile_watermarks: PercentileTimes | None = None,
-        on_open: OnOpen | None = None,
     ) -> None:
         self._strategy = strategy
         self._combine = combine
@@ -84,16 +81,9 @@ class KeyWindows:
         self._percentile_watermarks: PercentileTimes = (
             {} if percentile_watermarks is None else percentile_watermarks
         )
-        fields = state or {}
-        self.windows: WindowStates = WindowStates(fields.get(_WINDOWS, ()), on_open)
+        self.windows: WindowStates = windows
         self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
         self.output: list[WindowedValue] = []
-
-    def to_json(self) -> dict[str, Any] | None:
-        """
-        The state to store; ``None`` if no window is left.
-        """
-        return {_WINDOWS: self.windows.to_json()} if self.windows else None
 
     # -- elements --------------------------------------------------------------------------
 
@@ -178,11 +168,20 @@ class KeyWindows:
         if not sources:
             return
         result = self.windows.add(merge.result)
-        if any(source.is_closed for source in sources):
-            # Elements of the other sources that no pane has shown are lost: count them, like later arrivals.
-            self.counts[_AFTER_LAST] += sum(source.news for source in sources)
+        for source in sources:
+            if source.window == merge.result:
+                # A window that only absorbs others continues its pane count.
+                result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
+                result.has_ended = source.has_ended
+        live = [source for source in sources if not source.is_closed]
+        if not live:
             result.close()
             return
+        # A source whose trigger has finished holds nothing any more, and does not finish the others.
+        self._join(result, live)
+        self._strategy.trigger.on_merge(self._context(result, tuple(live)))
+
+    def _join(self, result: WindowState, sources: Sequence[WindowState]) -> None:
         accumulators = [source.accumulator for source in sources if source.has_contents]
         if accumulators:
             result.accumulator, result.has_contents = self._combine.merge(accumulators), True
@@ -191,11 +190,6 @@ class KeyWindows:
         for source in sources:
             result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
             result.emitted += source.emitted
-            if source.window == merge.result:
-                # A window that only absorbs others continues its pane count.
-                result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
-                result.has_ended = source.has_ended
-        self._strategy.trigger.on_merge(self._context(result, tuple(sources)))
 
     # -- timers ----------------------------------------------------------------------------
 

@@ -1,14 +1,15 @@
 """
-The windows of one key during one hook, decoded on first access.
+The windows of one key during its turn, decoded on first access and stored once.
 
-A key may have thousands of windows while a timer concerns only one, so windows that the hook does
-not open are written back as they were read.
+A key may have thousands of windows while a timer concerns only one. So the row is read once a turn, a
+hook opens the windows that it touches, and those that no hook opens are written back as they were read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView, Mapping
-from typing import Any
+from collections.abc import Callable, KeysView, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_state import WindowState
@@ -16,7 +17,9 @@ from millpond.dataflow.windows.window_state import WindowState
 __all__ = ["OnOpen", "WindowStates"]
 
 OnOpen = Callable[[WindowState], None]
-"""Called with each stored window when it is first opened, before it changes."""
+"""Called with each known window when a hook first touches it, before it changes."""
+
+_WINDOWS: Final = "windows"
 
 
 class WindowStates:
@@ -24,15 +27,33 @@ class WindowStates:
     The windows of a key, by their bounds.
 
     Args:
-        rows: the stored windows, as `to_json` wrote them.
-        on_open: called with each stored window when it is first opened.
+        state: the stored state, as `to_json` gave it; ``None`` for a new key.
+        on_open: see `begin_hook`.
     """
 
-    __slots__ = ("_on_open", "_open", "_rows")
+    __slots__ = ("_on_open", "_open", "_owed", "_owed_at", "_rows", "_touched")
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], on_open: OnOpen | None = None) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None, on_open: OnOpen | None = None) -> None:
+        rows = () if state is None else state[_WINDOWS]
         self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
+        self._touched: set[Window] = set()
+        self._on_open = on_open
+        self._owed_at: dict[Window, int] = {
+            window: row["output_at"] for window, row in self._rows.items() if "output_at" in row
+        }
+        self._owed = [(at, window) for window, at in self._owed_at.items()]
+        heapify(self._owed)
+
+    def begin_hook(self, on_open: OnOpen | None) -> None:
+        """
+        Begin another hook: no window has been touched.
+
+        Args:
+            on_open: called with each known window when the hook first touches it.
+        """
+        self._note_owed()
+        self._touched.clear()
         self._on_open = on_open
 
     def __contains__(self, window: object) -> bool:
@@ -52,8 +73,13 @@ class WindowStates:
         The window with these bounds, opened; ``None`` if there is none.
         """
         state = self._open.get(window)
-        if state is None and (row := self._rows.get(window)) is not None:
+        if state is None:
+            row = self._rows.get(window)
+            if row is None:
+                return None
             state = self._open[window] = WindowState.from_json(row)
+        if window not in self._touched:
+            self._touched.add(window)
             if self._on_open is not None:
                 self._on_open(state)
         return state
@@ -70,6 +96,7 @@ class WindowStates:
         """
         state = self._open[window] = WindowState(window=window)
         self._rows[window] = {}
+        self._touched.add(window)
         return state
 
     def pop(self, window: Window) -> WindowState | None:
@@ -81,30 +108,45 @@ class WindowStates:
             del self._open[window], self._rows[window]
         return state
 
-    def opened(self) -> Iterable[WindowState]:
+    def touched(self) -> list[WindowState]:
         """
-        The windows that have been opened and not removed.
+        The windows that the hook has touched and not removed.
         """
-        return self._open.values()
+        states = self._open
+        return [states[window] for window in self._touched if window in states]
 
     def oldest_output_at(self) -> int | None:
         """
         The least event time of any pane still to be emitted; ``None`` if no window determines one.
         """
-        oldest: int | None = None
-        for window, row in self._rows.items():
-            state = self._open.get(window)
-            at = row.get("output_at") if state is None else state.output_at
-            if at is not None and (oldest is None or at < oldest):
-                oldest = at
-        return oldest
+        self._note_owed()
+        owed, owed_at = self._owed, self._owed_at
+        while owed and owed_at.get(owed[0][1]) != owed[0][0]:
+            heappop(owed)
+        return owed[0][0] if owed else None
 
-    def to_json(self) -> list[Mapping[str, Any]]:
+    def _note_owed(self) -> None:
         """
-        All windows as the row is to store them, ordered by their bounds.
+        Note the times that the hook has changed; entries of the heap that no longer hold stay until they are met.
+        """
+        for window in self._touched:
+            state = self._open.get(window)
+            at = None if state is None else state.output_at
+            if at == self._owed_at.get(window):
+                continue
+            if at is None:
+                del self._owed_at[window]
+            else:
+                self._owed_at[window] = at
+                heappush(self._owed, (at, window))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """
+        The state to store, its windows ordered by their bounds; ``None`` if no window is left.
         """
         states = self._open
-        return [
+        windows = [
             states[window].to_json() if window in states else self._rows[window]
             for window in sorted(self._rows)
         ]
+        return {_WINDOWS: windows} if windows else None

@@ -5,12 +5,12 @@ A windowed step as a computation: its state is the key's windows, its timers are
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, extract
 from millpond.dataflow.step.key_windows import WINDOW_COUNTERS, Finish, KeyWindows
 from millpond.dataflow.step.pane import WindowedValue
 from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.step.window_timers import Wanted, add_wanted, parse_tag, set_hold, set_timers
 from millpond.dataflow.windows.element import Element
 from millpond.executor.computation.computation import Computation
@@ -151,31 +151,31 @@ class WindowedComputation(Computation):
     ) -> None:
         before: dict[str, Wanted] = {}
         watermark, strategy = context.watermark, self.strategy
+        states = context.state.open(WindowStates)
+        states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
         windows = KeyWindows(
             strategy,
             self.combine,
             self.finish,
-            context.state.get(),
+            states,
             key=context.key,
             watermark=clocks.watermark,
             wall_time=clocks.wall_time,
             percentile_watermarks=clocks.percentile_watermarks,
-            on_open=lambda state: add_wanted(before, strategy, state, watermark),
         )
-        output_at = windows.windows.oldest_output_at()
+        output_at = states.oldest_output_at()
         react(windows)
         before.pop(fired, None)
         after: dict[str, Wanted] = {}
-        for state in windows.windows.opened():
+        for state in states.touched():
             add_wanted(after, strategy, state, watermark)
         oldest_at = context.oldest_at
         set_timers(context, before, after, oldest_at)
-        set_hold(context, output_at, windows.windows.oldest_output_at(), oldest_at)
+        set_hold(context, output_at, states.oldest_output_at(), oldest_at)
         self._produce(context, windows)
         for counter, amount in windows.counts.items():
             if amount:
                 context.count(counter, amount)
-        self._keep(context, windows.to_json())
 
     def _produce(self, context: Context, windows: KeyWindows) -> None:
         if not windows.output:
@@ -183,9 +183,3 @@ class WindowedComputation(Computation):
         oldest_at = context.oldest_at
         for shown in windows.output:
             context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))
-
-    def _keep(self, context: Context, state: dict[str, Any] | None) -> None:
-        if state is None:
-            context.state.delete()
-        else:
-            context.state.set(state)

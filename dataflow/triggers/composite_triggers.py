@@ -151,7 +151,7 @@ class AfterEach(_Composite):
     """
     Fires as its first trigger until that has finished, then as its second, and so on.
 
-    A merged window continues from the most advanced of its sources.
+    A merged window continues from the least advanced of its sources.
 
     Args:
         triggers: one or more triggers, in order.
@@ -183,10 +183,12 @@ class AfterEach(_Composite):
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Continue from the most advanced source.
+        Continue from the least advanced source: the others have not yet shown what it waits to show.
         """
-        context.set(_POSITION, max((self._position(source) for source in context.sources), default=0))
-        if current := self._current(context):
+        position = min(map(self._position, context.sources), default=0)
+        context.set(_POSITION, position)
+        there = [source for source in context.sources if self._position(source) == position]
+        if current := self._current(context.merging(there)):
             current[0].on_merge(current[1])
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:

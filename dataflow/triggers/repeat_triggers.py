@@ -107,7 +107,7 @@ class RepeatCount(Repeatedly):
     """
     Repeats a trigger until it has fired ``count`` times.
 
-    A merged window continues from the most advanced of its sources.
+    A merged window continues from the least advanced of its sources.
 
     Args:
         trigger: the trigger to repeat.
@@ -128,9 +128,9 @@ class RepeatCount(Repeatedly):
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Continue from the most advanced source.
+        Continue from the least advanced source.
         """
-        context.set(_COUNT, max((source.get(_COUNT, 0) for source in context.sources), default=0))
+        context.set(_COUNT, min((source.get(_COUNT, 0) for source in context.sources), default=0))
         Repeatedly.on_merge(self, context)
 
     def on_fire(self, context: TriggerContext) -> bool:

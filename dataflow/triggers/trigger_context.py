@@ -7,6 +7,7 @@ one composite never share state (the low-level API of the triggering patent).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -215,6 +216,20 @@ class TriggerContext:
                 path=self.path,
             )
             for source in self._sources
+        )
+
+    def merging(self, sources: Sequence[TriggerContext]) -> TriggerContext:
+        """
+        In `Trigger.on_merge`: the same context with only these of its `sources`, for a child that listens in them alone.
+        """
+        return TriggerContext(
+            self._state,
+            self.watermark,
+            self.wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+            sources=tuple(source._state for source in sources),  # noqa: SLF001 - of the same class
+            path=self.path,
+            firing=self.firing,
         )
 
     # -- state -----------------------------------------------------------------------------

@@ -199,9 +199,11 @@ class AfterWatermark(Trigger):
 
     def on_merge(self, context: TriggerContext) -> None:
         """
-        Merge the active triggers; the merged window is late if any source was.
+        Merge the active triggers; the merged window is late if all its sources were.
+
+        An on-time pane is still due for the others, at the merged window's end.
         """
-        if any(source.get(_IS_LATE) for source in context.sources):
+        if all(source.get(_IS_LATE) for source in context.sources):
             context.set(_IS_LATE, value=True)
             name = _LATE
         else:

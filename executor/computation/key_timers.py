@@ -5,7 +5,7 @@ The timers of the current key, while its hooks run (MillWheel §4.6).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from millpond.executor.computation.timer import Timer, Timers, firing_order, hold_of
@@ -36,12 +36,14 @@ class KeyTimers:
         clocks: timers up to their times are due.
     """
 
-    __slots__ = ("_clocks", "_pending", "_row", "due")
+    __slots__ = ("_clocks", "_new", "_pending", "_row", "_row_owed_at", "due")
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._row: Timers = ()
+        self._row_owed_at: int | None = None
         self._pending: dict[_TimerId, Timer] | None = None
+        self._new: list[tuple[int, Timer]] = []
         self.due: list[_Entry] = []
 
     def bind(self, row: Timers) -> None:
@@ -49,7 +51,9 @@ class KeyTimers:
         Switch to the timers of another key.
         """
         self._row = row
+        self._row_owed_at = hold_of(row) if row else None
         self._pending = None
+        self._new = []
         self.due = []
         for timer in row:
             self._note(timer)
@@ -76,6 +80,7 @@ class KeyTimers:
         Add a timer; replaces one of the same tag and domain.
         """
         self._opened()[(timer.tag, timer.domain)] = timer
+        heappush(self._new, (timer.output_at, timer))
         self._note(timer)
 
     def delete(self, tag: str, domain: TimeDomain) -> None:
@@ -97,8 +102,13 @@ class KeyTimers:
 
         The latter hold the watermark until the bundle is committed, so no consumer's watermark has passed them.
         """
-        row = self._row
-        return hold_of(row if self._pending is None else (*row, *self._pending.values()))
+        # A hook may ask for each production: neither the row's timers nor those set since are searched.
+        pending, new, owed_at = self._pending or {}, self._new, self._row_owed_at
+        while new and pending.get((new[0][1].tag, new[0][1].domain)) is not new[0][1]:
+            heappop(new)
+        if not new:
+            return owed_at
+        return new[0][0] if owed_at is None else min(owed_at, new[0][0])
 
     def pop_due(self) -> Timer | None:
         """
@@ -140,6 +150,8 @@ class KeyTimers:
         Undo all changes since the savepoint, which stays usable.
         """
         self._pending = dict(savepoint.pending)
+        self._new = [(timer.output_at, timer) for timer in savepoint.pending.values()]
+        heapify(self._new)
         self.due = list(savepoint.due)
 
     def _opened(self) -> dict[_TimerId, Timer]:

@@ -2,19 +2,21 @@
 A key's persistent state, as user code sees it (MillWheel §4.4).
 
 State is kept by value, not by reference: the object given to `State.set` is encoded once, at the end of
-the key's turn in the bundle, and decoded once, at the first `State.get`.
+the key's turn in the bundle, and decoded once, at the first `State.get`. A state of many parts need not be
+built for each hook: `State.open` keeps one object for the whole turn.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from millpond.executor.computation.holds import Holds
 from millpond.executor.event_time.instants import Moment
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 
-__all__ = ["Encoded", "KeyState", "State"]
+__all__ = ["Encoded", "KeyState", "OpenState", "State"]
 
 Encoded: TypeAlias = str | bytes
 """State as the row stores it: text or bytes, depending on the codec."""
@@ -26,6 +28,21 @@ _UNREAD: Final = object()
 _ROUND_TRIP: Final = frozenset({dict, list, str, int, float, bool, type(None), bytes})
 
 
+class OpenState(Protocol):
+    """
+    A state that hooks work on in place, for the key's whole turn in the bundle.
+    """
+
+    def to_json(self) -> Any:
+        """
+        The value to store; ``None`` if nothing is left, so that the key has no state.
+        """
+        ...
+
+
+_Open = TypeVar("_Open", bound=OpenState)
+
+
 class State:
     """
     The state of the current key, as ``context.state`` (MillWheel §4.4).
@@ -34,7 +51,7 @@ class State:
         ``context.state.set(context.state.get(0) + 1)``
     """
 
-    __slots__ = ("_codec", "_encoded", "_holds", "_is_live", "_value")
+    __slots__ = ("_codec", "_encoded", "_holds", "_is_live", "_opened", "_value")
 
     def __init__(self, codec: Codec, holds: Holds) -> None:
         self._codec = codec
@@ -42,6 +59,7 @@ class State:
         self._encoded: Encoded | None = None
         self._value: Any = _UNREAD
         self._is_live = False
+        self._opened: OpenState | None = None
 
     def get(self, default: Any = None) -> Any:
         """
@@ -54,6 +72,8 @@ class State:
         """
         value = self._value
         if value is _UNREAD:
+            if self._opened is not None:
+                self.settle()
             if self._encoded is None:
                 return default
             value = self._value = self._codec.decode(self._encoded)
@@ -79,6 +99,7 @@ class State:
         """
         self._value = value
         self._is_live = True
+        self._opened = None
         if type(value) not in _ROUND_TRIP:
             self.settle()
 
@@ -90,6 +111,24 @@ class State:
         self._encoded = None
         self._value = _UNREAD
         self._is_live = False
+        self._opened = None
+
+    def open(self, make: Callable[[Any], _Open]) -> _Open:
+        """
+        The state as an object that is changed in place: made once, and stored once, at the turn's end.
+
+        All hooks of the key's turn in the bundle get the same object, and what they change in it is
+        kept without `set`. `get`, `set` and `delete` end it.
+
+        Args:
+            make: makes the object of the stored value (``None`` for a key without state); the same
+                function for the whole computation.
+        """
+        opened = self._opened
+        if opened is None:
+            opened = make(self.get())
+            self._value, self._is_live, self._opened = _UNREAD, False, opened
+        return cast(_Open, opened)
 
     def hold(self, at: Moment, tag: str = "") -> None:
         """
@@ -131,6 +170,11 @@ class State:
         Raises:
             InvalidError: the codec refuses the value.
         """
+        if self._opened is not None:
+            self._value, self._opened = self._opened.to_json(), None
+            self._is_live = self._value is not None
+            if not self._is_live:
+                self._encoded, self._value = None, _UNREAD
         if self._is_live:
             self._encoded = _checked(self._codec, self._codec.encode(self._value))
             self._value = _UNREAD
@@ -152,6 +196,7 @@ class KeyState(State):
         self._encoded = encoded
         self._value = _UNREAD
         self._is_live = False
+        self._opened = None
 
     def end_hook(self) -> None:
         """

@@ -9,7 +9,7 @@ happens outside `LocalRun.step`: tests and the simulation run the same code that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.types import TIME_MAX_US, Clock
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
 __all__ = ["LocalRun"]
 
@@ -127,7 +127,14 @@ class LocalRun(Run[Receipt]):
         """
         return self._worker.engine.consumed(stream)
 
-    def consume(self, stream: str, rows: Rows, position: InputPosition) -> None:
+    def consume(
+        self,
+        stream: str,
+        rows: Rows,
+        position: InputPosition,
+        *,
+        watermarks: Mapping[str, EventTimeMicros] | None = None,
+    ) -> None:
         """
         Run one superstep on a piece of a bounded input; in stepping mode only.
 
@@ -135,13 +142,14 @@ class LocalRun(Run[Receipt]):
             stream: an injected stream.
             rows: the piece.
             position: how far the input is consumed once the superstep is committed.
+            watermarks: by stream, a time that no row is before, of this piece and of those to come.
 
         Raises:
             InvalidError: an earlier run has ended the stream.
             MillpondError: the error that ended the run.
         """
         self._refuse_if_ended(stream)
-        self._worker.consume(stream, rows, position)
+        self._worker.consume(stream, rows, position, watermarks or {})
 
     def observed(self, stream: str) -> int | None:
         """

@@ -12,23 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
-from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
-from millpond.executor.local.rows import RowsLike, pieces, rows_from
+from millpond.executor.local.rows import RowsLike, rows_from
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
-from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
+from millpond.executor.local.worker import LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.extract_rows import Rows, row_count
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions, check_at_least
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
-from millpond.executor.superstep.plan import InputPosition
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
@@ -141,9 +136,11 @@ class LocalRunner:
         """
         Consume the inputs to their end, then fire every timer in event time: that was all.
 
-        The low watermarks wait for the end, so no record is late whatever their order. To resume a
-        run that was killed, run it again with the same inputs: rows that the store has consumed are
-        skipped. Rows of a later run are refused, because windows are closed.
+        No record is late, whatever the order of the rows: the low watermark of an input is the least
+        time of its rows still to come. So windows close as the input goes on where it is sorted or
+        nearly so, and at its end where it is not. To resume a run that was killed, run it again with
+        the same inputs: rows that the store has consumed are skipped. Rows of a later run are refused,
+        because windows are closed.
 
         With ``finish=False`` more is to come: the run does all that its rows have made due, and leaves
         the watermarks where their policies have them. A later run is given the same rows with the new
@@ -168,13 +165,12 @@ class LocalRunner:
         run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
         try:
             given = {stream: rows_from(rows) for stream, rows in inputs.items()}
-            for stream, rows in given.items():
-                _consume(run, stream, rows)
+            consume_inputs(run, given, finish=finish)
             for stream, rows in given.items():
                 if finish:
                     run.finish(stream)
                 else:
-                    _observe(run, stream, rows)
+                    observe_rows(run, stream, rows)
             run.run_until_quiet()
             run.note_nothing()
             if finish:
@@ -235,53 +231,3 @@ class LocalRunner:
             intake_records_max=self._intake_records_max,
             pause_timeout_ms=options.pause_timeout_ms,
         )
-
-
-def _consume(run: LocalRun, stream: str, rows: Rows) -> None:
-    """
-    Consume the rows of a bounded input that the store has not consumed; its position counts rows.
-    """
-    run.check_rows(stream, rows)
-    known = run.consumed(stream)
-    if BOUNDED_SOURCE in known:
-        run.note_skipped(stream, consumed_before(stream, row_count(rows), run.observed(stream)))
-        return
-    foreign = sorted(set(known) - {LOCAL_SOURCE})
-    if foreign:
-        raise InvalidError(
-            "this store has consumed the input through a streaming checkpoint; go on with it, or start a new store",
-            input=stream,
-            checkpoint=foreign[0],
-        )
-    consumed = known.get(LOCAL_SOURCE, 0)
-    if consumed > row_count(rows):
-        raise InvalidError(
-            "the store has consumed more of this input than there is: it is another input",
-            input=stream,
-            rows=row_count(rows),
-            consumed=consumed,
-        )
-    if consumed:
-        share = "all" if consumed == row_count(rows) else f"{consumed:,} of"
-        run.note_skipped(stream, f"{share} {row_count(rows):,} rows were consumed before")
-    for count, piece in pieces(_from(rows, consumed), BUNDLE_RECORDS_MAX):
-        consumed += count
-        run.consume(stream, piece, InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed))
-
-
-def _observe(run: LocalRun, stream: str, rows: Rows) -> None:
-    """
-    Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
-
-    A run that was killed before it came to this may have left some.
-    """
-    consumed = run.consumed(stream).get(LOCAL_SOURCE, 0)
-    observed = min(run.observed(stream) or 0, consumed)
-    is_stamped = isinstance(run.topology.injectors[stream].at, IngressTime)
-    if observed < consumed and not is_stamped:
-        position = InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed, rows=consumed)
-        run.observe(stream, _from(rows, observed), position)
-
-
-def _from(rows: Rows, start: int) -> Rows:
-    return rows.slice(start) if isinstance(rows, pa.Table) else rows[start:]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -25,7 +25,7 @@ from millpond.executor.run.status import RunStatus
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.types import Clock
+from millpond.statestore.types import Clock, EventTimeMicros
 
 __all__ = ["BUNDLE_RECORDS_MAX", "LocalWorker"]
 
@@ -101,15 +101,19 @@ class LocalWorker:
         taken.settle()
         return report
 
-    def consume(self, stream: str, rows: Rows, position: InputPosition) -> None:
+    def consume(
+        self, stream: str, rows: Rows, position: InputPosition, watermarks: Mapping[str, EventTimeMicros]
+    ) -> None:
         """
-        Run one superstep on a piece of a bounded input.
+        Run one superstep on a piece of a bounded input, of which no row is before these watermarks.
 
         Raises:
             MillpondError: what ended the run.
         """
         self.check_active()
         with self._failing():
+            for injected, at in watermarks.items():
+                self.coordinator.watermarks.advance(injected, at)
             self._superstep([OutsideRows(stream=stream, rows=rows)], position=position, is_bounded=True)
 
     def observe(self, rows: OutsideRows, position: InputPosition) -> None:

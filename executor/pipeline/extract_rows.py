@@ -35,6 +35,7 @@ __all__ = [
     "Rows",
     "check_fields",
     "member_names",
+    "oldest_time",
     "read_injected",
     "row_count",
     "row_values",
@@ -198,6 +199,18 @@ def with_marks(
 
 def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
     return EventTimeMicros(int(at.max())) if len(at) else None
+
+
+def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
+    """
+    The least time of the rows that have a readable one; ``None`` without any.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    at = np.delete(times.at, list(times.errors)) if times.errors else times.at
+    return EventTimeMicros(int(at.min())) if len(at) else None
 
 
 def row_count(rows: Rows) -> int:

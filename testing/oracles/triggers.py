@@ -186,7 +186,7 @@ class _AfterWatermark(OracleTrigger):
         self.parts()[0].element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        self.is_late = any(source.is_late for source in sources)
+        self.is_late = all(source.is_late for source in sources)
         if self.is_late:
             self.late.merge([source.late for source in sources], moment)
         else:
@@ -243,7 +243,7 @@ class _Repeated(OracleTrigger):
             part.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        self.fired = max(source.fired for source in sources)
+        self.fired = min(source.fired for source in sources)
         self.inner.merge([source.inner for source in sources], moment)
         self.until.merge([source.until for source in sources], moment)
 
@@ -301,7 +301,7 @@ class _Together(OracleTrigger):
 
 class _Sequence(OracleTrigger):
     """
-    One after another; only the current trigger listens. A merged window continues from the most advanced.
+    One after another; only the current trigger listens. A merged window continues from the least advanced.
     """
 
     def __init__(self, specs: Sequence[TriggerSpec]) -> None:
@@ -326,7 +326,7 @@ class _Sequence(OracleTrigger):
         self.current.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        self._go_to(max(source.position for source in sources))
+        self._go_to(min(source.position for source in sources))
         self.current.merge([source.current for source in sources if source.position == self.position], moment)
 
     def is_ready(self, moment: Moment) -> bool:

@@ -105,7 +105,7 @@ class WindowOracle:
     Attributes:
         panes: all panes so far.
         dropped: elements all of whose windows had expired.
-        after_last: elements of windows whose trigger had finished, or that merged into such a window.
+        after_last: elements of windows whose trigger had finished.
     """
 
     def __init__(self, spec: WindowSpec, wall: int = 0, kept: Iterable[int] | None = None) -> None:
@@ -206,19 +206,19 @@ class WindowOracle:
 
     def _joined(self, bounds: Bounds, sources: Sequence[_Window]) -> _Window:
         joined = _Window(bounds, oracle_trigger(self.spec.trigger))
-        if any(source.is_finished for source in sources):
-            joined.is_finished = True
-            self.after_last += sum(source.since_last_pane for source in sources)
-            return joined
         for source in sources:
+            if source.bounds == bounds:
+                joined.index, joined.nonspeculative_index = source.index, source.nonspeculative_index
+                joined.has_ended = source.has_ended
+        unfinished = [source for source in sources if not source.is_finished]
+        joined.is_finished = not unfinished
+        for source in unfinished:
             joined.values += source.values
             joined.times += source.times
             joined.since_last_pane += source.since_last_pane
             joined.shown += source.shown
-            if source.bounds == bounds:
-                joined.index, joined.nonspeculative_index = source.index, source.nonspeculative_index
-                joined.has_ended = source.has_ended
-        joined.trigger.merge([source.trigger for source in sources], self._moment(bounds))
+        if unfinished:
+            joined.trigger.merge([source.trigger for source in unfinished], self._moment(bounds))
         return joined
 
     # -- time ------------------------------------------------------------------------------

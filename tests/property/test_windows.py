@@ -14,6 +14,7 @@ from millpond.dataflow.combiners.combiners import Sum, ToList
 from millpond.dataflow.step.key_windows import KeyWindows
 from millpond.dataflow.step.pane import WindowedValue
 from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
 from millpond.dataflow.triggers.count_triggers import AfterCount
 from millpond.dataflow.triggers.repeat_triggers import Repeatedly
@@ -76,10 +77,11 @@ class _Key:
         self.shown: list[WindowedValue] = []
 
     def _open(self, watermark: int) -> KeyWindows:
-        return KeyWindows(self.strategy, self.combine, None, self.state, watermark=watermark, wall_time=0)
+        states = WindowStates(self.state)
+        return KeyWindows(self.strategy, self.combine, None, states, watermark=watermark, wall_time=0)
 
     def _store(self, windows: KeyWindows) -> None:
-        self.state = windows.to_json()
+        self.state = windows.windows.to_json()
         self.shown += windows.output
 
     def add(self, times: list[int]) -> None:

@@ -67,7 +67,7 @@ def test_a_pane_with_a_time_of_its_own_is_held() -> None:
     The watermark is held at the oldest pane with an element's time, whether its window is opened or not.
     """
     owing = [WindowState(window=Window(at, at + 10), output_at=at + 3).to_json() for at in (0, 10)]
-    windows = WindowStates(owing)
+    windows = WindowStates({"windows": owing})
 
     assert windows.oldest_output_at() == 3
     windows.at(Window(20, 30)).output_at = 1

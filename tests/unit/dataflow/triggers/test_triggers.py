@@ -11,6 +11,7 @@ import pytest
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.step.key_windows import KeyWindows
 from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
 from millpond.dataflow.triggers.count_triggers import AfterBytes, AfterCount
 from millpond.dataflow.triggers.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
@@ -318,12 +319,12 @@ def test_a_timer_that_fired_tells_when_it_was_due() -> None:
         WindowingStrategy(window_fn=FixedWindows(10), trigger=Due()),
         ToList(),
         None,
-        None,
+        WindowStates(),
         watermark=0,
         wall_time=99,
     )
     windows.add([_one()])
     windows.on_timer(Window(0, 10), parse_timer("||wall"))
 
-    assert windows.to_json() is not None
+    assert windows.windows.to_json() is not None
     assert windows.windows.at(Window(0, 10)).trigger == {"": {"due": 7}}

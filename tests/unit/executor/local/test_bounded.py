@@ -1,0 +1,140 @@
+"""
+Bounded input: watermarks follow the rows that are still to come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.dataflow.co_group import co_group
+from millpond.dataflow.combiners.combiners import Count
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policies import Perfect
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local import bounded
+from millpond.executor.local.runner import LocalRunner
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from millpond.executor.reporting.summary import RunSummary
+
+_TEN = 10
+
+
+class _Seen(Computation):
+    """
+    Notes each pane, and the watermark of the sources when it came.
+    """
+
+    def __init__(self) -> None:
+        self.panes: list[tuple[int, Any]] = []
+        self.watermarks: list[int] = []
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Note the window's start and the number of its elements.
+        """
+        self.panes.append((record.value["window"][0], record.value["value"]))
+        self.watermarks.append(context.watermark)
+
+
+def run(rows: Any, *, shift: bool = False, **options: Any) -> tuple[_Seen, RunSummary]:
+    """
+    Count the rows of one key by tens, on a bounded input.
+    """
+    pipeline, seen, clock = Pipeline("bounded"), _Seen(), ManualClock()
+    stream = pipeline.inject("s", key="k", at="t", **options)
+    if shift:
+        stream = stream.with_timestamps(lambda row, _: row["t"], name="same", late_data_horizon="unbounded")
+    stream.window(FixedWindows(_TEN)).combine(Count(), name="counts").apply(seen, name="seen")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    runner = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False)
+    return seen, runner.run(pipeline, {"s": rows})
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "BUNDLE_RECORDS_MAX", _TEN)
+
+
+def rows_at(times: Iterable[int]) -> list[dict[str, Any]]:
+    """
+    A row of one key at each time.
+    """
+    return [{"k": "only", "t": at} for at in times]
+
+
+@pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
+def test_windows_close_as_sorted_input_goes_on(make: Callable[[Any], Any]) -> None:
+    """
+    A window of sorted input is shown when no row of it is left, not at the end; each has all its rows.
+    """
+    seen, summary = run(make(rows_at(range(100))))
+
+    assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
+    assert seen.watermarks == sorted(seen.watermarks)
+    assert len(set(seen.watermarks)) > 7
+    assert (summary.totals.late, summary.totals.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("disorder", [3, 25, 1_000])
+def test_no_row_is_late_whatever_the_order(disorder: int) -> None:
+    """
+    However far out of order the rows are, and whatever the policy promises, each is in its window.
+    """
+    rng = SeededRng(disorder)
+    times = sorted(range(100), key=lambda at: at + rng.random() * disorder)
+    seen, summary = run(rows_at(times), watermark=BoundedDisorder(0))
+
+    assert sorted(seen.panes) == [(start, _TEN) for start in range(0, 100, _TEN)]
+    assert (summary.totals.late, summary.totals.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("options", [{"watermark": Perfect()}, {"shift": True}])
+def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any]) -> None:
+    """
+    With `Perfect`, and where code may move records freely, watermarks wait for the input's end as before.
+    """
+    seen, summary = run(rows_at(range(100)), **options)
+
+    assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
+    assert len(set(seen.watermarks)) < 3
+    assert summary.totals.late == 0
+
+
+def test_several_inputs_go_on_together() -> None:
+    """
+    Of several inputs the one that has come least far goes on, so that a join closes its windows on the way.
+    """
+    pipeline, seen, clock = Pipeline("join"), _Seen(), ManualClock()
+    streams = {name: pipeline.inject(name, key="k", at="t") for name in ("left", "right")}
+    strategy = WindowingStrategy(window_fn=FixedWindows(_TEN))
+    co_group(streams, strategy, name="joined").apply(seen, name="seen")
+    runner = LocalRunner(Store.in_memory(clock=clock, rng=SeededRng(1)), clock=clock, progress=False)
+    runner.run(pipeline, {"left": rows_at(range(100)), "right": rows_at(range(60))})
+
+    assert [start for start, _ in seen.panes] == list(range(0, 100, _TEN))
+    assert len(set(seen.watermarks)) > 7
+
+
+def test_rows_without_a_time_hold_nothing_back() -> None:
+    """
+    A row whose time cannot be read becomes a dead letter, and watermarks go on without it.
+    """
+    rows: list[dict[str, Any]] = [*rows_at(range(30)), {"k": "only", "t": "soon"}, *rows_at(range(30, 60))]
+    seen, summary = run(rows)
+
+    assert [start for start, _ in seen.panes] == list(range(0, 60, _TEN))
+    assert summary.totals.dead_letters == 1
+    assert len(set(seen.watermarks)) > 3
