@@ -12,7 +12,7 @@ from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, ch
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.step.element_wise import ElementWise, PaneKey, TimestampShift
 from millpond.dataflow.step.pane import Pane
-from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.step.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.dataflow.step.windowed_computation import WindowedComputation
 from millpond.dataflow.triggers.trigger import Trigger
 from millpond.dataflow.triggers.watermark_triggers import Default
@@ -46,6 +46,7 @@ class DataflowStream(Stream):
         timestamp_combiner: TimestampCombiner | str = TimestampCombiner.END_OF_WINDOW,
         closing: Closing = "if_non_empty",
         emit_empty_on_time: bool = True,
+        asked: Asked = "element",
         of: ValueExtractor = None,
     ) -> WindowedStream:
         """
@@ -57,7 +58,7 @@ class DataflowStream(Stream):
         Args:
             window_fn: assigns each record to windows.
             trigger: when a window emits a pane; by default, when the watermark passes the window's end
-                and again for each bundle of late records.
+                and again for each late record.
             accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
                 elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
                 a retraction of the previous pane).
@@ -67,6 +68,9 @@ class DataflowStream(Stream):
                 holds elements that no pane has shown) or ``"always"``.
             emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
                 previous pane.
+            asked: when the trigger is asked: after each ``"element"``, in the order of arrival, so that
+                panes do not depend on how the input is cut, or once per ``"bundle"``, which makes
+                fewer panes: those of a busy key then hold what came together.
             of: which part of a record's value is the element that triggers and combiners see: a field
                 name, a function of the value, or ``None`` for the whole value.
 
@@ -89,6 +93,7 @@ class DataflowStream(Stream):
             timestamp_combiner=cast(TimestampCombiner, timestamp_combiner),
             closing=closing,
             emit_empty_on_time=emit_empty_on_time,
+            asked=asked,
         )
         return WindowedStream(self, strategy, of)
 

@@ -8,7 +8,8 @@ The complete semantics of windowing, independent of the engine: plain data in, p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -18,20 +19,25 @@ from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
 from millpond.dataflow.step.strategy import Accumulation, WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
-from millpond.dataflow.triggers.trigger_context import Firing, TriggerContext, TriggerTimer
+from millpond.dataflow.step.window_timers import as_of, tag_of
+from millpond.dataflow.triggers.trigger_context import Firing, TriggerContext, TriggerTimer, parse_timer
 from millpond.dataflow.windows.element import Element
 from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner, combined, element_output_at
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import Merge, check_merges, check_window
 from millpond.dataflow.windows.window_state import WindowState
-from millpond.executor.event_time.clocks import PercentileTimes
+from millpond.executor.computation.timer import Timer
+from millpond.executor.event_time.clocks import Clocks, PercentileTimes
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 __all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
 
 Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 """Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
 
+_RINGS_MAX: Final = 100_000
 _DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
 WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
@@ -81,6 +87,7 @@ class KeyWindows:
         self._percentile_watermarks: PercentileTimes = (
             {} if percentile_watermarks is None else percentile_watermarks
         )
+        self._is_cut = False
         self.windows: WindowStates = windows
         self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
         self.output: list[WindowedValue] = []
@@ -89,21 +96,50 @@ class KeyWindows:
 
     def add(self, elements: Iterable[Element]) -> None:
         """
-        Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger once.
+        Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger.
+
+        The triggers are asked once, or after each element, as the strategy says.
         """
-        assigned = self._assign(elements)
+        strategy = self._strategy
+        if strategy.asked == "bundle":
+            self._add_together(elements)
+            return
+        arrived = list(elements)
+        if strategy.trigger.waits_for_end and not strategy.window_fn.is_merging:
+            assigned, dropped = self._assign(arrived)
+            if self._latest_clock() < min((window.end for window in assigned), default=TIME_MAX_US):
+                # The answer is known for each element: nothing is shown before the windows end.
+                self._add_assigned(assigned, dropped)
+                return
+        self._is_cut = len(arrived) > 1
+        for element in arrived:
+            self._ring(self._add_together((element,)))
+
+    def _latest_clock(self) -> int:
+        return max(self._watermark, *self._percentile_watermarks.values(), TIME_MIN_US)
+
+    def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
+        return self._add_assigned(*self._assign(elements))
+
+    def _add_assigned(self, assigned: dict[Window, list[Element]], dropped: int) -> list[WindowState]:
+        self.counts[_DROPPED] += dropped
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
             assigned = self._merge_all(assigned)
-        for window, members in assigned.items():
-            state = self.windows.at(window)
+        states = [self.windows.at(window) for window in assigned]
+        for state, members in zip(states, assigned.values(), strict=True):
             if state.is_closed:
                 self.counts[_AFTER_LAST] += len(members)
             else:
                 self._add(state, members)
                 self._ask(state, by_event_timer=False)
+        return states
 
-    def _assign(self, elements: Iterable[Element]) -> dict[Window, list[Element]]:
+    def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], int]:
+        """
+        The elements by window, and how many are too late for all of theirs.
+        """
         assigned: dict[Window, list[Element]] = {}
+        dropped = 0
         strategy = self._strategy
         watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
@@ -119,8 +155,8 @@ class KeyWindows:
                     continue
                 is_accepted = True
             if not is_accepted:
-                self.counts[_DROPPED] += 1
-        return assigned
+                dropped += 1
+        return assigned, dropped
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy, context = self._strategy, self._context(state)
@@ -152,7 +188,11 @@ class KeyWindows:
     # -- merging ---------------------------------------------------------------------------
 
     def _merge_all(self, assigned: dict[Window, list[Element]]) -> dict[Window, list[Element]]:
-        windows = sorted(self.windows.keys() | assigned.keys())
+        if self._strategy.window_fn.merges_overlapping_only:
+            known = {near for window in assigned for near in self.windows.overlapping(window)}
+        else:
+            known = set(self.windows.keys())
+        windows = sorted(known | assigned.keys())
         targets = {window: window for window in windows}
         for merge in check_merges(windows, self._strategy.window_fn.merge(windows)):
             self._merge(merge)
@@ -205,6 +245,38 @@ class KeyWindows:
             return
         self._strategy.trigger.on_child_timer(self._context(state), replace(timer, at=at))
         self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
+
+    def _ring(self, states: Sequence[WindowState]) -> None:
+        """
+        Deliver the timers of these windows that are due already, in the order in which the engine would.
+        """
+        for _ in range(_RINGS_MAX):
+            due = min(self._due(states), default=None)
+            if due is None:
+                return
+            at, domain, percentile, _, window, text = due
+            known = self._watermark, self._percentile_watermarks
+            if domain is TimeDomain.EVENT:
+                clocks = as_of(Timer("", domain, at, at, percentile), self._clocks())
+                self._watermark, self._percentile_watermarks = clocks.watermark, clocks.percentile_watermarks
+            self.on_timer(window, parse_timer(text))
+            self._watermark, self._percentile_watermarks = known
+        raise InvalidError("a trigger keeps setting timers that are due already", trigger=self._strategy.trigger)
+
+    def _due(self, states: Sequence[WindowState]) -> Iterator[tuple[int, TimeDomain, float, str, Window, str]]:
+        for state in states:
+            for text, at in state.timers.items():
+                timer = parse_timer(text)
+                clock = self._clocks().of(timer.domain, timer.percentile)
+                if at <= clock:
+                    yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
+
+    def _clocks(self) -> Clocks:
+        return Clocks(
+            watermark=self._watermark,
+            wall_time=self._wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+        )
 
     def expire(self, window: Window) -> None:
         """
@@ -288,6 +360,10 @@ class KeyWindows:
     def _values(self, state: WindowState, pane: Pane) -> list[WindowedValue]:
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         value = self._combine.extract(accumulator)
+        is_retracting = self._strategy.accumulation is Accumulation.RETRACTING
+        if (self._is_cut or is_retracting) and isinstance(value, dict | list):
+            # More elements may be added to the accumulator, of which this may be a part, before it is stored.
+            value = deepcopy(value)
         shown = WindowedValue(
             value=value,
             window=state.window,

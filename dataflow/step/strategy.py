@@ -19,7 +19,7 @@ from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US
 
-__all__ = ["Accumulation", "Closing", "WindowingStrategy"]
+__all__ = ["Accumulation", "Asked", "Closing", "WindowingStrategy"]
 
 
 class Accumulation(StrEnum):
@@ -56,6 +56,9 @@ class Accumulation(StrEnum):
 Closing: TypeAlias = Literal["never", "if_non_empty", "always"]
 """When an expiring window emits a last pane: never, if it holds elements that no pane has shown, or always."""
 
+Asked: TypeAlias = Literal["element", "bundle"]
+"""When a window's trigger is asked: after each element, or once for all that a bundle brings."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
@@ -71,6 +74,8 @@ class WindowingStrategy:
         closing: whether an expiring window emits a last pane.
         emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
             previous pane.
+        asked: whether the trigger is asked after each element, in the order of arrival, so that panes
+            do not depend on how the input is cut into bundles, or once per bundle.
 
     Raises:
         InvalidError: an argument is invalid, or windows merge but the trigger cannot.
@@ -88,6 +93,7 @@ class WindowingStrategy:
     timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
     closing: Closing = "if_non_empty"
     emit_empty_on_time: bool = True
+    asked: Asked = "element"
     allowed_lateness_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +105,8 @@ class WindowingStrategy:
                 raise InvalidError(f"{name} must be a {kind.__name__}", value=getattr(self, name))
         if self.closing not in ("never", "if_non_empty", "always"):
             raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
+        if self.asked not in ("element", "bundle"):
+            raise InvalidError("a trigger is asked after each element or once a bundle", asked=self.asked)
         object.__setattr__(self, "accumulation", _member(Accumulation, self.accumulation))
         combiner = _member(TimestampCombiner, self.timestamp_combiner)
         object.__setattr__(self, "timestamp_combiner", combiner)

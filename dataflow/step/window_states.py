@@ -7,6 +7,7 @@ hook opens the windows that it touches, and those that no hook opens are written
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, KeysView, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
@@ -31,13 +32,14 @@ class WindowStates:
         on_open: see `begin_hook`.
     """
 
-    __slots__ = ("_on_open", "_open", "_owed", "_owed_at", "_rows", "_touched")
+    __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched")
 
     def __init__(self, state: Mapping[str, Any] | None = None, on_open: OnOpen | None = None) -> None:
         rows = () if state is None else state[_WINDOWS]
         self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
         self._touched: set[Window] = set()
+        self._order: list[Window] | None = None
         self._on_open = on_open
         self._owed_at: dict[Window, int] = {
             window: row["output_at"] for window, row in self._rows.items() if "output_at" in row
@@ -95,6 +97,8 @@ class WindowStates:
         Start an empty window, replacing any state of the same bounds.
         """
         state = self._open[window] = WindowState(window=window)
+        if self._order is not None and window not in self._rows:
+            insort(self._order, window)
         self._rows[window] = {}
         self._touched.add(window)
         return state
@@ -106,7 +110,24 @@ class WindowStates:
         state = self.get(window)
         if state is not None:
             del self._open[window], self._rows[window]
+            if self._order is not None:
+                del self._order[bisect_left(self._order, window)]
         return state
+
+    def overlapping(self, window: Window) -> list[Window]:
+        """
+        The windows that overlap ``window``, of a key none of whose windows overlap each other.
+        """
+        order = self._order
+        if order is None:
+            order = self._order = sorted(self._rows)
+        first = bisect_left(order, window)
+        if first and order[first - 1].overlaps(window):
+            first -= 1
+        last = first
+        while last < len(order) and order[last].start < window.end:
+            last += 1
+        return order[first:last]
 
     def touched(self) -> list[WindowState]:
         """

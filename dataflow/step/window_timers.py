@@ -14,12 +14,13 @@ from millpond.dataflow.triggers.trigger_context import TriggerTimer, parse_timer
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_state import WindowState
 from millpond.executor.computation.context import Context
-from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.computation.timer import Timer
+from millpond.executor.event_time.clocks import EXACT, Clocks
 from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import TIME_MAX_US
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
-__all__ = ["Wanted", "add_wanted", "parse_tag", "set_hold", "set_timers"]
+__all__ = ["Wanted", "add_wanted", "as_of", "parse_tag", "set_hold", "set_timers", "tag_of"]
 
 # "~" sorts after digits: among timers due at the same time, expiry fires last.
 _EXPIRY: Final = "~"
@@ -50,14 +51,13 @@ def add_wanted(
     Add the timers that a window needs to ``wanted``, by tag.
     """
     window = state.window
-    name = f"{window.start}/{window.end}"
     expires_at = strategy.expires_at(window)
     # The end of the global window is beyond any time that a record can carry.
     late_at = min(expires_at, INSTANT_MAX_US)
     closing_at = _pane_at(state) if state.is_held else late_at
-    wanted[f"{_EXPIRY}{name}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
+    wanted[f"{_EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
     for text, at in state.timers.items():
-        wanted[f"{name}|{text}"] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
+        wanted[tag_of(window, text)] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
 
 
 def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
@@ -107,6 +107,44 @@ def set_hold(context: Context, before: int | None, after: int | None, oldest_at:
             context.state.release(_HOLD)
     elif after != before:
         context.state.hold(max(after, oldest_at), _HOLD)
+
+
+def as_of(timer: Timer, clocks: Clocks) -> Clocks:
+    """
+    The clocks as they stood at the moment an event timer waited for.
+
+    Panes must follow from event time, not from the steps in which watermarks happen to advance. So
+    a watermark counts as no further than the timer's time, and one of a higher percentile than the
+    timer's counts as still before it.
+
+    Example:
+        >>> clocks = as_of(
+        ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
+        ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
+        ... )
+        >>> clocks.watermark, clocks.percentile_watermarks
+        (9, {90.0: 10, 50.0: 10})
+    """
+
+    def bounded(percentile: float, watermark: int) -> EventTimeMicros:
+        return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
+
+    percentile_watermarks = {
+        percentile: bounded(percentile, watermark)
+        for percentile, watermark in clocks.percentile_watermarks.items()
+    }
+    return Clocks(
+        watermark=bounded(EXACT, clocks.watermark),
+        wall_time=clocks.wall_time,
+        percentile_watermarks=percentile_watermarks,
+    )
+
+
+def tag_of(window: Window, text: str) -> str:
+    """
+    The engine's tag of a trigger's timer; `parse_tag` is the inverse.
+    """
+    return f"{window.start}/{window.end}|{text}"
 
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:

@@ -11,48 +11,16 @@ from millpond.dataflow.step.key_windows import WINDOW_COUNTERS, Finish, KeyWindo
 from millpond.dataflow.step.pane import WindowedValue
 from millpond.dataflow.step.strategy import WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
-from millpond.dataflow.step.window_timers import Wanted, add_wanted, parse_tag, set_hold, set_timers
+from millpond.dataflow.step.window_timers import Wanted, add_wanted, as_of, parse_tag, set_hold, set_timers
 from millpond.dataflow.windows.element import Element
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
-from millpond.executor.event_time.clocks import EXACT, Clocks
+from millpond.executor.event_time.clocks import Clocks
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["WindowedComputation", "as_of", "element_of"]
-
-
-def as_of(timer: Timer, clocks: Clocks) -> Clocks:
-    """
-    The clocks as they stood at the moment an event timer waited for.
-
-    Panes must follow from event time, not from the steps in which watermarks happen to advance. So
-    a watermark counts as no further than the timer's time, and one of a higher percentile than the
-    timer's counts as still before it.
-
-    Example:
-        >>> clocks = as_of(
-        ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
-        ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
-        ... )
-        >>> clocks.watermark, clocks.percentile_watermarks
-        (9, {90.0: 10, 50.0: 10})
-    """
-
-    def bounded(percentile: float, watermark: int) -> EventTimeMicros:
-        return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
-
-    percentile_watermarks = {
-        percentile: bounded(percentile, watermark)
-        for percentile, watermark in clocks.percentile_watermarks.items()
-    }
-    return Clocks(
-        watermark=bounded(EXACT, clocks.watermark),
-        wall_time=clocks.wall_time,
-        percentile_watermarks=percentile_watermarks,
-    )
+__all__ = ["WindowedComputation", "element_of"]
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
@@ -96,6 +64,7 @@ class WindowedComputation(Computation):
         finish: Finish | None = None,
     ) -> None:
         self.strategy = strategy
+        self.in_order_of_arrival: bool = strategy.asked == "element"
         self.percentiles: Collection[float] = tuple(sorted(strategy.trigger.percentiles))
         self.combine = combine
         self.stream = stream
@@ -110,7 +79,7 @@ class WindowedComputation(Computation):
 
     def process_records(self, context: Context, records: Records) -> None:
         """
-        Add a bundle of elements to their windows; each window's trigger is asked once.
+        Add a bundle of elements to their windows, whose triggers are asked as the strategy says.
         """
         elements = [self.element(record) for record in records]
         self._run(context, self._clocks(context), lambda windows: windows.add(elements))

@@ -74,7 +74,7 @@ class AfterCount(_AfterAmount):
     """
     Fires once, when the window has received ``count`` elements.
 
-    The trigger is asked once per bundle, so a pane may hold more than ``count``.
+    Where triggers are asked once per bundle (``asked="bundle"``), a pane may hold more than ``count``.
 
     Args:
         count: number of elements, at least 1.

@@ -27,6 +27,13 @@ class Never(Trigger):
     Never fires; the window's contents are emitted only when it expires, if its ``closing`` says so.
     """
 
+    @property
+    def waits_for_end(self) -> bool:
+        """
+        It waits for longer than that.
+        """
+        return type(self) is Never
+
     def should_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
         """
         Always false.
@@ -61,6 +68,13 @@ class Repeatedly(Trigger):
         The repeated trigger.
         """
         return {_INNER: self.trigger}
+
+    @property
+    def waits_for_end(self) -> bool:
+        """
+        As the trigger that it repeats.
+        """
+        return type(self) in {Repeatedly, RepeatCount} and self.trigger.waits_for_end
 
     def on_arm(self, context: TriggerContext) -> None:
         """

@@ -2,8 +2,8 @@
 Triggers: when a window emits its contents (the triggers API of the windowing patent; Streaming 102).
 
 A trigger is configuration; its state and timers are in the `TriggerContext`, per window. It is
-notified of elements, merges and timers, and then asked whether to fire: once per window and
-bundle, and once per timer. The answer is a function of its state and the clocks only, so a
+notified of elements, merges and timers, and then asked whether to fire: after each element or, if
+the strategy says so, once per window and bundle, and once per timer. The answer is a function of its state and the clocks only, so a
 composite can combine its children's answers freely.
 """
 
@@ -73,6 +73,15 @@ class Trigger:
         refuses any other.
         """
         return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
+
+    @property
+    def waits_for_end(self) -> bool:
+        """
+        Whether it never fires before a watermark that it reads has passed the window's end, whatever elements come.
+
+        A bundle of elements is then added at once, as no element of it can make the trigger fire.
+        """
+        return False
 
     # -- notifications ----------------------------------------------------------------------
 

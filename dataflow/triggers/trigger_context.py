@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 from millpond.dataflow.windows.window import Window
@@ -81,6 +82,7 @@ class TriggerTimer:
         return _SEPARATOR.join((self.path, self.tag, clock_name(self.domain, self.percentile)))
 
 
+@lru_cache(maxsize=256)
 def parse_timer(text: str) -> TriggerTimer:
     """
     The inverse of `TriggerTimer.to_text`.

@@ -78,12 +78,19 @@ class _AtEnd(Trigger):
 @dataclass(frozen=True)
 class Default(_AtEnd):
     """
-    Fires when the watermark passes the window's end, then once for each bundle of late elements.
+    Fires when the watermark passes the window's end, then again for each late element.
     """
 
     @property
     def _mark(self) -> float:
         return EXACT
+
+    @property
+    def waits_for_end(self) -> bool:
+        """
+        Nothing but the watermark makes it fire.
+        """
+        return type(self) is Default
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
@@ -126,6 +133,13 @@ class WatermarkPercentile(_AtEnd):
         return float(self.percentile)
 
     @property
+    def waits_for_end(self) -> bool:
+        """
+        Nothing but its watermark makes it fire.
+        """
+        return type(self) is WatermarkPercentile
+
+    @property
     def percentiles(self) -> frozenset[float]:
         """
         The percentile it waits for, unless that is 100.
@@ -166,6 +180,13 @@ class AfterWatermark(Trigger):
         """
         given = {_EARLY: self.early, _LATE: self.late}
         return {name: Repeatedly(trigger) for name, trigger in given.items() if trigger is not None}
+
+    @property
+    def waits_for_end(self) -> bool:
+        """
+        Without an early trigger nothing makes it fire before the watermark.
+        """
+        return type(self) is AfterWatermark and self.early is None
 
     def on_arm(self, context: TriggerContext) -> None:
         """

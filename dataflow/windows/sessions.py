@@ -34,6 +34,7 @@ class Sessions(WindowFn):
     """
 
     is_merging: ClassVar[bool] = True
+    merges_overlapping_only: ClassVar[bool] = True
 
     gap: Duration
     _gap_us: int = field(init=False, repr=False, compare=False)

@@ -50,6 +50,12 @@ class WindowFn:
     is_merging: ClassVar[bool] = False
     """Whether `merge` is called when a key gets new windows."""
 
+    merges_overlapping_only: ClassVar[bool] = False
+    """
+    Whether all windows that overlap merge, and no others: then `merge` is given only the new windows and those that
+    overlap them, which costs less for a key of many windows.
+    """
+
     def assign(self, element: Element) -> Sequence[Window]:
         """
         The windows that an element belongs to; an empty sequence drops the element.

@@ -30,8 +30,9 @@ LIVE: Final = mp.WindowingStrategy(
     window_fn=mp.GlobalWindows(),
     trigger=mp.Repeatedly(mp.AfterCount(1)),
     accumulation="retracting",
+    asked="bundle",
 )
-"""One window for all of time, whose result is emitted after each change, with a retraction of the previous one."""
+"""One window for all of time, whose result is emitted after each bundle that changes it, with a retraction of the previous one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,9 @@ def live(stream: mp.DataflowStream, of: Callable[[Row], Any] | None = None) -> m
     """
     The stream, or a part of its values, grouped by key alone, with answers that follow every change.
     """
-    return stream.window(LIVE.window_fn, trigger=LIVE.trigger, accumulation=LIVE.accumulation, of=of)
+    return stream.window(
+        LIVE.window_fn, trigger=LIVE.trigger, accumulation=LIVE.accumulation, asked=LIVE.asked, of=of
+    )
 
 
 def daily(stream: mp.DataflowStream) -> mp.WindowedStream:

@@ -82,12 +82,14 @@ class IntervalProcessor:
         admission = admit(arrivals, codes, soft_state)
         late = _late(arrivals, admission, bundle)
         due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.percentile_watermarks)
-        grouping = group(codes, arrivals.at, admission.kept, due)
+        by_time = not self._node.computation.in_order_of_arrival
+        order = arrivals.at if by_time else np.zeros_like(arrivals.at)
+        grouping = group(codes, order, admission.kept, due)
         dropped = 0
         if late.any() and self._node.on_late != "process":
             refused = late & self._drops(arrivals, admission.kept)
             dropped = int(refused.sum())
-            grouping = _without(refused, grouping, codes, arrivals, admission, due)
+            grouping = _without(refused, grouping, codes, order, arrivals, admission, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
         columns = RecordColumns(
@@ -97,6 +99,7 @@ class IntervalProcessor:
             arrivals.values,
             arrivals.ids,
             bundle.watermark,
+            by_time=by_time,
         )
         turns = KeyExecutor(self._node, bundle, columns, self._limit)
         with nullcontext() if self._limit is None else self._limit.watching():
@@ -177,6 +180,7 @@ def _without(
     refused: npt.NDArray[np.bool_],
     grouping: Grouping,
     codes: KeyCodes,
+    order: npt.NDArray[np.int64],
     arrivals: Arrivals,
     admission: Admission,
     due: Collection[str],
@@ -186,9 +190,9 @@ def _without(
     """
     kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
     if arrivals.ids is None:
-        return group(codes, arrivals.at, kept, due)
+        return group(codes, order, kept, due)
     others = {*due, *grouping.keys}
-    return replace(group(codes, arrivals.at, kept, others), admitted=grouping)
+    return replace(group(codes, order, kept, others), admitted=grouping)
 
 
 def _count_turns(grouping: Grouping, due: Collection[str]) -> int:

@@ -35,6 +35,8 @@ class Computation:
             The output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a
             production before the record's time may be late.
         counters: the names of the counters that the code uses with ``context.count``, over all keys.
+        in_order_of_arrival: whether a bundle's records are given in the order in which they arrived,
+            instead of that of their event times.
 
     Example::
 
@@ -49,6 +51,7 @@ class Computation:
     percentiles: Collection[float] = ()
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()
+    in_order_of_arrival: bool = False
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """
@@ -76,7 +79,8 @@ class Computation:
 
         Args:
             context: state, timers and productions of the key; valid until the hook returns.
-            records: the records in order of event time, then arrival; valid until the hook returns.
+            records: the records in order of event time, then arrival (see ``in_order_of_arrival``); valid
+                until the hook returns.
         """
         process_record = self.process_record
         for record in records.one_by_one():

@@ -100,7 +100,7 @@ def _read_value(record: Record, columns: RecordColumns, index: int) -> None:
 
 class Records(Sequence[Record]):
     """
-    All records of one key in a bundle, in order of event time, then arrival.
+    All records of one key in a bundle, in order of event time (or, if asked for, none), then arrival.
 
     The sequence is valid until its hook returns; single records stay valid. During iteration a
     production gets the time of the current record by default; before and after the iteration, that of
@@ -127,9 +127,7 @@ class Records(Sequence[Record]):
         self._key = key
         self._start = start
         self._stop = stop
-        at = self._columns.at
-        self._input.at = at[stop - 1]
-        self._input.floor_at = at[start]
+        self._input.floor_at, self._input.at = self._columns.span(start, stop)
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -139,7 +137,7 @@ class Records(Sequence[Record]):
         for record in self._made():
             input_time.at = record.at
             yield record
-        input_time.at = self._columns.at[self._stop - 1]
+        input_time.at = self._columns.span(self._start, self._stop)[1]
 
     def one_by_one(self) -> Iterator[Record]:
         """

@@ -54,7 +54,7 @@ class HookEnd(Protocol):
 
 class RecordColumns:
     """
-    A bundle's records, column by column, sorted by key, then time, then arrival.
+    A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
 
     Args:
         at: event times.
@@ -63,13 +63,14 @@ class RecordColumns:
         values: values in order of arrival.
         ids: ids in order of arrival; ``None`` if no record has one.
         watermark: records before it are late.
+        by_time: whether the records of a key are sorted by time.
 
     Attributes:
         values_are_wanted: user code has read a value and will probably read the others: from then
             on values are decoded when their record is made, which is cheaper than on demand.
     """
 
-    __slots__ = ("_ids", "at", "read", "sources", "streams", "values_are_wanted", "watermark")
+    __slots__ = ("_ids", "at", "by_time", "read", "sources", "streams", "values_are_wanted", "watermark")
 
     def __init__(
         self,
@@ -79,7 +80,10 @@ class RecordColumns:
         values: Values,
         ids: pa.Array | None,
         watermark: int,
+        *,
+        by_time: bool = True,
     ) -> None:
+        self.by_time: bool = by_time
         self.at: list[int] = at.tolist()
         self.streams: Sequence[str] = streams
         self.watermark: int = watermark
@@ -87,6 +91,16 @@ class RecordColumns:
         self.read: Callable[[int], Any] = values.value
         self.values_are_wanted: bool = False
         self._ids = ids
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """
+        The least and the greatest time of the records ``start`` to ``stop``, all of one key.
+        """
+        at = self.at
+        if self.by_time:
+            return at[start], at[stop - 1]
+        times = at[start:stop]
+        return min(times), max(times)
 
     def value(self, index: int) -> Any:
         """

@@ -50,6 +50,7 @@ class WindowSpec:
         combiner: the timestamp combiner of panes.
         closing: whether an expiring window emits a last pane.
         empty_on_time: whether the on-time pane is emitted even if no element arrived.
+        asked: ``element``: triggers are asked after each element, in order of arrival; ``bundle``: once for all.
     """
 
     window_fn: tuple[Any, ...]
@@ -59,6 +60,7 @@ class WindowSpec:
     combiner: str = "OUTPUT_AT_EOW"
     closing: str = "if_non_empty"
     empty_on_time: bool = True
+    asked: str = "bundle"
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -123,8 +125,13 @@ class WindowOracle:
 
     def feed(self, arrivals: Iterable[Arrival]) -> None:
         """
-        A bundle arrives; the elements of a key are processed in the order of their times.
+        A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle.
         """
+        if self.spec.asked == "element":
+            for arrival in arrivals:
+                self._add(arrival.key, [arrival])
+                self._ring(arrival.key)
+            return
         by_key: dict[str, list[Arrival]] = {}
         for arrival in sorted(arrivals, key=lambda arrival: arrival.at):
             by_key.setdefault(arrival.key, []).append(arrival)

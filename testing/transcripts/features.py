@@ -20,6 +20,7 @@ _DEFAULTS: Final = {
     "timestamp_combiner": "OUTPUT_AT_EOW",
     "closing": "never",
     "emit_empty_on_time": True,
+    "asked": "bundle",
 }
 _MERGING: Final = "Sessions"
 

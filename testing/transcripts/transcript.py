@@ -102,6 +102,7 @@ def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
         timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
         closing=get("closing", "never"),
         emit_empty_on_time=bool(get("emit_empty_on_time", True)),
+        asked=get("asked", "bundle"),
     )
 
 

@@ -52,6 +52,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
         timestamp_combiner=spec.combiner,  # type: ignore[arg-type]  # its name
         closing=spec.closing,  # type: ignore[arg-type]  # its name
         emit_empty_on_time=spec.empty_on_time,
+        asked=spec.asked,  # type: ignore[arg-type]  # its name
     )
 
 

@@ -146,6 +146,7 @@ def window_specs() -> st.SearchStrategy[WindowSpec]:
         ),
         closing=st.sampled_from(["never", "if_non_empty", "always"]),
         empty_on_time=st.booleans(),
+        asked=st.sampled_from(["element", "bundle"]),
     )
 
 

@@ -1,0 +1,128 @@
+"""
+The same panes however the input is cut: triggers that are asked after each element.
+
+``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated scripts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from millpond.testing.oracles.trigger import percentiles_of
+from millpond.testing.oracles.window import OraclePane, WindowSpec
+from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
+from millpond.testing.transcripts.window_scripts import Move, scripts, window_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
+_SPARK_STEPS = 8
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
+
+_BY_ELEMENT = window_specs().map(lambda spec: replace(spec, asked="element"))
+_SCRIPTS = scripts(with_restarts=False)
+
+Panes = list[list[list[OraclePane]]]
+"""The panes of each step, between one move of time and the next."""
+
+
+def played(
+    run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
+) -> tuple[Panes, list[int]]:
+    """
+    What a run shows between the moves of time, and how many elements were too late.
+    """
+    shown: Panes = []
+    kept = set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
+    for move in [*moves, Move("watermark", None)]:
+        if move.kind == "feed":
+            run.inject(arrived(move.argument))
+        elif move.kind == "watermark":
+            run.advance_watermark(move.argument)
+        elif move.kind == "wall":
+            run.advance_clock(move.argument)
+        elif move.argument[0] in kept:
+            run.advance_watermarks(dict([move.argument]))
+        since = run.shown()
+        if shown and move.kind == "feed":
+            shown[-1] = [sorted(before + more) for before, more in zip(shown[-1], since, strict=True)]
+        else:
+            shown.append(since)
+    drops = run.drops()
+    run.close()
+    return shown, drops
+
+
+def cut(draw: Any, moves: Sequence[Move]) -> list[Move]:
+    """
+    The same elements in the same order, with cuts between some of them.
+    """
+    pieces: list[Move] = []
+    for move in moves:
+        if move.kind != "feed":
+            pieces.append(move)
+            continue
+        start = 0
+        for end in [*sorted(draw(st.sets(st.integers(1, len(move.argument))))), len(move.argument)]:
+            if end > start:
+                pieces.append(Move("feed", move.argument[start:end]))
+            start = end
+    return pieces
+
+
+def together(moves: Sequence[Move]) -> list[Move]:
+    """
+    The same elements, with no cut between two moves of time.
+    """
+    joined: list[Move] = []
+    for move in moves:
+        if joined and move.kind == joined[-1].kind == "feed":
+            joined[-1] = Move("feed", (*joined[-1].argument, *move.argument))
+        else:
+            joined.append(move)
+    return joined
+
+
+@given(specs=st.lists(_BY_ELEMENT, min_size=1, max_size=3), moves=_SCRIPTS, data=st.data())
+@settings(
+    deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or max(settings().max_examples // 2, 1)
+)
+def test_panes_do_not_depend_on_how_the_input_is_cut(
+    specs: list[WindowSpec], moves: list[Move], data: st.DataObject
+) -> None:
+    """
+    Whether elements come one by one, in random pieces or all at once between two moves of time, panes are the same.
+    """
+    expected = played(LocalWindowRun(specs), specs, together(moves))
+
+    assert played(LocalWindowRun(specs), specs, cut(data.draw, together(moves))) == expected
+
+
+@pytest.mark.spark
+@given(specs=st.lists(_BY_ELEMENT, min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=_SCRIPTS, data=st.data())
+@settings(
+    deadline=None,
+    max_examples=20 if _EXAMPLES else 1,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=_SLOW,
+)
+def test_spark_shows_what_the_local_runner_shows_for_another_cut(
+    specs: list[WindowSpec], moves: list[Move], data: st.DataObject, spark: SparkSession
+) -> None:
+    """
+    The input in random pieces on Spark gives the panes of the whole input on the local runner.
+    """
+    expected = played(LocalWindowRun(specs), specs, together(moves))
+
+    assert played(SparkWindowRun(specs, spark), specs, cut(data.draw, together(moves))) == expected
