@@ -261,9 +261,13 @@ class KeyWindows:
                 self._watermark, self._percentile_watermarks = clocks.watermark, clocks.percentile_watermarks
             self.on_timer(window, parse_timer(text))
             self._watermark, self._percentile_watermarks = known
-        raise InvalidError("a trigger keeps setting timers that are due already", trigger=self._strategy.trigger)
+        raise InvalidError(
+            "a trigger keeps setting timers that are due already", trigger=self._strategy.trigger
+        )
 
-    def _due(self, states: Sequence[WindowState]) -> Iterator[tuple[int, TimeDomain, float, str, Window, str]]:
+    def _due(
+        self, states: Sequence[WindowState]
+    ) -> Iterator[tuple[int, TimeDomain, float, str, Window, str]]:
         for state in states:
             for text, at in state.timers.items():
                 timer = parse_timer(text)

@@ -110,7 +110,9 @@ def test_panes_do_not_depend_on_how_the_input_is_cut(
 
 
 @pytest.mark.spark
-@given(specs=st.lists(_BY_ELEMENT, min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=_SCRIPTS, data=st.data())
+@given(
+    specs=st.lists(_BY_ELEMENT, min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=_SCRIPTS, data=st.data()
+)
 @settings(
     deadline=None,
     max_examples=20 if _EXAMPLES else 1,
