@@ -20,6 +20,7 @@ from .dataflow.step.pane import Pane as Pane
 from .dataflow.step.pane import Timing as Timing
 from .dataflow.step.pane import WindowedValue as WindowedValue
 from .dataflow.step.strategy import Accumulation as Accumulation
+from .dataflow.step.strategy import Asked as Asked
 from .dataflow.step.strategy import Closing as Closing
 from .dataflow.step.strategy import WindowingStrategy as WindowingStrategy
 from .dataflow.stream import DataflowStream as DataflowStream
@@ -65,6 +66,7 @@ from .executor.computation.context import Context as Context
 from .executor.computation.context import DomainName as DomainName
 from .executor.computation.record import Record as Record
 from .executor.computation.record import Records as Records
+from .executor.computation.state import OpenState as OpenState
 from .executor.computation.state import State as State
 from .executor.computation.timer import Timer as Timer
 from .executor.event_time.duration import Duration as Duration
