@@ -45,6 +45,9 @@ class Sum(Computation):
     Sums its records, and produces the sum when the watermark has passed the first hundred microseconds.
     """
 
+    def __init__(self, output: str) -> None:
+        self.output = output
+
     def process_record(self, context: Context, record: Record) -> None:
         """
         Add, and set the timer.
@@ -56,7 +59,7 @@ class Sum(Computation):
         """
         Produce the sum.
         """
-        context.produce("sums", {"n": context.state.get()})
+        context.produce(self.output, {"n": context.state.get()})
 
 
 @pytest.fixture(
@@ -88,9 +91,9 @@ def mixed(
         pipeline.stream("a").apply(Pass("b"), name="b", productions=modes[1]).sink(
             "out", DeltaSink(str(folder / "out"))
         )
-        sums = pipeline.stream("b").apply(Sum(), name="sum", produces="sums", productions=modes[2])
-        sums.apply(Sum(), name="last", produces="ends")
-        pipeline.stream("a").apply(Sum(), name="total", produces="totals")
+        sums = pipeline.stream("b").apply(Sum("sums"), name="sum", produces="sums", productions=modes[2])
+        sums.apply(Sum("ends"), name="last", produces="ends")
+        pipeline.stream("a").apply(Sum("totals"), name="total", produces="totals")
         return pipeline
 
     return make
