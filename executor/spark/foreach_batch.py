@@ -141,6 +141,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     on_late: OnLate | Mapping[str, OnLate]
     productions: ProductionMode
     user_code_timeout_ms: float | None
+    renamed_from: str | None
 
 
 def foreach_batch(

@@ -22,7 +22,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
+__all__ = ["WrittenLetters", "dead_letter_updates", "utf8", "write_dead_letters"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,7 +112,7 @@ def write_dead_letters(
 def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
     fields: dict[str, object] = {
         # The text of an error may hold any string; JSON needs one with a UTF-8 form.
-        name: _utf8(value) if isinstance(value, str) else value
+        name: utf8(value) if isinstance(value, str) else value
         for name, value in asdict(letter).items()
     }
     fields["failed_at"] = _date(failed_at)
@@ -125,7 +125,10 @@ def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
     return fields
 
 
-def _utf8(text: str) -> str:
+def utf8(text: str) -> str:
+    """
+    A text that every output can carry: a lone surrogate of a user's text is shown as its number.
+    """
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -80,7 +80,7 @@ SUCCESS: Final = """
 made = runner()
 show(made, security, made._options)
 print(made.run(pipeline(Count()), rows))
-show(runner().run(pipeline(Broken(), "letters"), rows))
+show(runner(dead_letter_limit=None).run(pipeline(Broken(), "letters"), rows))
 with opened(read_only=True) as store:
     show(store.rows_view("counts").to_arrow().to_pylist())
 with opened() as store:

@@ -39,6 +39,9 @@ class Runner:
     def abandon(self) -> None:
         self.events.append("abandon")
 
+    def run_until_quiet(self) -> None:
+        self.events.append("work")
+
     def stop(self) -> None:
         self.events.append("stop")
 
@@ -57,4 +60,4 @@ def test_a_failed_batch_abandons_the_run_and_the_next_opens_another() -> None:
     function.close()
     function.close()
 
-    assert runner.events == ["open", "batch 1", "abandon", "open", "batch 2", "stop"]
+    assert runner.events == ["open", "batch 1", "abandon", "open", "batch 2", "work", "stop"]

@@ -9,7 +9,6 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import observe_times
-from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.watermark.stream_time import InjectorTime
 from millpond.statestore.errors import InvalidError
@@ -213,7 +212,6 @@ def test_a_member_that_is_not_expected_is_refused():
         {"members": ("a",)},
         {"member": "host"},
         {"members": ("",), "member": "host"},
-        {"members": ("a",), "member": "host", "watermark": MarkColumn("created")},
         {"idle_after": 0},
         {"idle_after": "-1s"},
     ],
