@@ -80,7 +80,8 @@ class KeyTimers:
         Add a timer; replaces one of the same tag and domain.
         """
         self._opened()[(timer.tag, timer.domain)] = timer
-        heappush(self._new, (timer.output_at, timer))
+        if timer.holds:
+            heappush(self._new, (timer.output_at, timer))
         self._note(timer)
 
     def delete(self, tag: str, domain: TimeDomain) -> None:
@@ -150,7 +151,7 @@ class KeyTimers:
         Undo all changes since the savepoint, which stays usable.
         """
         self._pending = dict(savepoint.pending)
-        self._new = [(timer.output_at, timer) for timer in savepoint.pending.values()]
+        self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)
 

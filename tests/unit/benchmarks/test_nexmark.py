@@ -4,6 +4,7 @@ The Nexmark benchmark measures what it says, at a size that costs seconds.
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from benchmarks import nexmark
@@ -34,7 +35,11 @@ def test_a_dead_letter_is_no_figure() -> None:
     A run with dead letters is refused.
     """
     piece = Generator(seed=1).events(50)
-    piece = {**piece, "bids": piece["bids"].drop_columns(["bidder"])}
+    bids = piece["bids"]
+    index = bids.column_names.index("date_time")
+    times = bids.column(index).to_pylist()
+    timeless = pa.array([None, *times[1:]], bids.schema.field(index).type)
+    piece = {**piece, "bids": bids.set_column(index, "date_time", timeless)}
 
-    with pytest.raises(RuntimeError, match="46 records ended as dead letters"):
+    with pytest.raises(RuntimeError, match="1 records ended as dead letters"):
         nexmark.measure(QUERIES["q0"], [piece], None)
