@@ -189,7 +189,7 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     for number in range(1, 5):
         LocalRunner(path, zookeeper=zookeeper_hosts, progress=False, upkeep=None).run(
-            pipeline(), {"in": rows[:number]}
+            pipeline(), {"in": rows[:number]}, finish=False
         )
     command = CliRunner()
     given = [str(path), "--zookeeper", zookeeper_hosts]
@@ -220,7 +220,7 @@ def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     command, given = CliRunner(), [str(path), "--zookeeper", zookeeper_hosts]
     run_all = LocalRunner(path, zookeeper=zookeeper_hosts, progress=False, upkeep=None).run
-    run_all(pipeline(), {"in": rows[:4]})
+    run_all(pipeline(), {"in": rows[:4]}, finish=False)
     file = next((path / "rows").glob("computation=count/*.parquet"))
     data = bytearray(file.read_bytes())
     data[40] ^= 1
@@ -232,7 +232,7 @@ def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
     mended = command.invoke(main, ["repair", *given, "--yes"], catch_exceptions=False)
     assert (mended.exit_code, "one bit is turned back" in mended.stdout) == (0, True)
     assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
-    run_all(pipeline(), {"in": rows})
+    run_all(pipeline(), {"in": rows}, finish=False)
     newest = max((path / "rows").glob("computation=count/*.parquet"))
     newest.write_bytes(newest.read_bytes()[:-9])
     planned = command.invoke(main, ["repair", *given, "--dry-run"], catch_exceptions=False)
@@ -243,6 +243,6 @@ def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
     assert command.invoke(main, ["verify", *given], catch_exceptions=False).exit_code == 0
     whole = command.invoke(main, ["repair", *given], catch_exceptions=False)
     assert (whole.exit_code, "nothing to repair" in whole.stdout) == (0, True)
-    run_all(pipeline(), {"in": rows})
+    run_all(pipeline(), {"in": rows}, finish=False)
     counted = command.invoke(main, ["rows", str(path), "count", "--json"], catch_exceptions=False)
     assert [json.loads(line)["state"] for line in counted.stdout.splitlines()] == [5]
