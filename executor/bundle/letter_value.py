@@ -18,6 +18,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, SupportsIndex
 
+from millpond.executor.computation.utf8 import has_utf8
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
@@ -115,15 +116,7 @@ def error_line(error: BaseException) -> str:
 def _json(plain: Any) -> str:
     text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     # Half a character has no UTF-8 form, but JSON can escape it.
-    return text if _has_utf8(text) else json.dumps(plain, separators=(",", ":"))
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text if has_utf8(text) else json.dumps(plain, separators=(",", ":"))
 
 
 def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
@@ -149,7 +142,7 @@ def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
 
 
 def _plain_mapping(value: Mapping[Any, Any], place: str, types: dict[str, str]) -> Any:
-    if all(isinstance(name, str) and _has_utf8(name) for name in value):
+    if all(isinstance(name, str) and has_utf8(name) for name in value):
         return {str(name): _plain(part, f"{place}/{_escaped(name)}", types) for name, part in value.items()}
     types[place] = "mapping"
     return [

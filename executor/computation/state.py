@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from millpond.executor.computation.holds import Holds
+from millpond.executor.computation.utf8 import has_utf8
 from millpond.executor.event_time.instants import Moment
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
@@ -208,7 +209,7 @@ class KeyState(State):
 
 def _checked(codec: Codec, encoded: Encoded) -> Encoded:
     if isinstance(encoded, str):
-        fits = codec.is_text and (encoded.isascii() or _has_utf8(encoded))
+        fits = codec.is_text and (encoded.isascii() or has_utf8(encoded))
     else:
         fits = isinstance(encoded, bytes) and not codec.is_text
     if fits:
@@ -218,11 +219,3 @@ def _checked(codec: Codec, encoded: Encoded) -> Encoded:
         codec=codec.name,
         type=type(encoded).__name__,
     )
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -16,13 +16,14 @@ import orjson
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter, ProductionSummary
+from millpond.executor.computation.utf8 import printable
 from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
 from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = ["WrittenLetters", "dead_letter_updates", "utf8", "write_dead_letters"]
+__all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,7 +113,7 @@ def write_dead_letters(
 def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
     fields: dict[str, object] = {
         # The text of an error may hold any string; JSON needs one with a UTF-8 form.
-        name: utf8(value) if isinstance(value, str) else value
+        name: printable(value) if isinstance(value, str) else value
         for name, value in asdict(letter).items()
     }
     fields["failed_at"] = _date(failed_at)
@@ -123,13 +124,6 @@ def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
     else:
         del fields["value_types"]
     return fields
-
-
-def utf8(text: str) -> str:
-    """
-    A text that every output can carry: a lone surrogate of a user's text is shown as its number.
-    """
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _date(at: int) -> str | int:

@@ -14,7 +14,7 @@ from typing import Final
 
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
-from millpond.executor.superstep.dead_letter import utf8
+from millpond.executor.computation.utf8 import printable
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["DeadLetterLimit", "DeadLetterMonitor"]
@@ -124,8 +124,8 @@ class DeadLetterMonitor:
                     "later ones of this computation are only counted",
                     computation,
                     tally.first.stream,
-                    utf8(str(tally.first.key)),
-                    utf8(tally.first.error),
+                    printable(str(tally.first.key)),
+                    printable(tally.first.error),
                 )
 
 
@@ -154,9 +154,9 @@ def _flood(computation: str, tally: _Tally, limit: DeadLetterLimit) -> InvalidEr
         records=tally.records,
         share=limit.share,
         stream="" if tally.first is None else tally.first.stream,
-        key=None if tally.first is None else utf8(str(tally.first.key)),
-        error="" if tally.first is None else utf8(tally.first.error),
+        key=None if tally.first is None else printable(str(tally.first.key)),
+        error="" if tally.first is None else printable(tally.first.error),
     )
     if tally.first is not None and tally.first.diagnostics:
-        error.add_note(utf8(tally.first.diagnostics))
+        error.add_note(printable(tally.first.diagnostics))
     return error

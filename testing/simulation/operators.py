@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -17,9 +17,6 @@ import orjson
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
-from millpond.executor.sinks.record import SinkRecord
-from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.sinks.take_back import take_back_sink
 from millpond.statestore.errors import DataError, MillpondError
 from millpond.statestore.identity.adoption import Adoption, adopt_store
@@ -31,10 +28,11 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import Clock, Objects, Rng, Superstep, WallTimeMicros
+from millpond.statestore.types import Objects, Rng, Superstep, WallTimeMicros
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import OPERATOR_FAULTS
+from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
 from millpond.testing.simulation.world import FOLDER, ROWS, World
@@ -71,6 +69,12 @@ class _Fork:
         """
         return {name: disk for name, disk in self.disks.items() if name not in (ROWS, FOLDER)}
 
+    def disk_of_sink(self, name: str) -> MemoryObjects:
+        """
+        The disk of a sink, an empty one if the fork has none of it.
+        """
+        return self.disks.setdefault(name, MemoryObjects(name))
+
 
 class _Clock:
     """
@@ -89,38 +93,6 @@ class _Clock:
 
     def sleep_ms(self, duration_ms: float) -> None:
         self._slept_us += int(duration_ms * 1_000)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ForkSink:
-    """
-    A `DeltaSink` whose table is on a disk of a fork.
-    """
-
-    fork: _Fork
-    sink: DeltaSink
-
-    @property
-    def identity(self) -> str:
-        return self.sink.identity
-
-    def open(
-        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> DeltaSinkWriter:
-        return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
-
-    def open_for(
-        self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> DeltaSinkWriter:
-        disk = self.fork.disks.setdefault(record.name, MemoryObjects(record.name))
-        return DeltaSinkWriter(
-            disk,
-            clock or SystemClock(),
-            rng or SeededRng(0),
-            name=record.name,
-            record=record,
-            schema=self.sink.schema,
-        )
 
 
 class Operators:
@@ -332,10 +304,7 @@ class Operators:
     @contextmanager
     def _running(self, fork: _Fork) -> Iterator[LocalRun]:
         pipeline = self._workload.pipeline()
-        sinks = pipeline._sinks  # noqa: SLF001 - sinks into tables are sent to disks of the fork
-        for name, node in sinks.items():
-            if isinstance(node.sink, DeltaSink):
-                sinks[name] = replace(node, sink=_ForkSink(fork, node.sink))
+        simulate_sinks(pipeline, fork.disk_of_sink, SystemClock(), SeededRng(0))
         with self._store(fork) as store:
             runner = LocalRunner(store, progress=False, upkeep=None, clock=self._clock, rng=self._rng())
             with runner.start(pipeline, stepping=True) as run:

@@ -15,9 +15,6 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
-from millpond.executor.sinks.record import SinkRecord
-from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
@@ -26,10 +23,11 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Sequencer
+from millpond.statestore.types import TIME_MAX_US, Sequencer
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw, ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
 
@@ -348,10 +346,7 @@ class SimulatedProcess:
 
     def _pipeline(self) -> EnginePipeline:
         pipeline = self._make_pipeline()
-        sinks = pipeline._sinks  # noqa: SLF001 - sinks into tables are sent to disks of the world
-        for name, node in sinks.items():
-            if isinstance(node.sink, DeltaSink):
-                sinks[name] = replace(node, sink=_SimulatedSink(self, node.sink))
+        simulate_sinks(pipeline, lambda sink: SimulatedDisk(self.world, self, sink), self.clock, self._rng)
         injectors = pipeline._injectors  # noqa: SLF001 - publishers give up earlier than real ones
         for stream, injector in injectors.items():
             injectors[stream] = replace(injector, id_slack_us=self._settings.id_slack_ms * 1_000)
@@ -425,35 +420,3 @@ class _Leases(MemoryLeases):
             except ConflictError:
                 self.stand_by(rounds)
                 rounds += 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SimulatedSink:
-    """
-    A `DeltaSink` whose table is on a disk of the world.
-    """
-
-    process: SimulatedProcess
-    sink: DeltaSink
-
-    @property
-    def identity(self) -> str:
-        return self.sink.identity
-
-    def open(
-        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> DeltaSinkWriter:
-        return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
-
-    def open_for(
-        self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> DeltaSinkWriter:
-        process = self.process
-        return DeltaSinkWriter(
-            SimulatedDisk(process.world, process, record.name),
-            clock or process.clock,
-            rng or process._rng,  # noqa: SLF001 - its own
-            name=record.name,
-            record=record,
-            schema=self.sink.schema,
-        )
