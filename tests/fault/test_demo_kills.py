@@ -29,10 +29,10 @@ from tests.short_lived import SHORT_LIVED
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-WEEKS: Final = ("--first", "2013-01-25", "--last", "2013-02-09", "--flights-per-file", "1400")
+WEEKS: Final = ("--first", "2013-01-25", "--last", "2013-02-09", "--flights-per-file", "2800")
 COMPUTATIONS: Final = ("window_counter", "hour_model", "detector")
 _POLL_MS: Final = 2
-_PATIENCE_MS: Final = 120_000
+_PATIENCE_MS: Final = 240_000
 
 Moment = Callable[[Path, int], bool]
 """Whether a run (its output folder) has reached a certain point of the superstep with this number."""
@@ -74,11 +74,11 @@ def _done(output: Path, number: int) -> bool:
 
 
 KILLS: Final[tuple[tuple[Moment, int], ...]] = (
-    (_planned, 2),
-    (_written, 5),
-    (_committed, 10),
-    (_delivered, 7),
-    (_done, 9),
+    (_planned, 1),
+    (_written, 2),
+    (_done, 2),
+    (_delivered, 4),
+    (_committed, 9),
 )
 """Points at which the driver is killed, one after another, in one run."""
 

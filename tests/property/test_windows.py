@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millpond.dataflow.combiners.combiners import Sum, ToList
 from millpond.dataflow.step.key_windows import KeyWindows
 from millpond.dataflow.step.pane import WindowedValue
-from millpond.dataflow.step.strategy import Accumulation, Closing, WindowingStrategy
+from millpond.dataflow.step.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
 from millpond.dataflow.triggers.count_triggers import AfterCount
@@ -86,7 +86,9 @@ class _Key:
 
     def add(self, times: list[int]) -> None:
         windows = self._open(self.watermark)
-        windows.add([Element(value=at, at=at, key="k") for at in sorted(times)])
+        # Triggers that are asked after each element are asked in the order of arrival.
+        arrived = times if self.strategy.asked == "element" else sorted(times)
+        windows.add([Element(value=at, at=at, key="k") for at in arrived])
         self._store(windows)
         self.advance(self.watermark)
 
@@ -214,6 +216,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     combiner=st.sampled_from(TimestampCombiner),
     closing=st.sampled_from(["never", "if_non_empty", "always"]),
     restart=st.booleans(),
+    asked=st.sampled_from(["element", "bundle"]),
 )
 @settings(max_examples=40)
 def test_the_local_runner_shows_what_a_slow_engine_shows(
@@ -225,6 +228,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     combiner: TimestampCombiner,
     closing: Closing,
     restart: bool,
+    asked: Asked,
 ) -> None:
     """
     State, timers and holds of the real engine give the panes of a slow, obvious one.
@@ -236,6 +240,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
         allowed_lateness=lateness,
         timestamp_combiner=combiner,
         closing=closing,
+        asked=asked,
     )
     run, shown = LocalTranscriptRun(strategy), []
     run.advance_watermark(0)
