@@ -63,6 +63,16 @@ class _ByTag(CombineFn):
         accumulator[tag].remove(inner)
         return accumulator
 
+    def uncombine_if_held(
+        self, accumulator: dict[str, list[Any]], value: tuple[str, Any]
+    ) -> tuple[dict[str, list[Any]], bool]:
+        """
+        Remove one occurrence of the value from the list of its tag, if there is one.
+        """
+        tag, inner = value
+        is_held = inner in accumulator[tag]
+        return (self.uncombine(accumulator, value) if is_held else accumulator), is_held
+
 
 class _CoGrouping(WindowedComputation):
     """

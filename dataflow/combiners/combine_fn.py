@@ -113,3 +113,16 @@ class CombineFn:
             InvalidError: the function has no inverse, or the accumulator does not hold the value.
         """
         raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)
+
+    def uncombine_if_held(self, accumulator: Any, value: Any) -> tuple[Any, bool]:
+        """
+        `uncombine`, where an earlier pane may have shown the value and cleared it since.
+
+        Called in place of `uncombine` where panes clear the window's contents. Numbers go below zero then,
+        so that panes still add up: that is the default. A combiner that refuses a value which it does not
+        hold, such as a list, overrides this and leaves the accumulator as it is.
+
+        Returns:
+            The accumulator, and whether the retraction has changed anything.
+        """
+        return self.uncombine(accumulator, value), True

@@ -15,6 +15,15 @@ from typing import Any
 import orjson
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor, extract
+from millpond.dataflow.combiners.exact_sum import (
+    Total,
+    merged,
+    number_of,
+    quotient,
+    with_number,
+    with_numbers,
+    without,
+)
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["Count", "CountDistinct", "Max", "Mean", "Min", "Quantiles", "Sum", "ToList", "TopN"]
@@ -78,47 +87,75 @@ class Count(CombineFn):
 @dataclass(frozen=True)
 class Sum(_OfValue):
     """
-    Sum of numbers.
+    Exact sum of whole numbers and floats: rounded once, when it is shown, whatever the order.
+
+    What is retracted leaves no trace. While no float is among them, the sum is an ``int``, and otherwise
+    the ``float`` nearest to the exact sum. Infinities and NaN add up as in IEEE 754 and can be retracted;
+    so can a sum beyond the range of floats, which is infinite. A pane has null in place of these, and the
+    nearest float in place of whole numbers beyond 64 bits, because JSON cannot say them.
 
     Args:
         of: which part of an element is summed; the whole value by default.
 
     Example:
-        >>> Sum("score").add_all(0, [{"score": 3}, {"score": 4}])
-        7
+        >>> prices = Sum("price")
+        >>> accumulator = prices.add_all(0, [{"price": 0.1}, {"price": 1e17}])
+        >>> prices.extract(prices.uncombine(accumulator, {"price": 1e17}))
+        0.1
     """
 
     of: ValueExtractor = None
 
-    def create(self) -> int | float:
+    def create(self) -> Total:
         """
         Zero.
         """
         return 0
 
-    def add(self, accumulator: Any, value: Any) -> Any:
+    def add(self, accumulator: Total, value: Any) -> Total:
         """
         Add the element's number.
-        """
-        return accumulator + extract(self.of, value)
 
-    def merge(self, accumulators: Sequence[Any]) -> Any:
+        Raises:
+            InvalidError: it is neither a whole number nor a float.
         """
-        Sum of the sums.
-        """
-        return sum(accumulators)
+        return with_number(accumulator, extract(self.of, value))
 
-    def uncombine(self, accumulator: Any, value: Any) -> Any:
+    def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
         """
-        Subtract the element's number.
+        Add the numbers of a bundle of elements.
         """
-        return accumulator - extract(self.of, value)
+        return _with_all(accumulator, [extract(self.of, value) for value in values])
+
+    def merge(self, accumulators: Sequence[Total]) -> Total:
+        """
+        Sum of the sums; the same in any order.
+        """
+        return merged(accumulators)
+
+    def extract(self, accumulator: Total) -> int | float:
+        """
+        The sum, rounded once if there are floats in it.
+        """
+        return number_of(accumulator)
+
+    def uncombine(self, accumulator: Total, value: Any) -> Total:
+        """
+        Subtract the element's number: as if it had never been added.
+        """
+        return without(accumulator, extract(self.of, value))
+
+
+def _with_all(total: Total, numbers: list[Any]) -> Total:
+    return with_number(total, numbers[0]) if len(numbers) == 1 else with_numbers(total, numbers)
 
 
 @dataclass(frozen=True)
 class Mean(_OfValue):
     """
-    Arithmetic mean of numbers; ``None`` if there are none.
+    Arithmetic mean of whole numbers and floats; ``None`` if there are none.
+
+    It is the float nearest to the exact mean, in any order of elements and after any retractions; see `Sum`.
 
     Args:
         of: which part of an element is averaged; the whole value by default.
@@ -136,25 +173,33 @@ class Mean(_OfValue):
         """
         Add the element's number to the sum, and one to the count.
         """
-        return [accumulator[0] + extract(self.of, value), accumulator[1] + 1]
+        return [with_number(accumulator[0], extract(self.of, value)), accumulator[1] + 1]
+
+    def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
+        """
+        Add the numbers of a bundle of elements, and their count.
+        """
+        numbers = [extract(self.of, value) for value in values]
+        return [_with_all(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         """
         Sums of the sums and of the counts.
         """
-        return [sum(total for total, _ in accumulators), sum(count for _, count in accumulators)]
+        return [merged([total for total, _ in accumulators]), sum(count for _, count in accumulators)]
 
     def extract(self, accumulator: list[Any]) -> float | None:
         """
         Sum divided by count; ``None`` if there are no elements.
         """
-        return accumulator[0] / accumulator[1] if accumulator[1] else None
+        total, count = accumulator
+        return quotient(total, count) if count else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
         """
         Subtract the element's number from the sum, and one from the count.
         """
-        return [accumulator[0] - extract(self.of, value), accumulator[1] - 1]
+        return [without(accumulator[0], extract(self.of, value)), accumulator[1] - 1]
 
 
 def _without(elements: list[Any], value: Any) -> list[Any]:
@@ -163,6 +208,11 @@ def _without(elements: list[Any], value: Any) -> list[Any]:
     rest = list(elements)
     rest.remove(value)
     return rest
+
+
+def _without_if_held(elements: list[Any], value: Any) -> tuple[list[Any], bool]:
+    is_held = value in elements
+    return (_without(elements, value) if is_held else elements), is_held
 
 
 @dataclass(frozen=True)
@@ -209,6 +259,12 @@ class ToList(_OfValue):
             InvalidError: there is no equal element.
         """
         return _without(accumulator, extract(self.of, value))
+
+    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
+        """
+        Remove the first equal element, if there is one.
+        """
+        return _without_if_held(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)
@@ -291,9 +347,22 @@ class TopN(_OfValue):
         Raises:
             InvalidError: ``retractable`` is not set, or there is no equal element.
         """
+        self._refuse_retractions()
+        return _without(accumulator, extract(self.of, value))
+
+    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
+        """
+        Remove the first equal element, if there is one.
+
+        Raises:
+            InvalidError: ``retractable`` is not set.
+        """
+        self._refuse_retractions()
+        return _without_if_held(accumulator, extract(self.of, value))
+
+    def _refuse_retractions(self) -> None:
         if not self.retractable:
             raise InvalidError("retractions need a combiner with retractable=True", combiner=self)
-        return _without(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)

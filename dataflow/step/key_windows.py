@@ -40,10 +40,12 @@ Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 _RINGS_MAX: Final = 100_000
 _DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
-WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST)
+_AFTER_CLEAR: Final = "after_clear"
+WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR)
 """
-Counters of elements that no pane shows: ``dropped``, all of whose windows had expired, and
-``after_last``, whose window's trigger had finished.
+Counters of elements that no pane shows: ``dropped``, all of whose windows had expired;
+``after_last``, whose window's trigger had finished; and ``after_clear``, retractions of elements that
+a pane has shown and cleared, where the combiner has nothing left to take back.
 """
 
 
@@ -164,8 +166,10 @@ class KeyWindows:
         if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
             self._note_times(state, members)
         accumulator = state.accumulator if state.has_contents else self._combine.create()
-        state.accumulator, state.has_contents = self._combined(accumulator, members), True
-        state.news += len(members)
+        state.accumulator, without_effect = self._combined(accumulator, members)
+        state.has_contents = True
+        state.news += len(members) - without_effect
+        self.counts[_AFTER_CLEAR] += without_effect
         state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
 
     def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
@@ -175,15 +179,22 @@ class KeyWindows:
             if at is not None and at >= self._watermark:
                 state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
-    def _combined(self, accumulator: Any, members: Sequence[Element]) -> Any:
-        combine = self._combine
+    def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
+        """
+        The accumulator with the elements in it, and how many retractions among them had no effect.
+        """
+        combine, may_clear, without_effect = self._combine, self._strategy.accumulation.may_clear, 0
         for is_retraction, run in groupby(members, attrgetter("is_retraction")):
-            if is_retraction:
-                for element in run:
-                    accumulator = combine.uncombine(accumulator, element.value)
-            else:
+            if not is_retraction:
                 accumulator = combine.add_all(accumulator, [element.value for element in run])
-        return accumulator
+                continue
+            for element in run:
+                if may_clear:
+                    accumulator, has_effect = combine.uncombine_if_held(accumulator, element.value)
+                    without_effect += not has_effect
+                else:
+                    accumulator = combine.uncombine(accumulator, element.value)
+        return accumulator, without_effect
 
     # -- merging ---------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from millpond.dataflow.step.json_numbers import as_json_numbers
 from millpond.dataflow.windows.window import Window
 
 __all__ = ["Pane", "Timing", "WindowedValue"]
@@ -138,7 +139,7 @@ class WindowedValue:
         The envelope, a JSON object.
         """
         return {
-            "value": self.value,
+            "value": as_json_numbers(self.value),
             "window": list(self.window),
             "at": self.at,
             "pane": self.pane.to_json(),

@@ -38,6 +38,13 @@ class Accumulation(StrEnum):
     CLEAR_BY_DEFAULT = "clear_by_default"
     ACCUMULATE_BY_DEFAULT = "accumulate_by_default"
 
+    @property
+    def may_clear(self) -> bool:
+        """
+        Whether any pane clears the contents.
+        """
+        return self not in (Accumulation.ACCUMULATING, Accumulation.RETRACTING)
+
     def clears(self, asked: Contents) -> bool:
         """
         Whether contents are cleared after a pane, given the trigger's request.

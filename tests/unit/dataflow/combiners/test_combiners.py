@@ -5,8 +5,10 @@ Combine functions: over elements, over merged parts, and after retractions.
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +101,17 @@ def test_a_field_is_combined() -> None:
     assert Max(lambda value: value["score"]).extract([7]) == 7
 
 
+def test_numbers_of_other_types_are_summed() -> None:
+    """
+    Booleans count as whole numbers, and numpy's numbers as those that they are.
+    """
+    numbers = [True, False, np.int64(3), np.float64(0.5), 2]
+
+    assert Sum().extract(_over(Sum(), numbers)) == 6.5
+    assert Sum().extract(Sum().uncombine(_over(Sum(), numbers), np.float64(0.5))) == 6
+    assert Sum().extract(Sum().add_all(0, [True, 2, 3.5])) == 6.5
+
+
 def test_nothing_has_no_mean() -> None:
     """
     Mean, extremes and quantiles of no elements are null.
@@ -117,11 +130,14 @@ def test_nothing_has_no_mean() -> None:
         lambda: Quantiles(at=(2,)),
         lambda: Max().uncombine([3], 3),
         lambda: ToList().uncombine([3], 4),
+        lambda: Sum().add(0, None),
+        lambda: Sum().add_all(0, [1, "2"]),
+        lambda: Mean().add([0, 0], Decimal("0.1")),
     ],
 )
 def test_what_cannot_be_combined_is_refused(attempt) -> None:
     """
-    A missing field, an invalid argument, and a retraction of an unknown element are errors.
+    A missing field, what is no number, an invalid argument, and a retraction of an unknown element are errors.
     """
     with pytest.raises(InvalidError):
         attempt()

@@ -1,0 +1,351 @@
+"""
+Exact sums of whole numbers and floats, as plain JSON data: what is taken back leaves no trace.
+
+A float is added without rounding, after Shewchuk: the sum of the floats is kept as the shortest list of
+floats that add up to it, the first of which is the sum rounded once. `math.fsum` finds them one after the
+other. The list follows from the exact sum alone, so neither the order of the additions nor that of merges
+matters (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
+
+A total is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
+of floats in it, and ``parts``, their sum. It has more only where that is needed: ``ints``, the sum of the
+whole numbers; ``inf``, ``-inf`` and ``nan``, how often each came; ``units``, in place of ``parts``, the sum
+in multiples of the smallest float as hexadecimal text, where it lies beyond the range of floats. A ``float``
+is a total that an earlier version has stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import index, neg
+from typing import Any, Final, TypeAlias
+
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["Total", "merged", "number_of", "quotient", "with_number", "with_numbers", "without"]
+
+Total: TypeAlias = int | float | dict[str, Any]
+"""A sum as plain JSON data; see the module's description."""
+
+_FLOAT: Final = frozenset({float})
+_NUMBERS: Final = frozenset({int, float, bool})
+_FIELDS: Final = 3
+_FIELDS_WITHOUT_INTS: Final = 2
+_SPECIAL: Final = ("inf", "-inf", "nan")
+_UNITS_IN_ONE: Final = 1 << 1074
+"""Every finite float is a multiple of the smallest, 2**-1074."""
+
+_JSON_MIN: Final = -(2**63)
+_JSON_MAX: Final = 2**64 - 1
+_EXACT_INT_MAX: Final = 2**53
+"""Whole numbers up to this are floats as they are."""
+
+
+def with_number(total: Total, number: Any) -> Total:
+    """
+    The total with ``number`` added, exactly; see `with_numbers`.
+    """
+    # The shortest ways for what comes most often: whole numbers alone, floats alone, then both.
+    kind = type(number)
+    if kind is int and type(total) is int:
+        return _whole(total + number)
+    if kind is float and isinstance(total, dict) and len(total) == _FIELDS_WITHOUT_INTS:
+        summed = _parts([*total["parts"], number]) if "parts" in total else None
+        if summed:
+            return {"floats": total["floats"] + 1, "parts": summed}
+    plain = _plain_fields(total)
+    if plain is None or kind not in _NUMBERS:
+        return _changed(total, (number,), 1)
+    floats, parts, ints = plain
+    if kind is not float:
+        return _plain_total(floats, list(parts), ints + number)
+    summed = _parts([*parts, number])
+    return _changed(total, (number,), 1) if summed is None else _plain_total(floats + 1, summed, ints)
+
+
+def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
+    """
+    The total with ``numbers`` added, exactly.
+
+    Raises:
+        InvalidError: one of them is neither a whole number nor a float.
+    """
+    return _changed(total, numbers, 1)
+
+
+def without(total: Total, number: Any) -> Total:
+    """
+    The total with ``number`` taken away, exactly: as if it had never been added.
+
+    Raises:
+        InvalidError: it is neither a whole number nor a float.
+    """
+    return _changed(total, (number,), -1)
+
+
+def _changed(total: Total, numbers: Sequence[Any], sign: int) -> Total:
+    kinds = set(map(type, numbers))
+    if kinds <= _NUMBERS:
+        if float not in kinds and type(total) is int:
+            return _whole(total + sign * sum(numbers))
+        plain = _plain_fields(total)
+        if plain is not None:
+            changed = _changed_plainly(*plain, numbers, sign, is_all_floats=kinds == _FLOAT)
+            if changed is not None:
+                return changed
+    opened = _Opened.of(total)
+    for number in numbers:
+        opened.add(_plain(number), sign)
+    return opened.closed()
+
+
+def _changed_plainly(
+    floats: int, parts: Sequence[float], ints: int, numbers: Sequence[Any], sign: int, *, is_all_floats: bool
+) -> Total | None:
+    """
+    The same for what nearly all totals and numbers are; ``None`` for the others.
+    """
+    added = numbers
+    if not is_all_floats:
+        added = [number for number in numbers if type(number) is float]
+        ints += sign * sum(number for number in numbers if type(number) is not float)
+    summed = _parts([*parts, *(added if sign > 0 else map(neg, added))])
+    return None if summed is None else _plain_total(floats + sign * len(added), summed, ints)
+
+
+def _plain_total(floats: int, parts: list[float], ints: int) -> Total:
+    if not (floats or parts):
+        return _whole(ints)
+    return (
+        {"floats": floats, "parts": parts, "ints": _stored_int(ints)}
+        if ints
+        else {"floats": floats, "parts": parts}
+    )
+
+
+def merged(totals: Sequence[Total]) -> Total:
+    """
+    The sum of totals; the same in any order.
+    """
+    plain = list(map(_plain_fields, totals))
+    if None not in plain:
+        known = [fields for fields in plain if fields is not None]
+        summed = _parts([part for _, parts, _ in known for part in parts])
+        if summed is not None:
+            return _plain_total(
+                sum(fields[0] for fields in known), summed, sum(fields[2] for fields in known)
+            )
+    all_of_them = _Opened()
+    for total in totals:
+        all_of_them.join(_Opened.of(total))
+    return all_of_them.closed()
+
+
+def number_of(total: Total) -> int | float:
+    """
+    The sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
+
+    As in IEEE 754, a sum beyond the range of floats is infinite, and one of both infinities, or of a NaN, is NaN.
+    """
+    if not isinstance(total, dict):
+        return total
+    plain = _plain_fields(total)
+    if plain is not None:
+        _, parts, ints = plain
+        if not ints:
+            return parts[0] if parts else 0.0
+        if abs(ints) <= _EXACT_INT_MAX:
+            return math.fsum([ints, *parts])
+    opened = _Opened.of(total)
+    if opened.is_whole():
+        return opened.ints
+    return opened.special() or _ratio(opened.in_units(), _UNITS_IN_ONE)
+
+
+def quotient(total: Total, count: int) -> float:
+    """
+    The float nearest to the exact sum divided by ``count``, which is not zero.
+    """
+    if not isinstance(total, dict):
+        return total / count
+    plain = _plain_fields(total)
+    if plain is not None and len(plain[1]) <= 1 and not plain[2]:
+        return sum(plain[1]) / count
+    opened = _Opened.of(total)
+    special = opened.special()
+    return special / count if special else _ratio(opened.in_units(), count * _UNITS_IN_ONE)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """
+    A total to be worked on: any mixture of numbers.
+    """
+
+    ints: int = 0
+    floats: int = 0
+    finite: list[float] = field(default_factory=list)
+    units: int = 0
+    specials: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SPECIAL, 0))
+
+    @classmethod
+    def of(cls, total: Total) -> _Opened:
+        if isinstance(total, int):
+            return cls(ints=total)
+        if isinstance(total, float):
+            return cls(floats=1, finite=[total])
+        return cls(
+            ints=int(total.get("ints", 0)),
+            floats=total.get("floats", 0),
+            finite=list(total.get("parts", ())),
+            units=int(total.get("units", "0"), 16),
+            specials={name: total.get(name, 0) for name in _SPECIAL},
+        )
+
+    def add(self, number: float, sign: int) -> None:
+        if isinstance(number, int):
+            self.ints += sign * number
+            return
+        self.floats += sign
+        if math.isfinite(number):
+            self.finite.append(sign * number)
+        else:
+            self.specials[str(number)] += sign
+
+    def join(self, other: _Opened) -> None:
+        self.ints += other.ints
+        self.floats += other.floats
+        self.finite += other.finite
+        self.units += other.units
+        for name in _SPECIAL:
+            self.specials[name] += other.specials[name]
+
+    def closed(self) -> Total:
+        """
+        The total as plain data: one form for each sum and count of floats.
+        """
+        fields: dict[str, Any] = {"floats": self.floats}
+        parts = None if self.units else _parts(list(self.finite))
+        if parts is None:
+            units = self.units + sum(map(_units, self.finite))
+            parts = _parts_of_units(units)
+            if parts is None:
+                fields["units"] = hex(units)
+        if parts is not None:
+            fields["parts"] = parts
+        counts = {name: count for name, count in self.specials.items() if count}
+        if not (self.floats or parts or counts) and "units" not in fields:
+            return _whole(self.ints)
+        if self.ints:
+            fields["ints"] = _stored_int(self.ints)
+        return {**fields, **counts}
+
+    def is_whole(self) -> bool:
+        return not (self.floats or self.finite or self.units or any(self.specials.values()))
+
+    def special(self) -> float:
+        """
+        The sum if that is no finite number, and otherwise 0. A negative count is of what was taken back.
+        """
+        counts = self.specials
+        if counts["nan"]:
+            return math.nan
+        up, down = counts["inf"], counts["-inf"]
+        is_up, is_down = up > 0 or down < 0, down > 0 or up < 0
+        if is_up and is_down:
+            return math.nan
+        return math.inf if is_up else -math.inf if is_down else 0.0
+
+    def in_units(self) -> int:
+        return self.units + sum(map(_units, self.finite)) + self.ints * _UNITS_IN_ONE
+
+
+def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
+    """
+    The number of floats, their parts and the sum of the whole numbers; ``None`` for a total with more to it.
+    """
+    if isinstance(total, int):
+        return 0, (), total
+    if isinstance(total, float) or "parts" not in total:
+        return None
+    size = len(total)
+    if size == _FIELDS_WITHOUT_INTS:
+        return total["floats"], total["parts"], 0
+    ints = total.get("ints")
+    return (total["floats"], total["parts"], ints) if size == _FIELDS and type(ints) is int else None
+
+
+def _parts(numbers: list[float]) -> list[float] | None:
+    """
+    The list for the sum of ``numbers``, greatest first; ``None`` if they, or sums on the way, are not finite.
+
+    The given list is used up.
+    """
+    try:
+        part = math.fsum(numbers)
+        if part - part:  # NaN for what is not finite
+            return None
+        parts: list[float] = []
+        while part:
+            parts.append(part)
+            numbers.append(-part)
+            part = math.fsum(numbers)
+    except (OverflowError, ValueError):  # beyond the range of floats, or both infinities
+        return None
+    return parts
+
+
+def _parts_of_units(units: int) -> list[float] | None:
+    """
+    The same list from a sum in multiples of the smallest float; ``None`` if it is beyond the range.
+    """
+    parts: list[float] = []
+    while units:
+        part = _ratio(units, _UNITS_IN_ONE)
+        if math.isinf(part):
+            return None
+        parts.append(part)
+        units -= _units(part)
+    return parts
+
+
+def _units(number: float) -> int:
+    numerator, denominator = number.as_integer_ratio()
+    return numerator * (_UNITS_IN_ONE // denominator)
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    """
+    The float nearest to a quotient of whole numbers; infinite beyond the range.
+    """
+    try:
+        return numerator / denominator
+    except OverflowError:
+        return math.inf if (numerator > 0) == (denominator > 0) else -math.inf
+
+
+def _whole(number: int) -> Total:
+    stored = _stored_int(number)
+    return stored if isinstance(stored, int) else {"ints": stored}
+
+
+def _stored_int(number: int) -> int | str:
+    """
+    A whole number as JSON has it; as text beyond 64 bits.
+    """
+    return number if _JSON_MIN <= number <= _JSON_MAX else str(number)
+
+
+def _plain(number: Any) -> int | float:
+    """
+    A number as ``int`` or ``float``, of whatever type that has the same values.
+    """
+    if isinstance(number, float):
+        return float(number)
+    try:
+        return int(index(number))
+    except TypeError as cause:
+        raise InvalidError(
+            "sums and means are of whole numbers and floats", type=type(number).__qualname__
+        ) from cause

@@ -1,0 +1,130 @@
+"""
+Sums and means are exact, in any order, cut and merge, and after any retraction: `fractions.Fraction` says so too.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.dataflow.combiners.combiners import Mean, Sum
+from millpond.statestore.rows.codec import JsonCodec
+
+_NUMBERS = st.one_of(
+    st.floats(-1e3, 1e3),
+    st.floats(),
+    st.integers(-1_000, 1_000),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([-1e17, 2.5, 0.1, 1e308, -1e308, 1.7976931348623157e308, 5e-324, 2**53 + 1, 2**63]),
+)
+_MANY = st.lists(_NUMBERS, max_size=12)
+_BOTH = pytest.mark.parametrize("combine", [Sum(), Mean()], ids=repr)
+
+
+def _stored(accumulator: Any) -> Any:
+    codec = JsonCodec()
+    return codec.decode(codec.encode(accumulator))
+
+
+def _over(combine: Sum | Mean, numbers: list[Any]) -> Any:
+    return combine.add_all(combine.create(), numbers)
+
+
+def _exact(combine: Sum | Mean, numbers: list[Any]) -> int | float | None:
+    """
+    The sum or the mean in fractions, rounded once; infinities and NaN as IEEE 754 adds them.
+    """
+    count = len(numbers) if isinstance(combine, Mean) else 1
+    if not count:
+        return None
+    floats = [number for number in numbers if isinstance(number, float)]
+    if not floats and isinstance(combine, Sum):
+        return sum(numbers)
+    endless = {number for number in floats if math.isinf(number)}
+    if len(endless) == 2 or any(map(math.isnan, floats)):
+        return math.nan
+    if endless:
+        return endless.pop()
+    exact = sum(map(Fraction, numbers)) / Fraction(count)
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def _same(shown: Any, expected: Any) -> bool:
+    both_nan = shown is not None and expected is not None and math.isnan(shown) and math.isnan(expected)
+    return type(shown) is type(expected) and (shown == expected or both_nan)
+
+
+@_BOTH
+@given(numbers=_MANY)
+def test_the_sum_is_rounded_once(combine: Sum | Mean, numbers: list[Any]) -> None:
+    """
+    What is shown is the exact sum or mean as fractions have it, rounded to the nearest float.
+    """
+    shown, expected = combine.extract(_stored(_over(combine, numbers))), _exact(combine, numbers)
+
+    assert _same(shown, expected), (shown, expected)
+
+
+@_BOTH
+@given(stays=_MANY, goes=_MANY, data=st.data())
+def test_a_retraction_leaves_no_trace(
+    combine: Sum | Mean, stays: list[Any], goes: list[Any], data: st.DataObject
+) -> None:
+    """
+    Numbers that come and go, in any order, leave the accumulator of those that stay, bit for bit.
+    """
+    accumulator = combine.create()
+    moves = [(number, False) for number in stays + goes] + [(number, True) for number in goes]
+    for number, is_retraction in data.draw(st.permutations(moves)):
+        change = combine.uncombine if is_retraction else combine.add
+        accumulator = _stored(change(accumulator, number))
+
+    assert accumulator == _stored(_over(combine, stays))
+    assert _same(combine.extract(accumulator), _exact(combine, stays))
+
+
+@_BOTH
+@given(numbers=_MANY, data=st.data())
+def test_cuts_orders_and_merges_do_not_matter(
+    combine: Sum | Mean, numbers: list[Any], data: st.DataObject
+) -> None:
+    """
+    The same numbers in another order, in parts that are merged in another order, have the same accumulator.
+    """
+    shuffled = data.draw(st.permutations(numbers))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=4)))
+    parts = [
+        _stored(_over(combine, shuffled[start:end]))
+        for start, end in zip([0, *cuts], [*cuts, len(numbers)], strict=True)
+    ]
+
+    assert _stored(combine.merge(parts)) == _stored(_over(combine, numbers))
+
+
+@pytest.mark.parametrize(
+    ("combine", "old", "goes", "shown"),
+    [
+        (Sum(), 6.5, 2.5, 4.0),
+        (Sum(), 7, 3, 4),
+        (Mean(), [6.5, 2], 2.5, 4.0),
+        (Mean(), [7, 2], 3, 4.0),
+    ],
+    ids=str,
+)
+def test_accumulators_of_earlier_versions_go_on(combine: Sum | Mean, old: Any, goes: Any, shown: Any) -> None:
+    """
+    A plain number, which earlier versions have stored, is a sum like any other: added to, merged and taken from.
+    """
+    added = combine.extract(combine.uncombine(combine.add(old, 10.25), 10.25))
+    merged = combine.extract(combine.merge([old, combine.create()]))
+
+    assert added == merged == combine.extract(old)
+    assert combine.extract(combine.uncombine(old, goes)) == shown
