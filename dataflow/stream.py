@@ -4,10 +4,11 @@ Streams with windows: the methods that the dataflow layer adds to the engine's s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
+from millpond.dataflow.combiners.combine_fields import CombineFields
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.step.element_wise import ElementWise, PaneKey, TimestampShift
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from millpond.executor.event_time.duration import Duration, Instant
     from millpond.executor.event_time.late_data_horizon import LateDataHorizon
     from millpond.executor.pipeline.key_extractor import KeyExtractor
+    from millpond.executor.pipeline.nodes import OnError, OnLate
+    from millpond.executor.pipeline.weak import ProductionMode
 
 __all__ = ["DataflowStream", "WindowedStream"]
 
@@ -220,42 +223,77 @@ class WindowedStream:
         """
         return replace(self, stream=self.stream.map(function, name=name, key=key, **options))
 
+    @overload
     def combine(
         self,
-        combine: CombineFn,
+        combine: CombineFn | Mapping[str, CombineFn],
         *,
         name: str,
         key: KeyExtractor = None,
         result: Callable[[str, Any, Window], Any] | None = None,
         **options: Unpack[ComputationOptions],
+    ) -> DataflowStream: ...
+
+    @overload
+    def combine(
+        self,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
+        exactly_once: bool = True,
+        on_error: OnError = "dead_letter",
+        retries: int = 2,
+        intervals: int | None = None,
+        on_late: OnLate | Mapping[str, OnLate] = "process",
+        productions: ProductionMode = "strong",
+        user_code_timeout_ms: float | None = None,
+        renamed_from: str | None = None,
+        **fields: CombineFn,
+    ) -> DataflowStream: ...
+
+    def combine(
+        self,
+        combine: CombineFn | Mapping[str, CombineFn] | None = None,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
+        **fields: Any,
     ) -> DataflowStream:
         """
-        Combine the elements of each key and window into one value.
+        Combine the elements of each key and window into one value, or into several fields of one value.
 
         Args:
-            combine: the combine function, for example ``Count()``.
+            combine: the combine function, for example ``Count()``; or several by the names of their
+                fields, which may be given as keywords instead: ``total=Sum("amount"), visits=Count()``.
+                The combined value is then an object with these fields, each of which may be a column
+                of a sink. A field that has the name of an argument or an option goes into a mapping.
             name: the step's name, its table in SQL, and the name of its output stream.
             key: how to extract the grouping key from a value (of a windowed step's result: from the
                 value inside its envelope); the record's own key by default.
             result: takes the key, the combined value and the window, and returns the value to emit; by
                 default the combined value itself. Use it to emit the key too, so that a later step can
                 group by it.
-            options: see `ComputationOptions`.
+            fields: several combine functions, and options; see `ComputationOptions`.
 
         Returns:
             The stream of panes: envelopes with ``value``, ``window``, ``at`` and ``pane``.
 
         Raises:
-            InvalidError: ``combine`` is not a `CombineFn` instance, or the step is invalid; the error
-                names the step.
+            InvalidError: a combiner is not a `CombineFn` instance, there is none, one combiner is given
+                together with fields, or the step is invalid; the error names the step.
 
         Example:
             >>> by_team = scores.combine(Sum("score"), name="sums", result=lambda team, score, _: [team, score])
+            >>> both = scores.combine(total=Sum("score"), best=Max("score"), name="both")
         """
-        if not isinstance(combine, CombineFn):
-            raise InvalidError("combine takes an instance of a CombineFn", computation=name, combine=combine)
+        options = ComputationOptions()
+        for option in ComputationOptions.__annotations__.keys() & fields.keys():
+            options[option] = fields.pop(option)  # type: ignore[literal-required]  # one of its keys
+        chosen = _chosen(combine, fields, step=name)
         finish = None if result is None else _Result(result)
-        computation = WindowedComputation(self.strategy, combine, name, of=self.of, finish=finish)
+        computation = WindowedComputation(self.strategy, chosen, name, of=self.of, finish=finish)
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
 
     def process_windows(
@@ -287,6 +325,31 @@ class WindowedStream:
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
         )
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+
+
+def _chosen(
+    combine: CombineFn | Mapping[str, CombineFn] | None, fields: Mapping[str, CombineFn], *, step: str
+) -> CombineFn:
+    """
+    The one combiner of a step: that which is given, or one of several fields.
+    """
+    if combine is None:
+        combine = fields
+    elif fields:
+        raise InvalidError(
+            "combine takes one combiner, or several by field, and the options of a computation",
+            computation=step,
+            fields=sorted(fields),
+        )
+    if isinstance(combine, Mapping):
+        try:
+            return CombineFields(dict(combine))
+        except InvalidError as error:
+            error.add_note(f"in the combiners of {step!r}")
+            raise
+    if not isinstance(combine, CombineFn):
+        raise InvalidError("combine takes an instance of a CombineFn", computation=step, combine=combine)
+    return combine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""
+Several combiners at once, on both runners: their fields in panes, in the columns of a table, and in SQL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import millpond as mp
+from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+
+_SECOND_US = 1_000_000
+_TIME = pa.timestamp("us", tz="UTC")
+_BY_SESSION = pa.schema(
+    [
+        ("key", pa.string()),
+        ("window_start", _TIME),
+        ("total", pa.float64()),
+        ("visits", pa.int64()),
+        ("best", pa.list_(pa.float64())),
+    ]
+)
+_OVERALL = pa.schema([("key", pa.string()), ("total", pa.float64()), ("sessions", pa.int64())])
+_EACH: dict[str, Any] = {"trigger": mp.Repeatedly(mp.AfterCount(1)), "accumulation": "retracting"}
+
+
+@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """
+    Starts pipelines on one runner.
+    """
+    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
+
+
+def _pipeline(folder: Path) -> mp.Pipeline:
+    """
+    The sessions of each user, and the sum over all of them, which follows each correction.
+    """
+    pipeline = mp.Pipeline("shop")
+    visits = pipeline.inject("visits", key="user", at="at", at_unit="us", watermark=mp.ManualWatermark())
+    by_session = visits.window(mp.Sessions("10s"), **_EACH).combine(
+        total=mp.Sum("amount"), visits=mp.Count(), best=mp.TopN(2, "amount"), name="by_session"
+    )
+    overall = by_session.window(mp.GlobalWindows(), **_EACH).combine(
+        {"total": mp.Sum("total"), "sessions": mp.Count()}, name="overall", key=lambda _: "all"
+    )
+    for stream, schema, keys in (
+        (by_session, _BY_SESSION, ["key", "window_start"]),
+        (overall, _OVERALL, ["key"]),
+    ):
+        table = mp.DeltaSink(str(folder / stream.name), schema, mode="upsert", keys=keys)
+        stream.sink(f"{stream.name}_table", table)
+    return pipeline
+
+
+def _visit(second: int, amount: float, user: str = "anna") -> dict[str, Any]:
+    return {"user": user, "at": second * _SECOND_US, "amount": float(amount)}
+
+
+def test_fields_are_columns_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """
+    Sessions that merge have one row with a column for each combiner, and the next step's sums follow exactly.
+    """
+    running = play(lambda: _pipeline(tmp_path))
+    running.inject("visits", [_visit(0, 1e17), _visit(18, 2.5), _visit(0, 4, "ben")])
+    running.settle()
+    running.restart()
+    running.inject("visits", [_visit(9, 0.5), _visit(100, -1e17)])
+    running.settle()
+    states = {key: orjson.loads(state) for key, state in running.states("by_session").items()}
+    running.stop()
+    shown = {
+        name: sorted(DeltaTable(tmp_path / name).to_pyarrow_table().to_pylist(), key=str)
+        for name in ("by_session", "overall")
+    }
+
+    assert [[*row.values()][2:] for row in shown["by_session"]] == [
+        [1e17, 3, [1e17, 2.5]],
+        [-1e17, 1, [-1e17]],
+        [4.0, 1, [4.0]],
+    ]
+    assert [[*row.values()] for row in shown["overall"]] == [["all", 4.0, 3]]
+    assert [window["accumulator"]["visits"] for window in states["anna"]["windows"]] == [3, 1]
