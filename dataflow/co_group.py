@@ -142,11 +142,11 @@ def co_group(
         raise InvalidError("keys and of take the tags of the streams", step=name, unknown=unknown)
     for extractor in extractors.values():
         check_extractor(extractor)
-    first.pipeline.add(
+    produced = first.pipeline.add(
         _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, extractors),
         name=name,
         subscribes={stream.name: PaneKey.of(key_extractors.get(tag)) for tag, stream in streams.items()},
         produces=(name,),
         **options,
     )
-    return replace(first, name=name)
+    return replace(first, name=produced[name].name)

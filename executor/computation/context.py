@@ -36,7 +36,7 @@ class _Producer(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def produces(self) -> Any: ...
+    def production_names(self) -> Any: ...
     @property
     def percentiles(self) -> Any: ...
     @property
@@ -99,7 +99,7 @@ class Context:
         counters: Counters | None = None,
     ) -> None:
         self._name = node.name
-        self._produces = frozenset(node.produces)
+        self._produces = dict(node.production_names)
         self._percentiles = frozenset(node.percentiles)
         self._clocks = clocks
         self._holds = holds
@@ -234,12 +234,13 @@ class Context:
             InvalidError: the stream is not declared, which stops the run, or ``at`` is before `oldest_at`
                 (MillWheel §4.5).
         """
-        if stream not in self._produces:
+        whole_name = self._produces.get(stream)
+        if whole_name is None:
             self._refuse("stream", "produces", stream, self._produces)
         input_time = self._input
         moment = input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
         own_key = self.key if key is None else _text(key, "production key")
-        self._productions.append(stream, own_key, value, moment)
+        self._productions.append(whole_name, own_key, value, moment)
 
     def count(self, counter: str, amount: int = 1) -> None:
         """

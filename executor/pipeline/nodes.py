@@ -15,6 +15,7 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.pipeline.composites import local_name
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.weak import (
     ProductionMode,
@@ -120,6 +121,7 @@ class ComputationNode:
         productions: when productions are delivered (docs/design/004-weak-productions.md).
         user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
         renamed_from: the name under which the store may have its rows.
+        prefix: what the names of its composite begin with; empty outside of composites.
     """
 
     name: str
@@ -134,6 +136,7 @@ class ComputationNode:
     productions: ProductionMode = "strong"
     user_code_timeout_ms: float | None = None
     renamed_from: str | None = None
+    prefix: str = ""
 
     @property
     def inbox(self) -> tuple[str, ...]:
@@ -142,6 +145,14 @@ class ComputationNode:
         """
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
+
+    @property
+    def production_names(self) -> Mapping[str, str]:
+        """
+        The streams that it may produce to, by the names that its code says: those in its composite, or whole.
+        """
+        whole = {stream: stream for stream in self.produces}
+        return whole | {local_name(stream, self.prefix): stream for stream in self.produces}
 
     @property
     def percentiles(self) -> tuple[float, ...]:

@@ -4,9 +4,9 @@ Streams: the named edges of a pipeline, and the operations that users call on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypedDict, Unpack
+from typing import Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.key_extractor import KeyExtractor
@@ -16,6 +16,9 @@ from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["ComputationOptions", "Stream", "StreamGraph"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class ComputationOptions(TypedDict, total=False):
@@ -97,6 +100,19 @@ class StreamGraph(Protocol):
         """
         ...
 
+    def transform(
+        self,
+        name: str,
+        function: Callable[_Arguments, _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """
+        Apply a function whose steps belong together under one name.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stream:
@@ -148,8 +164,38 @@ class Stream:
             ``counts = words.apply(Counter(), name="counts", key="word")``
         """
         streams = _stream_names(name, produces)
-        self.pipeline.add(computation, name=name, subscribes={self.name: key}, produces=streams, **options)
-        return replace(self, name=streams[0])
+        produced = self.pipeline.add(
+            computation, name=name, subscribes={self.name: key}, produces=streams, **options
+        )
+        return replace(self, name=produced[streams[0]].name)
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[Concatenate[Self, _Arguments], _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """
+        Apply a function of this stream, whose steps belong together under one name; see `Pipeline.transform`.
+
+        Args:
+            name: the composite's name, which the names of its steps begin with.
+            function: takes this stream and any further arguments, and returns a stream, several, or nothing.
+            args: further arguments of the function.
+            kwargs: its keyword arguments.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            InvalidError: as `Pipeline.transform`.
+
+        Example:
+            ``visits = views.transform("visits", sessionize, gap="30m")``
+        """
+        return self.pipeline.transform(name, function, self, *args, **kwargs)
 
     def sink(self, name: str, sink: Sink) -> Self:
         """

@@ -9,7 +9,7 @@ its own key extractor, and cycles are allowed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from millpond.executor.event_time.clocks import EXACT
@@ -45,6 +45,7 @@ class Topology:
         computations: the computations, by name.
         sinks: the sinks, by name.
         drop: computations that it no longer has, and whose rows are to be removed.
+        composites: the computations of each composite, by its name.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Topology:
     computations: Mapping[str, ComputationNode]
     sinks: Mapping[str, SinkNode]
     drop: frozenset[str] = frozenset()
+    composites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
         """

@@ -95,3 +95,48 @@ def test_fields_are_columns_on_both_runners(play: Any, tmp_path: Path) -> None:
     ]
     assert [[*row.values()] for row in shown["overall"]] == [["all", 4.0, 3]]
     assert [window["accumulator"]["visits"] for window in states["anna"]["windows"]] == [3, 1]
+
+
+class _Parted(mp.Computation):
+    """
+    Produces visits by whether anything was bought, to streams that it calls by the composite's names.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.produce("bought" if record.value["amount"] else "looked", record.value)
+
+
+def _counted(visits: mp.DataflowStream, folder: Path) -> mp.DataflowStream:
+    parted = visits.pipeline.add(
+        _Parted(), name="parted", subscribes={visits.name: None}, produces=["bought", "looked"]
+    )
+    figures = parted["bought"].window(mp.FixedWindows("1h"), **_EACH)
+    counts = figures.combine(visits=mp.Count(), total=mp.Sum("amount"), name="counts")
+    schema = pa.schema([("key", pa.string()), ("visits", pa.int64()), ("total", pa.float64())])
+    return counts.sink("table", mp.DeltaSink(str(folder / "counts"), schema, mode="upsert"))
+
+
+def test_a_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """
+    The steps of a composite have rows under its name, and its code produces to its streams by their own names.
+    """
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("shop")
+        visits = pipeline.inject("visits", key="user", at="at", at_unit="us", watermark=mp.ManualWatermark())
+        visits.transform("figures", _counted, tmp_path)
+        return pipeline
+
+    running = play(make)
+    running.inject("visits", [_visit(0, 1.5), _visit(1, 0)])
+    running.settle()
+    running.restart()
+    running.inject("visits", [_visit(2, 0.25)])
+    running.settle()
+    states = running.states("figures.counts")
+    running.stop()
+
+    assert orjson.loads(states["anna"])["windows"][0]["accumulator"]["visits"] == 2
+    assert DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist() == [
+        {"key": "anna", "visits": 2, "total": 1.75}
+    ]
