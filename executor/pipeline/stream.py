@@ -100,6 +100,12 @@ class StreamGraph(Protocol):
         """
         ...
 
+    def stream(self, name: str) -> Stream:
+        """
+        The stream called ``name``, which may be declared later.
+        """
+        ...
+
     def transform(
         self,
         name: str,

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.dataflow.step.key_windows import KeyWindows
+from millpond.dataflow.step.window_states import WindowStates
 from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -177,6 +179,21 @@ def test_a_retraction_of_what_never_was_is_a_dead_letter() -> None:
     _, summary = _run(pipeline, lists, [_score("k", "x", 1)], [_score("k", "y", 2)])
 
     assert summary.totals.dead_letters == 1
+
+
+@pytest.mark.parametrize(("combine", "stored"), [(mp.Sum(), 6.5), (mp.Mean(), [6.5, 2])], ids=str)
+def test_windows_that_an_earlier_version_has_stored_go_on(combine: mp.CombineFn, stored: Any) -> None:
+    """
+    A window whose accumulator is a plain number is added to, retracted from and shown like any other.
+    """
+    strategy = mp.WindowingStrategy(
+        window_fn=mp.FixedWindows(10), trigger=mp.AfterCount(2), accumulation="accumulating"
+    )
+    row = {"window": [0, 10], "accumulator": stored, "news": 1, "trigger": {"": {"count": 0}}}
+    windows = KeyWindows(strategy, combine, None, WindowStates({"windows": [row]}), watermark=0, wall_time=0)
+    windows.add([mp.Element(1e17, 1, "k"), mp.Element(1e17, 1, "k", is_retraction=True)])
+
+    assert [shown.value for shown in windows.output] == [combine.extract(stored)]
 
 
 class _Forgetful(mp.ToList):

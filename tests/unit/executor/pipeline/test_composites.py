@@ -201,6 +201,20 @@ def test_a_step_moves_into_a_composite_with_its_rows() -> None:
     assert _states(store, "inner.tally") == ["7"]
 
 
+def test_dead_letters_are_those_of_the_whole_pipeline() -> None:
+    """
+    The stream of dead letters has its own name within a composite, too.
+    """
+    pipeline = mp.Pipeline("p")
+    _numbers(pipeline).apply(Tally(), name="tally")
+    pipeline.transform(
+        "repair", lambda: pipeline.stream(mp.DEAD_LETTERS).apply(Tally(), name="letters", key="key")
+    )
+
+    (subscription,) = pipeline.check().computations["repair.letters"].subscriptions
+    assert subscription.stream == mp.DEAD_LETTERS
+
+
 def test_a_mistake_within_a_composite_names_the_step() -> None:
     """
     An error within names the step in full, and what is declared after it is outside of the composite again.
