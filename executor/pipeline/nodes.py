@@ -15,7 +15,6 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
-from millpond.executor.pipeline.composites import local_name
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.weak import (
     ProductionMode,
@@ -152,7 +151,7 @@ class ComputationNode:
         The streams that it may produce to, by the names that its code says: those in its composite, or whole.
         """
         whole = {stream: stream for stream in self.produces}
-        return whole | {local_name(stream, self.prefix): stream for stream in self.produces}
+        return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
 
     @property
     def percentiles(self) -> tuple[float, ...]:

@@ -8,8 +8,8 @@ the whole picture is refused by `Pipeline.check`, which every runner calls befor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, ParamSpec, Unpack, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Generic, Unpack, get_args
 
 from typing_extensions import TypeVar
 
@@ -22,7 +22,7 @@ from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
-from millpond.executor.pipeline.composites import Composites
+from millpond.executor.pipeline.composites import CompositeGraph
 from millpond.executor.pipeline.hooks import check_hooks
 from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.pipeline.names import DEAD_LETTERS
@@ -46,14 +46,11 @@ __all__ = ["DEAD_LETTERS", "EnginePipeline"]
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
 StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
 """The class of a pipeline's streams: an `EnginePipeline` without a parameter has plain `Stream` objects."""
 
 
-class EnginePipeline(Generic[StreamT_co]):
+class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
     """
     A graph of injectors, computations and sinks, joined by named streams.
 
@@ -82,7 +79,7 @@ class EnginePipeline(Generic[StreamT_co]):
         if isinstance(drop, str):
             raise InvalidError("drop is a list of computations", pipeline=name, drop=drop)
         self._drop = frozenset(check_name("computation", dropped) for dropped in drop)
-        self._composites = Composites()
+        super().__init__()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -212,15 +209,13 @@ class EnginePipeline(Generic[StreamT_co]):
         name = self._named("computation", name)
         if name in self._computations:
             raise InvalidError("two computations have one name", computation=name)
-        if name in self._composites:
-            raise InvalidError("a computation and a composite have one name", computation=name)
         _check_computation(name, computation)
         declared_percentiles(computation.percentiles, name)
         horizon_us(computation.late_data_horizon)
         declared_counters(computation.counters, name)
         _check_on_late(name, options.get("on_late", "process"), subscribes)
         streams = {stream: self._named("stream", stream) for stream in _productions(name, produces)}
-        self._computations[name] = ComputationNode(
+        node = ComputationNode(
             name=name,
             computation=computation,
             subscriptions=_subscriptions(name, subscribes),
@@ -229,6 +224,7 @@ class EnginePipeline(Generic[StreamT_co]):
             **_checked_options(name, options),
         )
         self._composites.note(name)
+        self._computations[name] = node
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
@@ -263,55 +259,6 @@ class EnginePipeline(Generic[StreamT_co]):
             InvalidError: the name is empty or contains a character that is not allowed.
         """
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
-
-    def transform(
-        self,
-        name: str,
-        function: Callable[_Arguments, _Result],
-        /,
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
-    ) -> _Result:
-        """
-        Apply a function from streams to streams, whose steps belong together under one name: a composite.
-
-        What the function declares (steps, streams, sinks, inputs) is named after the composite: its step
-        ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere. So a
-        function may be applied several times, under different names, and composites may be nested. Code
-        within produces to its streams by their own names. Streams from outside are arguments.
-
-        Args:
-            name: the composite's name; it is stored with every step, so keep it.
-            function: takes streams and any further arguments, and returns a stream, several, or nothing.
-            args: the arguments of the function.
-            kwargs: its keyword arguments.
-
-        Returns:
-            What the function returns.
-
-        Raises:
-            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is none;
-                or a declaration within is invalid.
-
-        Example:
-            ``matched = pipeline.transform("matching", match, clicks, orders, within="1h")``
-        """
-        name = self._named("composite", name)
-        if not callable(function):
-            raise InvalidError(
-                "a composite is a function of streams", composite=name, type=_type_name(function)
-            )
-        if name in self._computations:
-            raise InvalidError("a computation and a composite have one name", composite=name)
-        with self._composites.declare(name):
-            return function(*args, **kwargs)
-
-    def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
-        """
-        The whole name of what is being declared, within its composite.
-        """
-        own = check_name(kind, name, reserved=reserved)
-        return own if own == DEAD_LETTERS else check_name(kind, f"{self._composites.prefix}{own}")
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """
