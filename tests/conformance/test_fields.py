@@ -140,3 +140,36 @@ def test_a_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
     assert DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist() == [
         {"key": "anna", "visits": 2, "total": 1.75}
     ]
+
+
+def test_what_json_cannot_say_is_null_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """
+    A NaN among the numbers makes a sum and a mean null, and neither a dead letter nor the end of the others.
+    """
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("shop")
+        visits = pipeline.inject("visits", key="user", at="at", at_unit="us", watermark=mp.ManualWatermark())
+        figures = visits.window(mp.FixedWindows("1h"), **_EACH).combine(
+            total=mp.Sum("amount"), mean=mp.Mean("amount"), visits=mp.Count(), name="figures"
+        )
+        schema = pa.schema(
+            [("key", pa.string()), ("total", pa.float64()), ("mean", pa.float64()), ("visits", pa.int64())]
+        )
+        figures.sink("table", mp.DeltaSink(str(tmp_path / "figures"), schema, mode="upsert"))
+        return pipeline
+
+    running = play(make)
+    running.inject("visits", [_visit(0, 1.5), _visit(1, float("nan")), _visit(2, 4, "ben")])
+    running.settle()
+    running.restart()
+    running.inject("visits", [_visit(3, 2.5), _visit(3, float("inf"), "ben")])
+    running.settle()
+    summary = running.stop()
+    rows = DeltaTable(tmp_path / "figures").to_pyarrow_table().to_pylist()
+
+    assert summary.totals.dead_letters == 0
+    assert sorted(rows, key=str) == [
+        {"key": "anna", "total": None, "mean": None, "visits": 3},
+        {"key": "ben", "total": None, "mean": None, "visits": 2},
+    ]
