@@ -61,6 +61,7 @@ class Bundle:
         percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
         weak: which of its productions are delivered before the commit.
+        settled: no record before this time comes in a later bundle; ``None``: only ``watermark`` says so.
     """
 
     interval: Interval
@@ -71,6 +72,14 @@ class Bundle:
     deliveries: Sequence[Deliveries] = ()
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
     weak: WeakStreams = STRONG
+    settled: EventTimeMicros | None = None
+
+    @property
+    def until(self) -> EventTimeMicros:
+        """
+        The time up to which all records have come, those of the bundle included.
+        """
+        return self.watermark if self.settled is None else max(self.watermark, self.settled)
 
     @property
     def clocks(self) -> Clocks:
@@ -166,6 +175,8 @@ class BundleStatistics:
         dropped: the late records that were not passed to user code.
         weak: the productions that are delivered within the superstep.
         counters: the sums of the user's counters.
+        waited: the records that were kept in their rows to be given in the order of their times.
+        resumed: those among the records of earlier bundles that were given now.
     """
 
     records: int = 0
@@ -176,6 +187,8 @@ class BundleStatistics:
     keys: int = 0
     weak: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    waited: int = 0
+    resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from millpond.executor.bundle.bundle import DeadLetter, id_text
 from millpond.executor.bundle.letter_value import describe_value, error_line
+from millpond.executor.bundle.waiting import waiting_columns
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.counters import Counters
 from millpond.executor.computation.holds import Holds
@@ -30,12 +31,13 @@ from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWat
 from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.executor.event_time.late_data_horizon import slack_us
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
 
 if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
     from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["FIRINGS_MAX", "KeyExecutor"]
+__all__ = ["FIRINGS_MAX", "Failure", "KeyExecutor"]
 
 FIRINGS_MAX: Final = 100_000
 """So many timers that were set in the bundle itself may fire for one key."""
@@ -53,7 +55,7 @@ class _RollbackPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class Failure:
     """
     The exception of the last of a hook's attempts, and the number of that attempt.
     """
@@ -79,6 +81,8 @@ class KeyExecutor:
         counters: what they have counted.
         dead_letters: what failed.
         fired: how many timers have fired.
+        waited: how many records have begun to wait for their turn in time.
+        resumed: how many of those that waited were given.
     """
 
     def __init__(
@@ -90,13 +94,15 @@ class KeyExecutor:
     ) -> None:
         self._limit = limit
         self._input = InputTime()
-        self.timers: KeyTimers = KeyTimers(bundle.clocks)
+        self.timers: KeyTimers = self._make_timers(bundle)
         holds = Holds(self.timers, self._input)
         self.state: KeyState = KeyState(node.computation.codec, holds)
         self.productions: Productions = Productions()
         self.counters: Counters = Counters()
         self.dead_letters: list[DeadLetter] = []
         self.fired: int = 0
+        self.waited: int = 0
+        self.resumed: int = 0
         self._node = node
         self._columns = columns
         self._records = Records(columns, self._input, self.state)
@@ -115,6 +121,9 @@ class KeyExecutor:
         # A timer's output time is all that is held for it: no horizon goes below that.
         self._records_slack_us = slack_us(node.computation.late_data_horizon)
         self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
+
+    def _make_timers(self, bundle: Bundle) -> KeyTimers:
+        return KeyTimers(bundle.clocks)
 
     def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
         """
@@ -191,11 +200,26 @@ class KeyExecutor:
             self.state.end_hook()
 
     def _process_timer(self, timer: Timer) -> None:
+        if timer.domain is TimeDomain.RECORD:
+            self._process_waiting(timer)
+            return
         if not timer.holds:
             timer = self._on_time(timer)
         self._input.slack_us = self._timers_slack_us
         self._input.of_one(timer.output_at)
         self._node.computation.process_timer(self._context, timer)
+
+    def _process_waiting(self, timer: Timer) -> None:
+        """
+        A record that waits since the computation was ``time_sorted``, which it is no more.
+        """
+        self._input.slack_us = self._records_slack_us
+        records = self._waiting([timer])
+        records.bind(self._context.key, 0, 1)
+        self._node.computation.process_records(self._context, records)
+
+    def _waiting(self, timers: Sequence[Timer]) -> Records:
+        return Records(waiting_columns(timers), self._input, self.state)
 
     def _on_time(self, timer: Timer) -> Timer:
         """
@@ -223,24 +247,21 @@ class KeyExecutor:
     def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
         self._fire_due_carefully()
         for index in range(start, stop):
-            self._input.slack_us = self._records_slack_us
-            self._records.bind(key, index, index + 1)
-            self._try_record(index)
+            self._try_record(key, self._records, index)
         self._fire_due_carefully()
         return self.state.settle()
 
-    def _try_record(self, index: int) -> None:
-        process_records, records, columns = (
-            self._node.computation.process_records,
-            self._records,
-            self._columns,
-        )
-        failure = self._attempt(
-            lambda: process_records(self._context, records), partial(columns.value, index)
-        )
+    def _try_record(self, key: str, records: Records, index: int) -> None:
+        self._input.slack_us = self._records_slack_us
+        records.bind(key, index, index + 1)
+        process_records, value = self._node.computation.process_records, partial(records.columns.value, index)
+        failure = self._attempt(lambda: process_records(self._context, records), value)
         if failure is not None:
-            at, record_id = columns.at[index], id_text(columns.id(index))
-            self._fail(columns.streams[index], partial(columns.value, index), at, failure, record_id)
+            self._fail_record(records.columns, index, failure)
+
+    def _fail_record(self, columns: RecordColumns, index: int, failure: Failure) -> None:
+        at, record_id = columns.at[index], id_text(columns.id(index))
+        self._fail(columns.streams[index], partial(columns.value, index), at, failure, record_id)
 
     def _fire_due_carefully(self) -> None:
         while (timer := self.timers.pop_due()) is not None:
@@ -248,11 +269,14 @@ class KeyExecutor:
             self._try_timer(timer)
 
     def _try_timer(self, timer: Timer) -> None:
+        if timer.domain is TimeDomain.RECORD:
+            self._try_record(self._context.key, self._waiting([timer]), 0)
+            return
         failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
         if failure is not None:
             self._fail("", timer._asdict, timer.output_at, failure)
 
-    def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> _Failure | None:
+    def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
         """
         Run a hook until it succeeds or its tries are used up; then its last exception.
 
@@ -266,7 +290,7 @@ class KeyExecutor:
         savepoint = _RollbackPoint(
             self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
         )
-        failure: _Failure | None = None
+        failure: Failure | None = None
         for attempt in range(1, 2 + self._node.retries):
             try:
                 self._within_limit(hook)
@@ -274,9 +298,9 @@ class KeyExecutor:
             except CodeTimeoutError as raised:
                 self._go_back(savepoint)
                 error = self._too_slow(raised)
-                return None if error is None else _Failure(error, attempt)
+                return None if error is None else Failure(error, attempt)
             except Exception as raised:  # noqa: BLE001 - user code may raise anything
-                failure = _Failure(raised, attempt)
+                failure = Failure(raised, attempt)
                 self._go_back(savepoint)
             self._check_program(value)
             if failure is None or failure.attempt < attempt:
@@ -310,7 +334,7 @@ class KeyExecutor:
         self.counters.truncate(savepoint.counts)
 
     def _fail(
-        self, stream: str, value: Callable[[], Any], at: int, failure: _Failure, record_id: str | None = None
+        self, stream: str, value: Callable[[], Any], at: int, failure: Failure, record_id: str | None = None
     ) -> None:
         if self._node.on_error == "stop":
             self._stop(stream, failure.error)

@@ -22,7 +22,18 @@ from millpond.executor.computation.utf8 import has_utf8
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
-__all__ = ["VALUE_MAX", "LetterValue", "describe_value", "error_line", "letter_value"]
+__all__ = [
+    "VALUE_MAX",
+    "LetterValue",
+    "describe_value",
+    "error_line",
+    "is_whole",
+    "letter_value",
+    "read_worded",
+    "typed_text",
+    "typed_value",
+    "worded",
+]
 
 VALUE_MAX: Final = 1 << 20
 """A letter keeps at most so many characters of a value; what is longer is cut, and says so."""
@@ -59,11 +70,25 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
         value = read()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
+    return _bounded(typed_text(value))
+
+
+def typed_text(value: Any) -> LetterValue:
+    """
+    A value of any length as JSON text, with the types that JSON has no word for; see `is_whole`.
+    """
     try:
-        return _bounded(LetterValue(_CODEC.encode(value)))
+        return LetterValue(_CODEC.encode(value))
     except InvalidError:
         types: dict[str, str] = {}
-        return _bounded(LetterValue(_json(_plain(value, _WHOLE, types)), types))
+        return LetterValue(_json(_plain(value, _WHOLE, types)), types)
+
+
+def is_whole(types: Mapping[str, str]) -> bool:
+    """
+    Whether `typed_value` gives back the value that has these types.
+    """
+    return _LOST.isdisjoint(types.values())
 
 
 def _bounded(value: LetterValue) -> LetterValue:
@@ -94,11 +119,19 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
         if kind in _LOST:
             raise InvalidError("the letter does not have the whole value", place=place, reason=kind)
     try:
-        box = {"": json.loads(letter["value"])}
+        plain = json.loads(letter["value"])
     except ValueError as cause:
         raise InvalidError(
             "the value of the letter is not JSON", value=letter["value"][:_ERROR_MAX]
         ) from cause
+    return typed_value(plain, types)
+
+
+def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
+    """
+    The value of which `typed_text` made text: what JSON says, with the types that it has no word for.
+    """
+    box = {_WHOLE: plain}
     # The innermost first: a place outside of it is then still where it was.
     for place in sorted(types, key=lambda pointer: pointer.count("/"), reverse=True):
         _restore(box, place, types[place])
@@ -136,7 +169,7 @@ def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
             return [_plain(item, f"{place}/{index}", types) for index, item in enumerate(value)]
         case SupportsIndex():
             return value.__index__()
-    kind, text = _worded(value)
+    kind, text = worded(value)
     types[place] = kind
     return text
 
@@ -151,9 +184,9 @@ def _plain_mapping(value: Mapping[Any, Any], place: str, types: dict[str, str]) 
     ]
 
 
-def _worded(value: Any) -> tuple[str, Any]:
+def worded(value: Any) -> tuple[str, Any]:
     """
-    The type and the text of a value that JSON has no word for.
+    The type and the text of a value that JSON has no word for; ``repr`` is of what cannot be read again.
     """
     match value:
         case float():
@@ -185,13 +218,20 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
+def read_worded(kind: str, text: Any) -> Any:
+    """
+    The value of which `worded` gave type and text.
+    """
+    return _READ[kind](text)
+
+
 def _restore(box: dict[str, Any], place: str, kind: str) -> None:
     *outer, last = place.split("/")
     holder: Any = box
     for name in outer:
         holder = holder[_step(holder, name)]
     step = _step(holder, last)
-    holder[step] = _READ[kind](holder[step])
+    holder[step] = read_worded(kind, holder[step])
 
 
 def _step(holder: Any, name: str) -> Any:

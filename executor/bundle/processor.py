@@ -8,7 +8,7 @@ runs per key, and per record only where user code wants to see single records.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.executor.bundle.arrivals import Arrivals
-from millpond.executor.bundle.bundle import Bundle, BundleStatistics
+from millpond.executor.bundle.bundle import Bundle, BundleStatistics, Deliveries
 from millpond.executor.bundle.deduplication import Admission, admit
 from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group
 from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
+from millpond.executor.bundle.time_sorted import TimeSortedExecutor
 from millpond.executor.bundle.weak_productions import RowUpdateDraft, WeakProductions, split_productions
 from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.state import Encoded
@@ -77,16 +78,20 @@ class IntervalProcessor:
         """
         soft_state = self._soft_state
         soft_state.begin()
-        arrivals = Arrivals.of(bundle.deliveries, with_ids=self._node.exactly_once)
+        node = self._node
+        sorts = node.time_sorted
+        deliveries = _by_rank(node, bundle.deliveries) if sorts else bundle.deliveries
+        arrivals = Arrivals.of(deliveries, with_ids=node.exactly_once)
         codes = encode_keys(arrivals.keys)
         admission = admit(arrivals, codes, soft_state)
         late = _late(arrivals, admission, bundle)
-        due = soft_state.timers.due_keys(bundle.watermark, bundle.wall_time, bundle.percentile_watermarks)
-        by_time = not self._node.computation.in_order_of_arrival
+        reached = bundle.until if sorts else bundle.watermark
+        due = soft_state.timers.due_keys(reached, bundle.wall_time, bundle.percentile_watermarks)
+        by_time = sorts or not node.computation.in_order_of_arrival
         order = arrivals.at if by_time else np.zeros_like(arrivals.at)
         grouping = group(codes, order, admission.kept, due)
         dropped = 0
-        if late.any() and self._node.on_late != "process":
+        if late.any() and node.on_late != "process":
             refused = late & self._drops(arrivals, admission.kept)
             dropped = int(refused.sum())
             grouping = _without(refused, grouping, codes, order, arrivals, admission, due)
@@ -101,7 +106,8 @@ class IntervalProcessor:
             bundle.watermark,
             by_time=by_time,
         )
-        turns = KeyExecutor(self._node, bundle, columns, self._limit)
+        executor = TimeSortedExecutor if sorts else KeyExecutor
+        turns = executor(node, bundle, columns, self._limit)
         with nullcontext() if self._limit is None else self._limit.watching():
             outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(
@@ -112,6 +118,8 @@ class IntervalProcessor:
             timers=turns.fired,
             keys=_count_turns(grouping, due),
             counters=turns.counters.sums(),
+            waited=turns.waited,
+            resumed=turns.resumed,
         )
         return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
 
@@ -193,6 +201,13 @@ def _without(
         return group(codes, order, kept, due)
     others = {*due, *grouping.keys}
     return replace(group(codes, order, kept, others), admitted=grouping)
+
+
+def _by_rank(node: ComputationNode, deliveries: Sequence[Deliveries]) -> list[Deliveries]:
+    """
+    Deliveries in the order of the computation's streams, which decides between records of one time.
+    """
+    return sorted(deliveries, key=lambda delivery: node.rank(delivery.stream))
 
 
 def _count_turns(grouping: Grouping, due: Collection[str]) -> int:

@@ -37,6 +37,9 @@ class Computation:
         counters: the names of the counters that the code uses with ``context.count``, over all keys.
         in_order_of_arrival: whether a bundle's records are given in the order in which they arrived,
             instead of that of their event times.
+        time_sorted: whether a key's records wait in its row until the low watermark has passed them, and are
+            given in the order of their event times with the key's event timers between them (docs/order.md).
+        waiting_max: how many records of a key may wait; one more ends the run.
 
     Example::
 
@@ -52,6 +55,8 @@ class Computation:
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()
     in_order_of_arrival: bool = False
+    time_sorted: bool = False
+    waiting_max: int = 100_000
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """
@@ -74,8 +79,8 @@ class Computation:
         Process all records of one key in a bundle; by default calls `process_record` for each.
 
         An override saves a call per record and reads and sets the state once per bundle. It cannot
-        rely on which records arrive together: bundles are not repeatable, and after an exception each
-        record is retried in its own call.
+        rely on which records arrive together: bundles are not repeatable, after an exception each
+        record is retried in its own call, and with ``time_sorted`` each record has a call of its own.
 
         Args:
             context: state, timers and productions of the key; valid until the hook returns.

@@ -63,7 +63,8 @@ class Context:
     Attributes:
         key: the key that the hook runs for.
         state: the key's persistent state.
-        watermark: the computation's input low watermark; a record before it is late.
+        watermark: the computation's input low watermark; a record before it is late. With ``time_sorted`` it
+            is the time of the record or timer: all that is before it has been given.
         wall_time: the wall time of the superstep, the same for all its hooks.
         mistake: what the hook has used first that its program does not declare, for the engine: that ends the
             run, even if the code catches the exception.
@@ -139,6 +140,8 @@ class Context:
         Raises:
             InvalidError: the computation does not declare this percentile.
         """
+        if percentile == EXACT:
+            return self.watermark
         return EventTimeMicros(self._clocks.of(_EVENT, self._declared(percentile)))
 
     def _declared(self, percentile: float) -> float:

@@ -129,6 +129,13 @@ class Records(Sequence[Record]):
         self._stop = stop
         self._input.floor_at, self._input.at = self._columns.span(start, stop)
 
+    @property
+    def columns(self) -> RecordColumns:
+        """
+        The columns that they are in, for the engine.
+        """
+        return self._columns
+
     def __len__(self) -> int:
         return self._stop - self._start
 

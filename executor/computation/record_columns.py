@@ -108,10 +108,17 @@ class RecordColumns:
         """
         return self.read(self.sources[index])
 
+    def scoped_id(self, index: int) -> bytes | None:
+        """
+        The id of the record at ``index`` as it is deduplicated.
+        """
+        scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
+        return scoped
+
     def id(self, index: int) -> bytes | None:
         """
         The id of the record at ``index``, as its publisher gave it.
         """
-        scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
+        scoped = self.scoped_id(index)
         # Where a computation has several streams, each id has its stream's name in front: `Topology.id_scope`.
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())

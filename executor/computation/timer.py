@@ -225,10 +225,13 @@ class TimerQueue:
             for timer in timers:
                 if timer.domain is TimeDomain.WALL:
                     wall.setdefault(key, timer.at)
-                elif timer.domain is TimeDomain.EVENT and timer.percentile == EXACT:
-                    event.setdefault(key, timer.at)
                 elif timer.domain is TimeDomain.EVENT:
-                    percentiles.setdefault(timer.percentile, {}).setdefault(key, timer.at)
+                    if timer.percentile == EXACT:
+                        event.setdefault(key, timer.at)
+                    else:
+                        percentiles.setdefault(timer.percentile, {}).setdefault(key, timer.at)
+                elif timer.domain is TimeDomain.RECORD:
+                    event.setdefault(key, timer.at)
         touched = timers_by_key.keys()
         for percentile in percentiles.keys() | self._percentiles.keys():
             times = percentiles.get(percentile, {})

@@ -133,4 +133,6 @@ class Clocks:
                 if percentile == EXACT
                 else self.percentile_watermarks.get(percentile, self.watermark)
             )
+        if domain is TimeDomain.RECORD:
+            return self.watermark
         return self.wall_time if domain is TimeDomain.WALL else TIME_MIN_US

@@ -84,9 +84,10 @@ class _Input:
         """
         count, piece = self.rest[self.at]
         self.consumed += count
-        position = InputPosition(stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed)
-        run.consume(self.stream, piece, position, watermarks=watermarks)
         self.at += 1
+        position = InputPosition(stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed)
+        after = {self.stream: self.oldest_at} if self.oldest and run.topology.sorts else {}
+        run.consume(self.stream, piece, position, watermarks=watermarks, after=after)
 
 
 def consume_inputs(run: LocalRun, given: Mapping[str, Rows], *, finish: bool) -> None:
@@ -104,7 +105,7 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows], *, finish: bool) ->
     """
     inputs = [found for stream, rows in given.items() if (found := _rest_of(run, stream, rows)) is not None]
     topology = run.topology
-    if finish and _can_follow(topology) and any(len(one.rest) > 1 for one in inputs):
+    if finish and _can_follow(topology) and (topology.sorts or any(len(one.rest) > 1 for one in inputs)):
         for one in inputs:
             if _has_times(topology.injectors[one.stream]):
                 one.measure(topology.injectors[one.stream])

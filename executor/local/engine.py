@@ -10,7 +10,7 @@ from files. Weak productions do not wait for the commit: `WeakRounds` runs their
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +44,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng, TableVersion
+from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
 
@@ -122,7 +122,13 @@ class LocalEngine:
         self.on_stuck: OnStuck = _log_stuck
         self._version: TableVersion | None = None
 
-    def prepare(self, outside: Sequence[OutsideRows] = (), *, is_bounded: bool = False) -> Prepared:
+    def prepare(
+        self,
+        outside: Sequence[OutsideRows] = (),
+        *,
+        is_bounded: bool = False,
+        after: Mapping[str, EventTimeMicros] | None = None,
+    ) -> Prepared:
         """
         Run the bundles of one superstep: outside rows, undelivered productions and due timers.
 
@@ -132,6 +138,7 @@ class LocalEngine:
             outside: injected rows.
             is_bounded: whether the input has a known end; then its low watermark waits for that
                 end instead of following the records.
+            after: by stream, a time that no row of a later superstep is before; ``None``: follows from the rows.
 
         Raises:
             InvalidError: user code failed and failures stop the pipeline.
@@ -146,7 +153,9 @@ class LocalEngine:
             id_scope=self._coordinator.id_scope,
         )
         self._create_intervals(inputs)
-        plan = self._coordinator.begin(inputs={rows.stream for rows in outside}, with_files=False)
+        known = self._coordinator.watermarks.foresee(inputs.observations) if after is None else after
+        streams = {rows.stream for rows in outside}
+        plan = self._coordinator.begin(inputs=streams, with_files=False, after=known)
         self._note_version(self._store.committer.snapshot.version)
         manifests, produced, letters = self._run_intervals(plan, inputs)
         return Prepared(

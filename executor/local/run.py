@@ -134,6 +134,7 @@ class LocalRun(Run[Receipt]):
         position: InputPosition,
         *,
         watermarks: Mapping[str, EventTimeMicros] | None = None,
+        after: Mapping[str, EventTimeMicros] | None = None,
     ) -> None:
         """
         Run one superstep on a piece of a bounded input; in stepping mode only.
@@ -143,13 +144,14 @@ class LocalRun(Run[Receipt]):
             rows: the piece.
             position: how far the input is consumed once the superstep is committed.
             watermarks: by stream, a time that no row is before, of this piece and of those to come.
+            after: the same of those to come after this piece, where that is later.
 
         Raises:
             InvalidError: an earlier run has ended the stream.
             MillpondError: the error that ended the run.
         """
         self._refuse_if_ended(stream)
-        self._worker.consume(stream, rows, position, watermarks or {})
+        self._worker.consume(stream, rows, position, watermarks or {}, after or {})
 
     def observed(self, stream: str) -> int | None:
         """

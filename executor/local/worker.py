@@ -102,10 +102,17 @@ class LocalWorker:
         return report
 
     def consume(
-        self, stream: str, rows: Rows, position: InputPosition, watermarks: Mapping[str, EventTimeMicros]
+        self,
+        stream: str,
+        rows: Rows,
+        position: InputPosition,
+        watermarks: Mapping[str, EventTimeMicros],
+        after: Mapping[str, EventTimeMicros],
     ) -> None:
         """
         Run one superstep on a piece of a bounded input, of which no row is before these watermarks.
+
+        No row of the pieces that come ``after`` it is before those.
 
         Raises:
             MillpondError: what ended the run.
@@ -114,7 +121,8 @@ class LocalWorker:
         with self._failing():
             for injected, at in watermarks.items():
                 self.coordinator.watermarks.advance(injected, at)
-            self._superstep([OutsideRows(stream=stream, rows=rows)], position=position, is_bounded=True)
+            outside = [OutsideRows(stream=stream, rows=rows)]
+            self._superstep(outside, position=position, is_bounded=True, after=after)
 
     def observe(self, rows: OutsideRows, position: InputPosition) -> None:
         """
@@ -153,8 +161,12 @@ class LocalWorker:
         position: InputPosition | None = None,
         is_bounded: bool = False,
         observed: OutsideRows | None = None,
+        after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepReport:
-        prepared = self._prepare(outside, is_bounded=is_bounded)
+        prepared = self._prepare(outside, is_bounded=is_bounded, after=after)
+        for injected, at in (after or {}).items():
+            # The same commit journals it: what comes before it in a later run is late.
+            self.coordinator.watermarks.promise(injected, at)
         if observed is not None:
             prepared = replace(prepared, observations=self.engine.observations_of(observed))
         if self.lifecycle.is_stranded:
@@ -167,14 +179,20 @@ class LocalWorker:
         self.coordinator.maintain()
         return report
 
-    def _prepare(self, outside: list[OutsideRows], *, is_bounded: bool) -> Prepared:
+    def _prepare(
+        self,
+        outside: list[OutsideRows],
+        *,
+        is_bounded: bool,
+        after: Mapping[str, EventTimeMicros] | None,
+    ) -> Prepared:
         """
         Run the bundles of a superstep; repeat it while a service is away, as nothing counts before the commit.
         """
         deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
         while True:
             try:
-                return self.engine.prepare(outside, is_bounded=is_bounded)
+                return self.engine.prepare(outside, is_bounded=is_bounded, after=after)
             except UnavailableError:
                 is_stopping = self.lifecycle.phase is not Phase.RUNNING
                 if is_stopping or self._clock.monotonic_us() > deadline_us:

@@ -174,6 +174,16 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
             )
 
 
+def _time_sorted_is_in_no_cycle(topology: Topology) -> None:
+    for node in topology.computations.values():
+        if node.time_sorted and node.name in _downstream(topology, node):
+            raise InvalidError(
+                "a computation in a cycle cannot be time_sorted: a record that waits holds the watermark that it "
+                "waits for",
+                computation=node.name,
+            )
+
+
 def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
     reached: set[str] = set()
     fresh = [*node.produces, DEAD_LETTERS]
@@ -269,6 +279,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _streams_have_a_source,
     _computations_can_be_reached,
     _horizons_are_in_no_cycle,
+    _time_sorted_is_in_no_cycle,
     _sinks_take_productions,
     _sinks_have_their_own_destination,
     _code_can_travel,

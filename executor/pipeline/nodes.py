@@ -121,6 +121,7 @@ class ComputationNode:
         user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
         renamed_from: the name under which the store may have its rows.
         prefix: what the names of its composite begin with; empty outside of composites.
+        time_sorted: whether records wait until they can be given in the order of their event times.
     """
 
     name: str
@@ -136,6 +137,7 @@ class ComputationNode:
     user_code_timeout_ms: float | None = None
     renamed_from: str | None = None
     prefix: str = ""
+    time_sorted: bool = False
 
     @property
     def inbox(self) -> tuple[str, ...]:
@@ -180,6 +182,12 @@ class ComputationNode:
         How far the output watermark lags behind the input's, in microseconds.
         """
         return horizon_us(self.computation.late_data_horizon)
+
+    def rank(self, stream: str) -> int:
+        """
+        The place of a stream among those that it consumes.
+        """
+        return next((rank for rank, own in enumerate(self.subscriptions) if own.stream == stream), 0)
 
     def subscription(self, stream: str) -> Subscription | None:
         """

@@ -214,6 +214,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         horizon_us(computation.late_data_horizon)
         declared_counters(computation.counters, name)
         _check_on_late(name, options.get("on_late", "process"), subscribes)
+        _check_order(name, computation)
+        options.setdefault("time_sorted", computation.time_sorted)
         streams = {stream: self._named("stream", stream) for stream in _productions(name, produces)}
         node = ComputationNode(
             name=name,
@@ -376,12 +378,24 @@ def _check_on_late(name: str, wanted: OnLate | Mapping[str, OnLate], streams: It
         )
 
 
+def _check_order(name: str, computation: Computation) -> None:
+    if type(computation.time_sorted) is not bool:
+        raise InvalidError("time_sorted is true or false", computation=name, value=computation.time_sorted)
+    if computation.time_sorted and computation.in_order_of_arrival:
+        raise InvalidError(
+            "records are given in the order of arrival or of their times, not both", computation=name
+        )
+    _check_count(name, "waiting_max", computation.waiting_max, least=1)
+
+
 def _checked_options(name: str, options: ComputationOptions) -> ComputationOptions:
     for option in options:
         if option not in _OPTIONS:
             raise InvalidError("no such option", computation=name, option=option, options=sorted(_OPTIONS))
     if not isinstance(options.get("exactly_once", True), bool):
         raise InvalidError("exactly_once is true or false", computation=name)
+    if not isinstance(options.get("time_sorted", False), bool):
+        raise InvalidError("time_sorted is true or false", computation=name, value=options["time_sorted"])
     if options.get("on_error", "dead_letter") not in get_args(OnError):
         raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
     if options.get("productions", "strong") not in get_args(ProductionMode):

@@ -66,6 +66,13 @@ class ComputationOptions(TypedDict, total=False):
     interrupted, which counts as an exception. ``None``, the default, sets no limit.
     """
 
+    time_sorted: bool
+    """
+    Whether a key's records wait in its row until the low watermark has passed them, and are given in the order of
+    their event times with the key's event timers between them, so that the answer is the same however the input
+    is cut. ``False`` unless given here or by the computation's class (docs/order.md).
+    """
+
     renamed_from: str | None
     """
     The computation's former name: rows, timers, record ids and watermarks that the store has under it are kept, and

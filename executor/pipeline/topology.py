@@ -118,6 +118,13 @@ class Topology:
         return self._sinks.get(stream, ())
 
     @cached_property
+    def sorts(self) -> bool:
+        """
+        Whether any computation gets its records in the order of time.
+        """
+        return any(node.time_sorted for node in self.computations.values())
+
+    @cached_property
     def former_names(self) -> Mapping[str, str]:
         """
         The computations that have been renamed: former name to name.

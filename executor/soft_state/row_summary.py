@@ -86,6 +86,8 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
 class ClockNames:
     """
     The names of the clocks that some timers wait for: several timers of one clock may have several names.
+
+    Records that wait for the low watermark count as its timers.
     """
 
     event: list[str] = field(default_factory=list)
@@ -102,7 +104,7 @@ def clock_names(clocks: pa.Array) -> ClockNames:
         domain, percentile, _ = parse_timer_clock(name)
         if domain is TimeDomain.WALL:
             names.wall.append(name)
-        elif domain is TimeDomain.EVENT and percentile == EXACT:
+        elif domain is TimeDomain.RECORD or (domain is TimeDomain.EVENT and percentile == EXACT):
             names.event.append(name)
         elif domain is TimeDomain.EVENT:
             names.percentiles.setdefault(percentile, []).append(name)

@@ -142,6 +142,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     productions: ProductionMode
     user_code_timeout_ms: float | None
     renamed_from: str | None
+    time_sorted: bool
 
 
 def foreach_batch(

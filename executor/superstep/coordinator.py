@@ -16,7 +16,8 @@ A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -66,6 +67,8 @@ from millpond.statestore.types import (
 )
 
 __all__ = ["Coordinator"]
+
+_UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
 
 class Coordinator:
@@ -295,7 +298,13 @@ class Coordinator:
 
     # -- a superstep -----------------------------------------------------------------------
 
-    def begin(self, inputs: Collection[str] = (), *, with_files: bool = True) -> SuperstepPlan:
+    def begin(
+        self,
+        inputs: Collection[str] = (),
+        *,
+        with_files: bool = True,
+        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
+    ) -> SuperstepPlan:
         """
         Plan the next superstep.
 
@@ -304,6 +313,8 @@ class Coordinator:
                 (see `create_intervals`).
             with_files: whether to list each interval's files; a runner that follows the log
                 itself need not pay for it.
+            after: by injected stream, what its watermark will be once the superstep is committed, where the
+                runner knows.
         """
         self.watermarks.tick(inputs)
         self._create_downstream_intervals()
@@ -311,7 +322,8 @@ class Coordinator:
         concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
         chosen: list[IntervalPlan] = []
         for name in self.topology.computations:
-            chosen += self.parts_of(name, now, only_due=name not in concerned, with_files=with_files)
+            only_due = name not in concerned
+            chosen += self.parts_of(name, now, only_due=only_due, with_files=with_files, after=after)
         reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
@@ -322,12 +334,20 @@ class Coordinator:
         )
 
     def parts_of(
-        self, computation: str, now: WallTimeMicros, *, only_due: bool = False, with_files: bool = True
+        self,
+        computation: str,
+        now: WallTimeMicros,
+        *,
+        only_due: bool = False,
+        with_files: bool = True,
+        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
     ) -> list[IntervalPlan]:
         """
         The parts of a computation's intervals in the superstep that was planned at ``now``.
         """
         snapshot = self._store.committer.snapshot
+        sorts = self.topology.computations[computation].time_sorted
+        settled = self.watermarks.settled(computation, after) if sorts and after else None
         owned_with_due = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
         return [
             IntervalPlan(
@@ -337,6 +357,7 @@ class Coordinator:
                 files=snapshot.files_of(owned.interval) if with_files else (),
                 due=due,
                 percentile_watermarks=self.watermarks.percentile_watermarks(computation),
+                settled=settled,
             )
             for owned, due in owned_with_due
             if due or not only_due

@@ -233,4 +233,5 @@ def bundle_of(
         deliveries=deliveries,
         percentile_watermarks=part.percentile_watermarks,
         weak=weak,
+        settled=part.settled,
     )

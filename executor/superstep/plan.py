@@ -49,6 +49,7 @@ class IntervalPlan:
         files: the committed files that its rows are in, oldest first; empty unless requested.
         due: whether a pending timer is due.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
+        settled: no record before this time comes after the superstep; ``None``: only ``watermark`` says so.
     """
 
     interval: Interval
@@ -57,6 +58,7 @@ class IntervalPlan:
     files: tuple[LiveFile, ...]
     due: bool
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
+    settled: EventTimeMicros | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,6 +184,19 @@ class WatermarkAuthority:
         self._solve()
         return self._inputs[computation]
 
+    def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
+        """
+        The input watermark that a computation will have at least, once its injected streams have these.
+
+        Returns:
+            ``None`` where it consumes what other computations produce: what these will produce is not known.
+        """
+        streams = [own.stream for own in self._topology.computations[computation].subscriptions]
+        if not all(stream in self._injected for stream in streams):
+            return None
+        bounds = [max(self._injector_bound(name), injected.get(name, TIME_MIN_US)) for name in streams]
+        return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
+
     def output_watermark(self, computation: str) -> EventTimeMicros:
         """
         The lower bound of the times that ``computation`` may still produce at; it never falls.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, Watch
+from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.positions import percentile_watermark_app_id
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
@@ -127,6 +128,30 @@ class PipelineWatermarks:
         """
         return self._authority.input_watermark(computation)
 
+    def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
+        """
+        What the computation's input watermark will be at least, once its streams have these watermarks.
+        """
+        return self._authority.settled(computation, injected)
+
+    def foresee(self, inputs: Iterable[InputObservation]) -> dict[str, EventTimeMicros]:
+        """
+        The watermarks that streams will have once `observe` and `take_effect` are told of these inputs.
+
+        Only a stream that follows its newest record, and has no members, is foreseen.
+        """
+        marks: dict[str, EventTimeMicros] = {}
+        for seen in inputs:
+            node = self._topology.injectors[seen.stream]
+            if (
+                isinstance(node.watermark, BoundedDisorder)
+                and not node.members
+                and seen.newest_at is not None
+            ):
+                at = EventTimeMicros(seen.newest_at - node.watermark.bound_us)
+                marks[seen.stream] = max(at, marks.get(seen.stream, at))
+        return marks
+
     def low_watermark(self) -> EventTimeMicros:
         """
         The lowest output watermark of all computations.
@@ -183,6 +208,12 @@ class PipelineWatermarks:
         now = self._clock.monotonic_us()
         for seen in inputs:
             self._injectors[seen.stream].observe(seen, now)
+
+    def promise(self, stream: str, watermark: EventTimeMicros) -> None:
+        """
+        Tell an injector where its watermark is once the superstep is committed; see `take_effect`.
+        """
+        self._injectors[stream].advance(watermark, self._clock.monotonic_us())
 
     def take_effect(self) -> None:
         """

@@ -17,7 +17,7 @@ import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
 
-__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec"]
+__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec", "has_non_finite"]
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class JsonCodec:
         except TypeError as error:
             raise _refusal(self, value, str(error)) from error
         # orjson writes NaN and infinities as null, so the value is searched only if there is a null.
-        if b"null" in encoded and _has_non_finite(value):
+        if b"null" in encoded and has_non_finite(value):
             raise _refusal(self, value, "not a finite number")
         return encoded.decode()
 
@@ -125,12 +125,15 @@ class JsonCodec:
             raise _damage(self, str(error)) from error
 
 
-def _has_non_finite(value: object) -> bool:
+def has_non_finite(value: object) -> bool:
+    """
+    Whether a float in the value is NaN or an infinity, which JSON cannot say.
+    """
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
-        return any(map(_has_non_finite, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_non_finite, value))
+        return any(map(has_non_finite, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_non_finite, value))
 
 
 class MsgpackCodec:

@@ -54,7 +54,8 @@ TIMER_TYPE: Final = pa.struct(
 A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
 The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark; ``/free`` after it says that the
-timer does not hold the output watermark.
+timer does not hold the output watermark. A record that waits for its turn in time is an entry too, and its tag has the
+record (`TimeDomain.RECORD`).
 """
 
 RECORD_ID_TYPE: Final = pa.struct(
@@ -110,6 +111,12 @@ class TimeDomain(StrEnum):
     WALL = "wall"
     HOLD = "hold"
     """No clock: a state's hold on the output watermark (§5.2), stored as a timer that never fires."""
+
+    RECORD = "record"
+    """
+    A record that waits for the low watermark to pass its time, stored as a timer: ``at`` is a microsecond after the
+    record's time, and the tag is the record as JSON.
+    """
 
 
 @dataclass(frozen=True, slots=True, order=True)
