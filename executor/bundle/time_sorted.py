@@ -394,8 +394,9 @@ class TimeSortedExecutor(KeyExecutor):
 
 def _ranges(places: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
     """
-    Successive places in the same columns as ranges; within columns the places rise by 1.
+    Places that follow one another in the same columns as ranges.
     """
-    for _, group in groupby(places, key=lambda place: id(place[2])):
-        run = list(group)
+    # Along a range the place in the columns rises with the place in the order.
+    for _, group in groupby(enumerate(places), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
+        run = [place for _, place in group]
         yield _Range(run[0][2], run[0][3], run[-1][3] + 1)

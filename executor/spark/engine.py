@@ -10,8 +10,9 @@ one commit.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import cloudpickle
 import pyarrow as pa
@@ -35,6 +36,7 @@ from millpond.executor.superstep.plan import InputPosition, IntervalPlan, Supers
 from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
 from millpond.statestore.store import Store
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["SparkEngine", "plan_once"]
 
 _SAMPLE_ROWS = 20_000
+_END: Final = EventTimeMicros(TIME_MAX_US)
+_UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
 
 def plan_once(session: SparkSession) -> None:
@@ -82,9 +86,16 @@ class SparkEngine:
         self._code = cloudpickle.dumps(dict(coordinator.topology.computations))
         self._code_digest = hashlib.sha256(self._code).hexdigest()
 
-    def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
+    def consume(
+        self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
+    ) -> SuperstepReport | None:
         """
         Run one superstep with a batch of an outside input.
+
+        Args:
+            frame: the batch.
+            position: the stream, the streaming query and the number of the batch.
+            is_last: whether the stream ends with it.
 
         Returns:
             What the superstep did; ``None`` if the store has consumed the batch already.
@@ -96,7 +107,9 @@ class SparkEngine:
         """
         if not self._coordinator.inputs.admit(position):
             return None
-        return self._take_in(frame, position.stream, position)
+        # Where records are sorted by time, those of the last batch wait for no others.
+        after = {position.stream: _END} if is_last and self._coordinator.topology.sorts else _UNKNOWN
+        return self._take_in(frame, position.stream, position, after)
 
     def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
         """
@@ -108,15 +121,23 @@ class SparkEngine:
         """
         return self._take_in(frame, stream, None)
 
-    def _take_in(self, frame: DataFrame, stream: str, position: InputPosition | None) -> SuperstepReport:
+    def _take_in(
+        self,
+        frame: DataFrame,
+        stream: str,
+        position: InputPosition | None,
+        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
+    ) -> SuperstepReport:
         if stream in self._coordinator.inputs.closed and not frame.isEmpty():
             raise after_the_end(stream)
         self._create_intervals(frame, stream)
-        plan = self._coordinator.begin(inputs={stream})
+        plan = self._coordinator.begin(inputs={stream}, after=after)
         reports = self._run_input(frame, stream, self._first_wave(plan))
         if position is not None and position.source == BOUNDED_SOURCE:
             position = replace(position, rows=self._rows_of(stream, reports))
         reports += self._run_later_waves(plan, reports)
+        for injected, at in after.items():
+            self._coordinator.watermarks.promise(injected, at)
         return self._commit(plan, reports, position)
 
     def frame(self, rows: pa.Table) -> DataFrame:

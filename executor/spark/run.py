@@ -183,7 +183,7 @@ class SparkRun(Run[None]):
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
-            if self._reported(self._engine.consume(frame, position)) is None:
+            if self._reported(self._engine.consume(frame, position, is_last=finish)) is None:
                 known = self._coordinator.inputs.input_rows(stream)
                 rows = 0 if known is None else frame.count()
                 self.note_skipped(stream, consumed_before(stream, rows, known))

@@ -35,7 +35,9 @@ class Totals:
         dead_letters: records and timers that could not be processed.
         productions: records produced.
         by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
-            computation; what is zero is left out.
+            computation; what is zero is left out. With ``time_sorted`` also ``waited``, the records that were
+            kept in their rows until the watermark had passed them, and ``resumed``, those of them that were
+            given since: the difference waits now.
     """
 
     injected: int = 0
@@ -127,6 +129,7 @@ def count(
         of_bundle = manifest.result.statistics
         counts = by_computation[manifest.interval.computation]
         counts.update({"late": of_bundle.late, "dropped": of_bundle.dropped})
+        counts.update({"waited": of_bundle.waited, "resumed": of_bundle.resumed})
         counts.update(of_bundle.counters)
     for letter in letters:
         by_computation[letter.computation]["dead_letters"] += 1

@@ -1,0 +1,263 @@
+"""
+Records in the order of time: the answer is that of a plain sort and scan, however the input is cut and disordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.timer import Timer
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local import bounded
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+Row = dict[str, Any]
+Journals = dict[str, list[list[Any]]]
+
+BOUND = 6
+KEYS = ("a", "b")
+STREAMS = ("left", "right")
+TAGS = ("", "x")
+
+
+class Journal(Computation):
+    """
+    Does what its records say, and keeps everything in the order in which it saw it.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Note the record, then set a timer, delete one, or fail.
+        """
+        action, tag, delay = record.value["action"]
+        if action == "fail":
+            raise ValueError(record.at)
+        assert not record.late
+        journal = context.state.get([])
+        context.state.set([*journal, ["record", record.stream, record.value["number"], context.watermark]])
+        if action == "set":
+            context.set_timer(record.at + delay, tag)
+        if action == "delete":
+            context.delete_timer(tag)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """
+        Note the timer; one called x starts another.
+        """
+        context.state.set([*context.state.get([]), ["timer", timer.tag, timer.at, context.watermark]])
+        if timer.tag == "x":
+            context.set_timer(timer.at + 5, "")
+
+
+class BatchJournal(Journal):
+    """
+    The same by a hook that takes several records at once.
+    """
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """
+        Take the records one after the other.
+        """
+        for record in records:
+            self.process_record(context, record)
+
+
+def scan(rows: Sequence[Row]) -> Journals:
+    """
+    The oracle: all rows sorted by time, and timers looked for before each of them.
+
+    It knows neither bundles nor watermarks nor stores. Of rows of one time the left come first, then those that
+    came first.
+    """
+    journals: Journals = {}
+    for key in sorted({row["k"] for row in rows}):
+        own = [row for row in rows if row["k"] == key]
+        own.sort(key=lambda row: (row["t"], STREAMS.index(row["s"])))
+        seen, timers = list[list[Any]](), dict[str, int]()
+        for row in own:
+            _fire(timers, row["t"], seen)
+            action, tag, delay = row["action"]
+            if action == "fail":
+                continue
+            seen.append(["record", row["s"], row["number"], row["t"]])
+            if action == "set":
+                timers[tag] = row["t"] + delay
+            if action == "delete":
+                timers.pop(tag, None)
+        _fire(timers, None, seen)
+        if seen:
+            journals[key] = seen
+    return journals
+
+
+def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]]) -> None:
+    while timers:
+        at, tag = min((at, tag) for tag, at in timers.items())
+        if until is not None and at > until:
+            return
+        del timers[tag]
+        seen.append(["timer", tag, at, at])
+        if tag == "x":
+            timers[""] = at + 5
+
+
+def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipeline:
+    """
+    The computation on these streams, out of order by `BOUND`.
+    """
+    pipeline = EnginePipeline("sorted")
+    for stream in streams:
+        pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(BOUND))
+    subscribes = dict.fromkeys(streams)
+    pipeline.add(computation, name="journal", subscribes=subscribes, time_sorted=True, retries=0)
+    return pipeline
+
+
+def journals_of(store: Store) -> Journals:
+    """
+    What each key saw.
+    """
+    rows = store.rows_view("journal").to_arrow().to_pylist()
+    return {row["key"]: orjson.loads(row["state"]) for row in rows if row["state"] is not None}
+
+
+actions = st.one_of(
+    st.just(("none", "", 0)),
+    st.tuples(st.just("set"), st.sampled_from(TAGS), st.integers(-2, 9)),
+    st.tuples(st.just("delete"), st.sampled_from(TAGS), st.just(0)),
+    st.just(("fail", "", 0)),
+)
+arrivals = st.lists(
+    st.tuples(
+        st.sampled_from(STREAMS), st.sampled_from(KEYS), st.integers(0, 40), st.integers(0, BOUND), actions
+    ),
+    max_size=24,
+)
+
+
+def arrived(drawn: Sequence[tuple[str, str, int, int, Any]], streams: Sequence[str]) -> list[Row]:
+    """
+    Rows in an order of arrival in which none comes more than `BOUND` after its time; those of one time keep theirs.
+    """
+    late_by = {(stream, at): delay for stream, _, at, delay, _ in drawn}
+    ordered = sorted(drawn, key=lambda one: one[2] + late_by[one[0], one[2]])
+    return [
+        {"s": stream, "k": key, "t": at, "action": action, "number": number, "id": str(number)}
+        for number, (stream, key, at, _, action) in enumerate(ordered)
+        if stream in streams
+    ]
+
+
+def cut(rows: Sequence[Row], sizes: Sequence[int]) -> list[list[Row]]:
+    """
+    Rows in pieces of these sizes, again and again.
+    """
+    pieces, rest = list[list[Row]](), list(rows)
+    while rest:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    return pieces
+
+
+def streamed(
+    computation: Computation,
+    rows: Sequence[Row],
+    sizes: Sequence[int],
+    restarts: set[int],
+    streams: Sequence[str],
+) -> Journals:
+    """
+    The journals after the rows came in pieces, with a restart after some of them, and some pieces coming twice.
+    """
+    clock = ManualClock()
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    runner = LocalRunner(store, clock=clock, progress=False, intervals=2, dead_letter_limit=None)
+    pieces = cut(rows, sizes)
+    for number in range(len(pieces) + 1):
+        if not number or number in restarts:
+            run = runner.start(pipeline_of(computation, streams), stepping=True)
+        for again in pieces[number : number + 1] + pieces[number : number + 1] * (number in restarts):
+            for row in again:
+                run.inject(row["s"], [row])
+            run.step()
+        if number + 1 in restarts and number < len(pieces):
+            run.stop()
+    for stream in streams:
+        run.finish(stream)
+    run.run_until_quiet()
+    assert not any(_waiting(run.summary().totals.by_computation))
+    run.stop()
+    return journals_of(store)
+
+
+def _waiting(counts: Mapping[str, Mapping[str, int]]) -> list[int]:
+    return [of_code.get("waited", 0) - of_code.get("resumed", 0) for of_code in counts.values()]
+
+
+sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=3), st.booleans())
+def test_a_stream_in_any_pieces_is_sorted_and_scanned(
+    drawn: list[Any], pieces: list[int], restarts: set[int], is_batch: bool
+) -> None:
+    """
+    Records, timers and failures come as in a sort and scan of the whole, whatever the pieces, restarts and repetitions.
+    """
+    rows = arrived(drawn, STREAMS[:1])
+
+    found = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
+
+    assert found == scan(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=2))
+def test_two_streams_are_one_order(drawn: list[Any], pieces: list[int], restarts: set[int]) -> None:
+    """
+    Records of two streams come in one order, and of one time first those of the stream that is named first.
+    """
+    rows = arrived(drawn, STREAMS)
+
+    assert streamed(Journal(), rows, pieces, restarts, STREAMS) == scan(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals, st.integers(1, 9))
+def test_a_bounded_run_gives_the_same(drawn: list[Any], piece: int) -> None:
+    """
+    Bounded input gives what the stream gives, in pieces of any size, in whatever order it lies there.
+    """
+    rows = arrived(drawn, STREAMS)
+    clock = ManualClock()
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    runner = LocalRunner(store, clock=clock, progress=False, intervals=2, dead_letter_limit=None)
+    own = {stream: [row for row in rows if row["s"] == stream] for stream in STREAMS}
+
+    with patch.object(bounded, "BUNDLE_RECORDS_MAX", piece):
+        runner.run(pipeline_of(Journal(), STREAMS), own)
+
+    assert journals_of(store) == scan(rows)
+
+
+def test_the_streams_have_their_order() -> None:
+    """
+    The oracle's order of streams is that in which the computation subscribes to them.
+    """
+    topology = pipeline_of(Journal(), STREAMS).check()
+
+    assert [topology.computations["journal"].rank(stream) for stream in STREAMS] == [0, 1]
