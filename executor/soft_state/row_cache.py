@@ -7,7 +7,7 @@ filter of all keys that ever had one answers for most new keys, and the others a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
@@ -24,8 +24,9 @@ from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
 from millpond.executor.soft_state.row_reader import LoadedRows
 from millpond.executor.soft_state.row_summary import ROW_BYTES, TIMER_BYTES, RowSummary
 from millpond.statestore.rows.bloom import RecordIdFilter
+from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["CacheUndo", "RowCache"]
+__all__ = ["CacheUndo", "RowCache", "timers_weight", "waiting_weight"]
 
 _KEEP: Final = 0.9
 """Eviction stops at this share of the budget, so that it does not come with every bundle."""
@@ -54,6 +55,22 @@ class CacheUndo:
     timers: dict[str, Timers]
 
 
+def timers_weight(timers: Timers) -> int:
+    """
+    What timers cost in the cache, by estimate.
+    """
+    return TIMER_BYTES * len(timers)
+
+
+def waiting_weight(timers: Timers) -> int:
+    """
+    The same where records may wait among them.
+    """
+    return TIMER_BYTES * len(timers) + sum(
+        len(timer.tag) for timer in timers if timer.domain is TimeDomain.RECORD
+    )
+
+
 class RowCache:
     """
     Rows in order of their last use.
@@ -61,11 +78,18 @@ class RowCache:
     Args:
         budget_bytes: what rows may occupy, by estimate.
         policy: whom to evict first.
+        weigh: what a key's timers cost, by estimate.
     """
 
-    def __init__(self, budget_bytes: int, policy: EvictionPolicy = window_aware) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        policy: EvictionPolicy = window_aware,
+        weigh: Callable[[Timers], int] = timers_weight,
+    ) -> None:
         self._budget_bytes = budget_bytes
         self._policy = policy
+        self._weigh = weigh
         self._states: dict[str, Encoded | None] = {}
         self._timers: dict[str, Timers] = {}
         self._cold: ColdRows | None = None
@@ -172,7 +196,7 @@ class RowCache:
         self._forget(rows.keys)
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
-        self.used_bytes += _weight(rows.keys, rows.states) + _timers_weight(rows.timers.values())
+        self.used_bytes += _weight(rows.keys, rows.states) + sum(map(self._weigh, rows.timers.values()))
 
     def put(
         self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
@@ -246,7 +270,7 @@ class RowCache:
         for key in keys if self._timers else ():
             timers = self._timers.pop(key, None)
             if timers:
-                self.used_bytes -= TIMER_BYTES * len(timers)
+                self.used_bytes -= self._weigh(timers)
 
     def _take_out(self, keys: Sequence[str]) -> list[_Cached]:
         states = self._states
@@ -264,7 +288,7 @@ class RowCache:
             old = self._timers.pop(key, ())
             if new:
                 self._timers[key] = new
-            self.used_bytes += TIMER_BYTES * (len(new) - len(old))
+            self.used_bytes += self._weigh(new) - self._weigh(old)
 
     def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
         timers = self._timers
@@ -282,7 +306,3 @@ class RowCache:
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
     return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
-
-
-def _timers_weight(timers: Iterable[Timers]) -> int:
-    return TIMER_BYTES * sum(map(len, timers))

@@ -27,7 +27,7 @@ ROW_BYTES: Final = 240
 """What a cached row costs in CPython, its characters excepted: two strings and its share of a dict."""
 
 TIMER_BYTES: Final = 160
-"""What a cached timer costs."""
+"""What a cached timer costs, its tag excepted: only that of a waiting record is long, and is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,5 +127,11 @@ def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
         lengths = pc.fill_null(pc.binary_length(merged.column(name)), 0)
         characters += lengths.to_numpy(zero_copy_only=False)
     counts = pc.fill_null(pc.list_value_length(timers), 0).to_numpy(zero_copy_only=False)
+    if len(timers.values):
+        flat = timers.flatten()
+        waits = pc.equal(flat.field("domain"), TimeDomain.RECORD.value).to_numpy(zero_copy_only=False)
+        if waits.any():
+            lengths = pc.binary_length(flat.field("tag")).to_numpy(zero_copy_only=False)
+            np.add.at(characters, pc.list_parent_indices(timers).to_numpy()[waits], lengths[waits])
     weights: npt.NDArray[np.int64] = ROW_BYTES + characters + TIMER_BYTES * counts.astype(np.int64)
     return weights

@@ -23,7 +23,7 @@ from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
 from millpond.executor.soft_state.gc_pause import collector_paused
 from millpond.executor.soft_state.known_files import FileKeys, KnownFiles
 from millpond.executor.soft_state.known_ids import KnownIds
-from millpond.executor.soft_state.row_cache import CacheUndo, RowCache
+from millpond.executor.soft_state.row_cache import CacheUndo, RowCache, timers_weight, waiting_weight
 from millpond.executor.soft_state.row_reader import (
     RowChanges,
     RowReader,
@@ -67,6 +67,7 @@ class SoftState:
         reader: reads committed row updates.
         budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
         policy: which rows to evict first.
+        keeps_records: whether records may wait in the rows.
     """
 
     def __init__(
@@ -76,18 +77,20 @@ class SoftState:
         budget_bytes: int = BUDGET_BYTES,
         *,
         policy: EvictionPolicy = window_aware,
+        keeps_records: bool = False,
     ) -> None:
         self._interval = interval
         self._reader = reader
         self._budget_bytes = budget_bytes
         self._policy = policy
+        self._weigh = waiting_weight if keeps_records else timers_weight
         self.reset()
 
     def reset(self) -> None:
         """
         Forget everything; the next `synchronise` reads all files.
         """
-        self._cache = RowCache(self._budget_bytes, self._policy)
+        self._cache = RowCache(self._budget_bytes, self._policy, self._weigh)
         self._timers = TimerQueue()
         self._ids = KnownIds(self._interval, self._reader, self._budget_bytes // 4)
         self._files = KnownFiles()

@@ -17,7 +17,6 @@ A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
 
 import pyarrow as pa
 
@@ -58,17 +57,9 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import (
-    Clock,
-    EventTimeMicros,
-    Rng,
-    Superstep,
-    WallTimeMicros,
-)
+from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep, WallTimeMicros
 
 __all__ = ["Coordinator"]
-
-_UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
 
 class Coordinator:
@@ -303,7 +294,7 @@ class Coordinator:
         inputs: Collection[str] = (),
         *,
         with_files: bool = True,
-        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
+        after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepPlan:
         """
         Plan the next superstep.
@@ -322,8 +313,8 @@ class Coordinator:
         concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
         chosen: list[IntervalPlan] = []
         for name in self.topology.computations:
-            only_due = name not in concerned
-            chosen += self.parts_of(name, now, only_due=only_due, with_files=with_files, after=after)
+            due = name not in concerned
+            chosen += self.parts_of(name, now, only_due=due, with_files=with_files, after=after)
         reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
@@ -340,14 +331,12 @@ class Coordinator:
         *,
         only_due: bool = False,
         with_files: bool = True,
-        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
+        after: Mapping[str, EventTimeMicros] | None = None,
     ) -> list[IntervalPlan]:
         """
         The parts of a computation's intervals in the superstep that was planned at ``now``.
         """
         snapshot = self._store.committer.snapshot
-        sorts = self.topology.computations[computation].time_sorted
-        settled = self.watermarks.settled(computation, after) if sorts and after else None
         owned_with_due = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
         return [
             IntervalPlan(
@@ -357,7 +346,7 @@ class Coordinator:
                 files=snapshot.files_of(owned.interval) if with_files else (),
                 due=due,
                 percentile_watermarks=self.watermarks.percentile_watermarks(computation),
-                settled=settled,
+                settled=self.watermarks.settled(computation, after or {}),
             )
             for owned, due in owned_with_due
             if due or not only_due

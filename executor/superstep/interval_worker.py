@@ -78,7 +78,8 @@ class IntervalWorker:
         self._interval = interval
         self._objects = objects
         self._row_format = row_format
-        self._soft_state = SoftState(interval, StoreRowReader(objects), cache_bytes)
+        reader = StoreRowReader(objects)
+        self._soft_state = SoftState(interval, reader, cache_bytes, keeps_records=node.time_sorted)
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._state = WorkerState.BEHIND
         self._transition = threading.Lock()

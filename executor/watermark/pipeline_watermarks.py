@@ -130,9 +130,13 @@ class PipelineWatermarks:
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
         """
-        What the computation's input watermark will be at least, once its streams have these watermarks.
+        What a computation's input watermark will be at least, once its streams have these watermarks.
+
+        Returns:
+            ``None`` where it is not known, or not wanted: its records come in no order.
         """
-        return self._authority.settled(computation, injected)
+        sorts = self._topology.computations[computation].time_sorted
+        return self._authority.settled(computation, injected) if sorts and injected else None
 
     def foresee(self, inputs: Iterable[InputObservation]) -> dict[str, EventTimeMicros]:
         """
