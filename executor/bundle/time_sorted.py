@@ -20,7 +20,7 @@ from millpond.executor.bundle.key_executor import Failure, KeyExecutor
 from millpond.executor.bundle.waiting import waiting_timer
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.key_timers import KeyTimers, TimersSavepoint
-from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.record import Record, Records, read_value
 from millpond.executor.computation.timer import Timer, Timers, firing_order
 from millpond.executor.event_time.clocks import EXACT, Clocks
 from millpond.statestore.errors import InvalidError
@@ -197,14 +197,24 @@ class _TimeSortedRecords(Records):
         """
         Iterate the records, each as a separate input, after the timers that come before it.
         """
+        # What `Records.one_by_one` does, and a look at the timers.
         input_time, end_hook = self._input, self._hook_end.end_hook
-        at, due, fire, context = self._columns.at, self._due, self._fire, self._context
-        for index, record in enumerate(self._made(), self._start):
+        new, columns, key, context = Record.__new__, self._columns, self._key, self._context
+        at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
+        for index in range(self._start, self._stop):
             moment = at[index]
             if due and due[0][0] <= moment:
-                fire(moment)
+                self._fire(moment)
+            record = new(Record)
+            record.key = key
             input_time.at = input_time.floor_at = moment
-            context.watermark = EventTimeMicros(moment)
+            record.at = context.watermark = moment  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001 - as there
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                read_value(record, columns, index)
             yield record
             end_hook()
 

@@ -38,7 +38,7 @@ class Computation:
         in_order_of_arrival: whether a bundle's records are given in the order in which they arrived,
             instead of that of their event times.
         time_sorted: whether a key's records wait in its row until the low watermark has passed them, and are
-            given in the order of their event times with the key's event timers between them (docs/order.md).
+            given in the order of their event times with the key's event timers between them (docs/how-to/order.md).
         waiting_max: how many records of a key may wait; one more ends the run.
 
     Example::

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, overload
 from millpond.executor.computation.record_columns import HookEnd, InputTime, RecordColumns
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Record", "Records"]
+__all__ = ["Record", "Records", "read_value"]
 
 
 class Record:
@@ -90,7 +90,10 @@ def _fields(record: Record) -> tuple[object, ...]:
     return (record.key, record.value, record.at, record.stream, record.late, record.id)
 
 
-def _read_value(record: Record, columns: RecordColumns, index: int) -> None:
+def read_value(record: Record, columns: RecordColumns, index: int) -> None:
+    """
+    Give a record its value before it is asked for.
+    """
     try:
         value = columns.read(columns.sources[index])
     except Exception:  # noqa: BLE001 - raised again to code that reads this value, and to no other
@@ -166,7 +169,7 @@ class Records(Sequence[Record]):
             record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
             record._index = index  # noqa: SLF001
             if columns.values_are_wanted:
-                _read_value(record, columns, index)
+                read_value(record, columns, index)
             yield record
             end_hook()
 
@@ -182,7 +185,7 @@ class Records(Sequence[Record]):
             record._columns = columns  # noqa: SLF001
             record._index = index  # noqa: SLF001
             if columns.values_are_wanted:
-                _read_value(record, columns, index)
+                read_value(record, columns, index)
             yield record
 
     @overload

@@ -70,7 +70,7 @@ class ComputationOptions(TypedDict, total=False):
     """
     Whether a key's records wait in its row until the low watermark has passed them, and are given in the order of
     their event times with the key's event timers between them, so that the answer is the same however the input
-    is cut. ``False`` unless given here or by the computation's class (docs/order.md).
+    is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
     """
 
     renamed_from: str | None

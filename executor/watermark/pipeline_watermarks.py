@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, Watch
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.injectors.policies import Monotone
+from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.positions import percentile_watermark_app_id
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
@@ -147,12 +148,9 @@ class PipelineWatermarks:
         marks: dict[str, EventTimeMicros] = {}
         for seen in inputs:
             node = self._topology.injectors[seen.stream]
-            if (
-                isinstance(node.watermark, BoundedDisorder)
-                and not node.members
-                and seen.newest_at is not None
-            ):
-                at = EventTimeMicros(seen.newest_at - node.watermark.bound_us)
+            behind_us = _behind_us(node.watermark)
+            if behind_us is not None and not node.members and seen.newest_at is not None:
+                at = EventTimeMicros(seen.newest_at - behind_us)
                 marks[seen.stream] = max(at, marks.get(seen.stream, at))
         return marks
 
@@ -332,3 +330,12 @@ class PipelineWatermarks:
                     for stream, summary in wanted.items()
                 }
             )
+
+
+def _behind_us(policy: WatermarkPolicy) -> int | None:
+    """
+    How far behind its newest record a stream's watermark is; ``None`` where more is to be known for that.
+    """
+    if isinstance(policy, Monotone):
+        return 0
+    return policy.bound_us if isinstance(policy, BoundedDisorder) else None
