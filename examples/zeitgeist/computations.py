@@ -11,7 +11,9 @@ The three computations of Zeitgeist: count each hour, learn what is normal, repo
 The answer is a function of the flights alone. However the stream is cut into batches, and wherever a run
 was killed and taken up again, the same alerts come out, because
 
-- an hour's numbers are sums, and event timers close the hour, never a clock on the wall;
+- an hour's numbers are sums, and event timers close the hour, never a clock on the wall; they close hours
+  without a flight too, so that the model learns which hours are silent, and a silence that is not one of them
+  is judged when the watermark passes it, for nothing else will tell of it (§2);
 - whether a flight is too late to be counted is decided by the flight (`PATIENCE_MINUTES`), not by the batch;
 - an hour is judged by the one expectation that was made for it, from the days before;
 - an alert says what follows from total and expectation, whichever of the two came first.
@@ -25,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import millpond as mp
-from examples.zeitgeist.hours import end_of, hour_of, local_hour, local_time, next_day
+from examples.zeitgeist.hours import end_of, hour_of, local_hour, local_time, next_day, next_hour
 from examples.zeitgeist.normal import (
     MEASURES,
     SPIKING,
@@ -40,6 +42,9 @@ __all__ = ["PATIENCE_MINUTES", "WARM_UP_DAYS", "Detector", "HourModel", "WindowC
 PATIENCE_MINUTES: Final = 5 * 60
 """A flight that leaves later than this after its schedule is late: counted as such, and in no hour."""
 
+_NOTHING: Final[Mapping[str, int]] = {"flights": 0, "departed": 0, "cancelled": 0, "delay": 0}
+_END_OF_TIME_US: Final = 2**63 - 1
+
 WARM_UP_DAYS: Final = 14
 """A model that has seen fewer days expects nothing."""
 
@@ -47,35 +52,46 @@ WARM_UP_DAYS: Final = 14
 class WindowCounter(mp.Computation):
     """
     Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
+
+    From an airport's first flight on every hour has totals, those without a flight too: the timer of an hour sets
+    that of the next one. Where the input ends, the airport's last flight is the last that is known of it.
     """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         """
         Count a flight in its hour; progress is produced whenever a total passes a step.
         """
-        state = context.state.get({"late": 0, "hours": {}})
+        state = context.state.get({"late": 0, "next": None, "hours": {}})
         delay = record.value["delay_minutes"]
         if record.late or (delay or 0) > PATIENCE_MINUTES:
             state["late"] += 1
         else:
-            self._count(context, state["hours"], hour_of(record.at), delay)
+            hour = hour_of(record.at)
+            if state["next"] is None or hour < state["next"]:
+                self._close_next(context, state, hour)
+            self._count(context, state["hours"], hour, delay)
         context.state.set(state)
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
         """
-        No flight of the hour is still to come: produce its totals, and forget it.
+        No flight of the hour is still to come: produce its totals, forget it, and wait for the next one.
         """
         state = context.state.get()
-        totals = state["hours"].pop(timer.tag)
+        hour = state["next"]
+        totals = state["hours"].pop(hour, dict(_NOTHING))
+        place = {"origin": context.key, "hour": hour, "local_hour": local_hour(hour)}
+        context.produce("counts", place | totals | {"silent": int(totals["flights"] == 0)})
+        state["next"] = None
+        if state["hours"] or context.watermark < _END_OF_TIME_US:
+            self._close_next(context, state, next_hour(hour))
         context.state.set(state)
-        place = {"origin": context.key, "hour": timer.tag, "local_hour": local_hour(timer.tag)}
-        context.produce("counts", place | totals)
+
+    def _close_next(self, context: mp.Context, state: dict[str, Any], hour: str) -> None:
+        state["next"] = hour
+        _set_timer_at_end(context, hour, tag="next")
 
     def _count(self, context: mp.Context, hours: dict[str, Any], hour: str, delay: int | None) -> None:
-        if hour not in hours:
-            hours[hour] = {"flights": 0, "departed": 0, "cancelled": 0, "delay": 0}
-            _set_timer_at_end(context, hour)
-        totals = hours[hour]
+        totals = hours.setdefault(hour, dict(_NOTHING))
         steps = _steps(totals)
         totals["flights"] += 1
         totals["cancelled" if delay is None else "departed"] += 1
@@ -134,8 +150,8 @@ class Detector(mp.Computation):
         """
         The hour is complete: report dips, and every spike once more with its final total.
 
-        An hour of which nothing was reported is not judged: even a closed airport reports cancelled
-        flights, so silence is no dip.
+        A closed airport reports cancelled flights; one of which nothing at all is heard is a dip too, where its
+        hour is seldom silent. An hour that was never counted, because the input had ended, is not judged.
         """
         hours = context.state.get()
         entry = hours.pop(timer.tag)
@@ -146,6 +162,8 @@ class Detector(mp.Computation):
             _produce_alert(context, timer.tag, entry, kind="spike", measure=name)
         if entry["totals"]["departed"] < Expectation(**entry["expected"]["departed"]).dip_limit:
             _produce_alert(context, timer.tag, entry, kind="dip", measure="departed")
+        if entry["totals"]["silent"] > Expectation(**entry["expected"]["silent"]).spike_limit:
+            _produce_alert(context, timer.tag, entry, kind="dip", measure="silent")
 
     def _report_spikes(self, context: mp.Context, hour: str, entry: dict[str, Any]) -> None:
         if "expected" not in entry or "totals" not in entry:
@@ -159,11 +177,11 @@ class Detector(mp.Computation):
                 _produce_alert(context, hour, entry, kind="spike", measure=name, seen=seen)
 
 
-def _set_timer_at_end(context: mp.Context, hour: str) -> None:
+def _set_timer_at_end(context: mp.Context, hour: str, tag: str | None = None) -> None:
     """
     What the timer produces belongs to the hour: its time is the last microsecond of it.
     """
-    context.set_timer(end_of(hour), tag=hour, output_at=end_of(hour) - 1)
+    context.set_timer(end_of(hour), tag=tag or hour, output_at=end_of(hour) - 1)
 
 
 def _steps(totals: Mapping[str, int]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
 
-__all__ = ["HOUR_US", "end_of", "hour_of", "local_hour", "local_time", "next_day", "start_of"]
+__all__ = ["HOUR_US", "end_of", "hour_of", "local_hour", "local_time", "next_day", "next_hour", "start_of"]
 
 HOUR_US: Final = 3_600_000_000
 NEW_YORK: Final = ZoneInfo("America/New_York")
@@ -53,6 +53,13 @@ def local_hour(hour: str) -> int:
     Hour of the day in New York, 0 to 23.
     """
     return local_time(hour).hour
+
+
+def next_hour(hour: str) -> str:
+    """
+    The hour that follows.
+    """
+    return hour_of(end_of(hour))
 
 
 def next_day(hour: str) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 import millpond as mp
 from examples.zeitgeist.computations import PATIENCE_MINUTES, Detector, HourModel, WindowCounter
+from examples.zeitgeist.normal import MEASURES
 
 __all__ = ["OUTPUTS", "zeitgeist"]
 
@@ -38,7 +39,7 @@ OUTPUTS: Final[Mapping[str, pa.Schema]] = {
         ]
     ),
     "expectations": pa.schema(
-        [*_PLACE, ("departed", _EXPECTED), ("cancelled", _EXPECTED), ("delay", _EXPECTED)],
+        [*_PLACE, *((name, _EXPECTED) for name in MEASURES)],
     ),
     "alerts": pa.schema(
         [

@@ -32,19 +32,27 @@ class Measure:
         grain: what one event adds to it, about; its variance is at least ``grain * (mean + base)``.
         base: keeps that floor above zero where the mean is zero.
         step: its running total is reported at multiples of this; ``None`` for a measure that cannot spike.
+        is_wild: whether a day may be far from all others; one that is yes or no cannot, so all of it is learned.
     """
 
     grain: float
     base: float
     step: int | None = None
+    is_wild: bool = True
 
 
 MEASURES: Final[Mapping[str, Measure]] = {
     "departed": Measure(grain=1, base=1),
     "cancelled": Measure(grain=1, base=1, step=3),
     "delay": Measure(grain=20, base=60, step=300),
+    "silent": Measure(grain=0.02, base=1, is_wild=False),
 }
-"""Flights that left, flights that were cancelled, minutes of delay; all per hour."""
+"""
+Flights that left, flights that were cancelled, minutes of delay, and 1 where nothing was heard; all per hour.
+
+The mean of the last is the share of days on which the hour is silent: all of them at night, and every seventh where
+Saturday evenings are. Its floor makes a first silence a surprise of seven deviations.
+"""
 
 SPIKING: Final[Mapping[str, int]] = {
     name: measure.step for name, measure in MEASURES.items() if measure.step is not None
@@ -97,7 +105,7 @@ def learned(normal: Mapping[str, float] | None, days: int, value: int, measure: 
     mean, variance = normal["mean"], normal["variance"]
     weight = max(_YESTERDAY, 1 / (days + 1))
     surprise = value - mean
-    if days >= _TRUSTING_DAYS:
+    if days >= _TRUSTING_DAYS and measure.is_wild:
         bound = _SURPRISE_MAX * _deviation(mean, variance, measure)
         surprise = max(-bound, min(bound, surprise))
     return {

@@ -16,7 +16,7 @@ import pandas as pd
 
 __all__ = ["Answer", "compute", "differences"]
 
-_MEASURES: Final = ("departed", "cancelled", "delay")
+_MEASURES: Final = ("departed", "cancelled", "delay", "silent")
 _STEPS: Final = {"cancelled": 3, "delay": 300}
 
 
@@ -80,9 +80,20 @@ def _hourly(flights: pd.DataFrame) -> pd.DataFrame:
             "delay": delay.fillna(0).clip(lower=0).astype(int),
         }
     )
-    table = table.groupby(["origin", "start"], as_index=False).sum()
+    table = table.groupby(["origin", "start"]).sum()
+    table = pd.concat([_every_hour(origin, hours) for origin, hours in table.groupby("origin")])
     local = table["start"].dt.tz_convert("America/New_York")
     return table.assign(local_hour=local.dt.hour, day=local.dt.tz_localize(None).dt.normalize())
+
+
+def _every_hour(origin: str, hours: pd.DataFrame) -> pd.DataFrame:
+    """
+    An airport's hours from its first flight to its last, those without a flight too.
+    """
+    hours = hours.droplevel("origin")
+    whole = pd.date_range(hours.index.min(), hours.index.max(), freq="h", name="start")
+    silent = (~whole.isin(hours.index)).astype(int)
+    return hours.reindex(whole, fill_value=0).assign(silent=silent).reset_index().assign(origin=origin)
 
 
 def _follow(answer: Answer, origin: str, days: pd.DataFrame) -> None:
@@ -96,6 +107,7 @@ def _follow(answer: Answer, origin: str, days: pd.DataFrame) -> None:
         place = (origin, day.start.strftime("%Y-%m-%dT%H:%MZ"))
         totals = {measure: int(getattr(day, measure)) for measure in _MEASURES}
         answer.counts[place] = {**totals, "flights": totals["departed"] + totals["cancelled"]}
+        del answer.counts[place]["silent"]
         if expected is not None and expected_day == day.day:
             answer.alerts.update(_judge(place, totals, expected))
         for measure, model in models.items():
@@ -107,7 +119,9 @@ def _follow(answer: Answer, origin: str, days: pd.DataFrame) -> None:
 
 
 def _same_time(day: Any, local_hour: int) -> str:
-    local = (day + pd.Timedelta(hours=local_hour)).tz_localize("America/New_York")
+    wall = day + pd.Timedelta(hours=local_hour)
+    # The hour that the clocks skip in March is the next one, and of the two in November it is the first.
+    local = wall.tz_localize("America/New_York", ambiguous=True, nonexistent="shift_forward")
     return str(local.tz_convert("UTC").strftime("%Y-%m-%dT%H:%MZ"))
 
 
@@ -126,11 +140,15 @@ def _judge(
     if totals["departed"] < mean - 4 * deviation:
         strength = (mean - totals["departed"]) / deviation
         yield (*place, "dip", "departed", "final"), (totals["departed"], mean, strength)
+    share, deviation = expected["silent"]
+    if totals["silent"] and 1 - share > 6 * deviation:
+        yield (*place, "dip", "silent", "final"), (1, share, (1 - share) / deviation)
 
 
 class _Model:
     def __init__(self, measure: str) -> None:
-        self.grain, self.base = (20, 60) if measure == "delay" else (1, 1)
+        self.grain, self.base = {"delay": (20, 60), "silent": (0.02, 1)}.get(measure, (1, 1))
+        self.is_tame = measure == "silent"
         self.days = 0
         self.mean = self.variance = 0.0
 
@@ -143,7 +161,7 @@ class _Model:
     def learn(self, value: int) -> None:
         weight = max(0.1, 1 / (self.days + 1))
         surprise = value - self.mean
-        if self.days >= 5 and abs(surprise) > 3 * self.deviation():
+        if self.days >= 5 and not self.is_tame and abs(surprise) > 3 * self.deviation():
             surprise = math.copysign(3 * self.deviation(), surprise)
         self.mean += weight * surprise
         self.variance = (1 - weight) * (self.variance + weight * surprise**2) if self.days else 0.0

@@ -19,7 +19,12 @@ __all__ = ["print_alerts", "print_answer", "print_question", "print_summary"]
 
 _DAYS_SHOWN: Final = 12
 _ALERTS_SHOWN: Final = 12
-_UNITS: Final = {"cancelled": "cancelled", "delay": "delay (min)", "departed": "departed"}
+_UNITS: Final = {
+    "cancelled": "cancelled",
+    "delay": "delay (min)",
+    "departed": "departed",
+    "silent": "silent hour",
+}
 
 
 def print_alerts(console: Console, results: Results) -> None:
@@ -32,6 +37,12 @@ def print_alerts(console: Console, results: Results) -> None:
     console.print(f"\n[bold]The strongest of {len(results.final_alerts)} alerts[/bold]")
     console.print(_alerts_table(results))
     console.print("[dim]at once: the total at which a spike was reported, before its hour was over[/dim]")
+    still = results.standstills
+    console.print(f"\n[bold]The {len(still)} hours in which a whole airport stood still[/bold]")
+    console.print(_standstills_table(still))
+    console.print(
+        "[dim]silent: no flight was even cancelled; nights, which always are, are none of them[/dim]"
+    )
 
 
 def print_question(console: Console, question: str, sql: str) -> None:
@@ -96,6 +107,19 @@ def _alerts_table(results: Results) -> Table:
         numbers = (f"{alert.expected:.1f}", str(alert.value), str(reported))
         unit = _UNITS[alert.measure]
         table.add_row(alert.local_time, alert.origin, alert.kind, *numbers, unit, f"{alert.strength:.1f}")
+    return table
+
+
+def _standstills_table(still: pd.DataFrame) -> Table:
+    """
+    A line for each day, airport and kind of standstill, with its hours.
+    """
+    table = _table()
+    for heading in ("day", "from", "hours (New York)", "what"):
+        table.add_column(heading)
+    for (day, origin, measure), hours in still.groupby([still["time"].dt.normalize(), "origin", "measure"]):
+        times = ", ".join(f"{time:%H}" for time in hours["time"])
+        table.add_row(_day(day), origin, times, "silent" if measure == "silent" else "all cancelled or held")
     return table
 
 

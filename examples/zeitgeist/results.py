@@ -17,7 +17,8 @@ from examples.zeitgeist.oracle import Answer
 
 __all__ = ["Results", "days_of", "read_results"]
 
-_MEASURES: Final = ("departed", "cancelled", "delay")
+_TOTALS: Final = ("flights", "departed", "cancelled", "delay")
+_EXPECTED: Final = ("departed", "cancelled", "delay", "silent")
 _ALERT_PLACE: Final = ["origin", "hour", "kind", "measure", "stage"]
 
 
@@ -27,7 +28,7 @@ class Results:
     The job's tables; each has a column ``time`` with what the clocks in New York showed.
 
     Attributes:
-        counts: a row for each origin and hour with flights.
+        counts: a row for each origin and hour from its first flight on, those without a flight too.
         expectations: a row for each origin and hour that was expected.
         alerts: spikes at once, and everything once more when its hour is complete.
     """
@@ -43,6 +44,15 @@ class Results:
         """
         final = self.alerts[self.alerts["stage"] == "final"]
         return final.sort_values(["strength", "hour", "origin"], ascending=[False, True, True])
+
+    @property
+    def standstills(self) -> pd.DataFrame:
+        """
+        The dips of hours in which a whole airport stood still, in the order of time: nothing left it, or it was silent.
+        """
+        dips = self.alerts[self.alerts["kind"] == "dip"]
+        still = ((dips["measure"] == "departed") & (dips["value"] == 0)) | (dips["measure"] == "silent")
+        return dips[still].sort_values(["hour", "origin"])
 
     def answer(self, late: int) -> Answer:
         """
@@ -101,8 +111,8 @@ def _place(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _totals(row: dict[str, Any]) -> dict[str, int]:
-    return {name: row[name] for name in ("flights", *_MEASURES)}
+    return {name: row[name] for name in _TOTALS}
 
 
 def _expected(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    return {name: (row[name]["mean"], row[name]["deviation"]) for name in _MEASURES}
+    return {name: (row[name]["mean"], row[name]["deviation"]) for name in _EXPECTED}
