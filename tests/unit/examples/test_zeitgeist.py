@@ -229,3 +229,57 @@ def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tm
     days = days_of(read_results(tmp_path))
     assert [f"{day:%m-%d}" for day in days.index[:2]] == ["02-08", "02-09"]
     assert days["cancelled"].tolist()[:2] == [472, 393]
+
+
+def _days_of_two_airports(
+    days: int, silent_from: pd.Timestamp, silent_until: pd.Timestamp
+) -> list[dict[str, Any]]:
+    """
+    Three flights an hour by day at two airports, of which one is silent for a while.
+    """
+    hours = pd.date_range("2013-05-01", periods=days * 24, freq="h", tz="America/New_York")
+    return [
+        {
+            "id": f"{origin} {hour} {number}",
+            "origin": origin,
+            "scheduled": (hour + pd.Timedelta(minutes=20 * number)).to_pydatetime(),
+            "delay_minutes": 0,
+        }
+        for hour in hours
+        if 6 <= hour.hour < 22
+        for origin in ("AAA", "BBB")
+        if origin == "BBB" or not silent_from <= hour < silent_until
+        for number in range(3)
+    ]
+
+
+def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> None:
+    """
+    Hours of which nothing comes are dips before the airport is heard of again, and its nights are none.
+    """
+    silent = pd.Timestamp("2013-05-20 14:00", tz="America/New_York")
+    rows = _days_of_two_airports(20, silent, silent + pd.Timedelta(days=2))
+    store = mp.Store.in_memory()
+    with mp.LocalRunner(store, progress=False).start(zeitgeist(tmp_path), stepping=True) as run:
+        run.inject("flights", rows)
+        run.run_until_quiet()
+
+    alerts = read_results(tmp_path).alerts
+    found = [(row.origin, row.local_time, row.kind, row.measure) for row in alerts.itertuples()]
+    # The last flight of the day is at 21:40, and others may be reported six hours behind it.
+    assert found == [("AAA", "2013-05-20 14:00", "dip", "silent")]
+
+
+def test_the_silences_of_the_year(year: pd.DataFrame) -> None:
+    """
+    Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night.
+    """
+    silent = [place[:2] for place in oracle.compute(year).alerts if place[3] == "silent"]
+    assert sorted(silent, key=lambda place: place[1]) == [
+        ("EWR", "2013-02-03T10:00Z"),
+        ("LGA", "2013-03-03T10:00Z"),
+        ("LGA", "2013-05-05T09:00Z"),
+        ("LGA", "2013-09-01T00:00Z"),
+        ("EWR", "2013-11-29T01:00Z"),
+        ("LGA", "2013-11-29T02:00Z"),
+    ]
