@@ -26,6 +26,7 @@ from millpond.statestore.types import TIME_MIN_US
         ((TimeDomain.EVENT, EXACT), "event"),
         ((TimeDomain.WALL, EXACT), "wall"),
         ((TimeDomain.HOLD, EXACT), "hold"),
+        ((TimeDomain.RECORD, EXACT), "record"),
         ((TimeDomain.EVENT, 80), "event@80.0"),
         ((TimeDomain.EVENT, 90.0), "event@90.0"),
         ((TimeDomain.EVENT, 99.99), "event@99.99"),
