@@ -54,7 +54,8 @@ class WindowCounter(mp.Computation):
     Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
 
     From an airport's first flight on every hour has totals, those without a flight too: the timer of an hour sets
-    that of the next one. Where the input ends, the airport's last flight is the last that is known of it.
+    that of the next one. After an airport's last flight that goes on as far as the watermark came before the input
+    ended: what comes after the end is not silence.
     """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
