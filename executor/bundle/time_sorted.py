@@ -225,6 +225,8 @@ class TimeSortedExecutor(KeyExecutor):
     """
 
     timers: _TimeSortedTimers
+    waited: int
+    resumed: int
 
     def __init__(
         self,
