@@ -119,7 +119,7 @@ def _standstills_table(still: pd.DataFrame) -> Table:
         table.add_column(heading)
     for (day, origin, measure), hours in still.groupby([still["time"].dt.normalize(), "origin", "measure"]):
         times = ", ".join(f"{time:%H}" for time in hours["time"])
-        table.add_row(_day(day), origin, times, "silent" if measure == "silent" else "all cancelled or held")
+        table.add_row(_day(day), origin, times, "silent" if measure == "silent" else "nothing left")
     return table
 
 

@@ -264,10 +264,12 @@ def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> Non
         run.inject("flights", rows)
         run.run_until_quiet()
 
-    alerts = read_results(tmp_path).alerts
+    results = read_results(tmp_path)
+    alerts = results.alerts
     found = [(row.origin, row.local_time, row.kind, row.measure) for row in alerts.itertuples()]
     # The last flight of the day is at 21:40, and others may be reported six hours behind it.
     assert found == [("AAA", "2013-05-20 14:00", "dip", "silent")]
+    assert len(results.standstills) == 1
 
 
 def test_the_silences_of_the_year(year: pd.DataFrame) -> None:
