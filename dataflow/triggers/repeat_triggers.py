@@ -108,11 +108,13 @@ class Repeatedly(Trigger):
 
     def on_fire(self, context: TriggerContext) -> bool:
         """
-        Fire the repeated trigger, and reset it if it has finished; never finished itself.
+        Fire the repeated trigger; if it has finished, start it over and arm it. Never finished itself.
         """
         inner = context.child(_INNER)
         if self.trigger.fire(inner):
             self.trigger.reset(inner)
+            # What it waits for at the window's end comes whether or not elements do.
+            self.trigger.on_arm(inner)
         return False
 
 

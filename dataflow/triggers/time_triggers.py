@@ -17,6 +17,7 @@ from millpond.dataflow.windows.fixed_windows import positive_us
 from millpond.executor.event_time.duration import Duration, Instant, duration_us, instant_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MIN_US
 
 __all__ = ["AfterDelay", "AfterProcessingTime", "AtPeriod", "Domain", "next_stroke"]
 
@@ -103,7 +104,10 @@ class _AtTime(Trigger):
 @dataclass(frozen=True)
 class AfterDelay(_AtTime):
     """
-    Fires once, ``delay`` after the window's first element arrived (wall) or happened (event).
+    Fires once, ``delay`` after the window's first element was seen, on the wall clock or in stream time.
+
+    Stream time (``"event"``) is the low watermark, as in the Dataflow patent: a late element is waited for
+    as long as any other. Where no watermark is known yet, it is the element's own time.
 
     Args:
         delay: how long to wait.
@@ -137,8 +141,8 @@ class AfterDelay(_AtTime):
         return self._time_domain
 
     def _due(self, context: TriggerContext, element: Element) -> int:
-        now = element.at if self._time_domain is TimeDomain.EVENT else context.wall_time
-        due = now + self._delay_us
+        now = context.now(self._time_domain)
+        due = (element.at if now == TIME_MIN_US else now) + self._delay_us
         return due if self._align_us is None else -(-due // self._align_us) * self._align_us
 
 

@@ -87,7 +87,7 @@ class Trigger:
 
     def on_arm(self, context: TriggerContext) -> None:
         """
-        A composite has advanced to this trigger: it starts to listen, whether or not elements follow.
+        A composite has advanced to this trigger, or starts it over: it listens, whether or not elements follow.
         """
 
     def on_element(self, context: TriggerContext, element: Element) -> None:

@@ -267,13 +267,6 @@ class AfterWatermark(Trigger):
         context.set(_IS_LATE, value=True)
         return self.late is None
 
-    def reset(self, context: TriggerContext) -> None:
-        """
-        Start over, and set a timer at the window's end if the watermark has not passed it.
-        """
-        Trigger.reset(self, context)
-        _await_end(context)
-
     @property
     def label(self) -> str:
         """

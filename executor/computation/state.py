@@ -1,9 +1,10 @@
 """
 A key's persistent state, as user code sees it (MillWheel §4.4).
 
-State is kept by value, not by reference: the object given to `State.set` is encoded once, at the end of
-the key's turn in the bundle, and decoded once, at the first `State.get`. A state of many parts need not be
-built for each hook: `State.open` keeps one object for the whole turn.
+State is kept by value, not by reference: `State.set` encodes the object that it is given, and `State.get`
+decodes it, so that what code reads never depends on how records are bundled. Numbers and text, which no code
+can change, are encoded once, at the end of the key's turn in the bundle. A state of many parts need not be
+encoded for each record: `State.open` keeps one object for the whole turn.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Encoded: TypeAlias = str | bytes
 
 _UNREAD: Final = object()
 
-# A codec returns objects of exactly these types unchanged. Any other object (a tuple, a user's class)
-# goes through the codec immediately, so that the result of `get` never depends on how records are bundled.
-_ROUND_TRIP: Final = frozenset({dict, list, str, int, float, bool, type(None), bytes})
+# A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
+# through the codec immediately: it may hold a tuple, which comes back as a list, or be changed after `set`.
+_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class OpenState(Protocol):
@@ -66,7 +67,8 @@ class State:
         """
         The state, or ``default`` if the key has none.
 
-        The returned object may be modified, but only `set` saves the modification.
+        The returned object may be modified, but only `set` saves the modification: each call returns
+        another object.
 
         Args:
             default: returned for a key without state.
@@ -77,32 +79,32 @@ class State:
                 self.settle()
             if self._encoded is None:
                 return default
-            value = self._value = self._codec.decode(self._encoded)
+            value = self._codec.decode(self._encoded)
+            if type(value) in _IMMUTABLE:
+                self._value = value
         return value
 
     def set(self, value: Any) -> None:
         """
         Replace the state.
 
-        Until the key's turn in the bundle ends, `get` returns this same object without a copy. Do not
-        modify it without calling `set` again. Values inside a container must survive the codec
-        unchanged: put lists rather than tuples into it, or the result of `get` depends on how records
-        are bundled. A tuple as the state itself is converted immediately.
-
-        A value that the codec refuses fails the current record or timer when its hook or the key's
-        turn ends.
+        The state is the value as it is now: to change it later, call `set` again. `get` returns what the
+        codec makes of it, with lists for tuples. A container is encoded each time; for a large state that
+        many records of a bundle change, use `open`, or set it once in ``process_records``.
 
         Args:
             value: any value that the computation's ``codec`` encodes.
 
         Raises:
-            InvalidError: the codec refuses the value, where it is encoded immediately.
+            InvalidError: the codec refuses the value. A number or text that it refuses, such as NaN, fails
+                the current record or timer when its hook or the key's turn ends.
         """
-        self._value = value
-        self._is_live = True
+        if type(value) in _IMMUTABLE:
+            self._value, self._is_live = value, True
+        else:
+            self._encoded = _checked(self._codec, self._codec.encode(value))
+            self._value, self._is_live = _UNREAD, False
         self._opened = None
-        if type(value) not in _ROUND_TRIP:
-            self.settle()
 
     def delete(self) -> None:
         """

@@ -13,15 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policies import Perfect
 from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.rows import pieces
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
-from millpond.executor.pipeline.extract_rows import Rows, oldest_time, row_count
+from millpond.executor.pipeline.extract_rows import Rows, oldest_time, readable_times, row_count
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
@@ -46,6 +49,7 @@ class _Input:
         rest: the pieces to come, with their numbers of rows.
         oldest: the least time of each of these and all after it.
         at: which piece is next.
+        shares: by the number of rows before a piece, the percentile watermarks that it meets.
     """
 
     stream: str
@@ -53,6 +57,7 @@ class _Input:
     rest: list[tuple[int, Rows]]
     oldest: list[EventTimeMicros] = field(default_factory=list)
     at: int = 0
+    shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
 
     @property
     def is_left(self) -> bool:
@@ -87,6 +92,8 @@ class _Input:
         self.at += 1
         position = InputPosition(stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed)
         after = {self.stream: self.oldest_at} if self.oldest and run.topology.sorts else {}
+        if shares := self.shares.get(self.consumed - count):
+            run.advance_percentiles(self.stream, shares)
         run.consume(self.stream, piece, position, watermarks=watermarks, after=after)
 
 
@@ -109,9 +116,43 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows], *, finish: bool) ->
         for one in inputs:
             if _has_times(topology.injectors[one.stream]):
                 one.measure(topology.injectors[one.stream])
+                one.shares = _shares(topology, one.stream, given[one.stream])
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)
+
+
+def _shares(topology: Topology, stream: str, rows: Rows) -> dict[int, PercentileTimes]:
+    """
+    The percentile watermarks at the beginning of each piece, by the number of rows before it.
+
+    As of streaming input: the newest time so far, less the delay that so many percent of the rows do not
+    exceed, each measured against the newest of the pieces before its own. All delays are known here.
+    """
+    if not topology.percentiles:
+        return {}
+    node, start = topology.injectors[stream], 0
+    newest: EventTimeMicros | None = None
+    known: dict[int, EventTimeMicros] = {}
+    delays = [np.zeros(0, np.int64)]
+    for count, piece in pieces(rows, BUNDLE_RECORDS_MAX):
+        at = readable_times(node, piece)
+        if newest is not None:
+            known[start] = newest
+            delays.append(np.maximum(newest - at, 0))
+        if len(at):
+            newest = max(newest or _BEGINNING, EventTimeMicros(int(at.max())))
+        start += count
+    measured = np.concatenate(delays)
+    behind = {share: _quantile(measured, share) for share in topology.percentiles}
+    return {
+        start: {share: EventTimeMicros(newest - delay) for share, delay in behind.items()}
+        for start, newest in known.items()
+    }
+
+
+def _quantile(delays: npt.NDArray[np.int64], percentile: float) -> int:
+    return int(np.percentile(delays, percentile, method="higher")) if len(delays) else 0
 
 
 def _can_follow(topology: Topology) -> bool:

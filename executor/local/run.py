@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
@@ -152,6 +153,15 @@ class LocalRun(Run[Receipt]):
         """
         self._refuse_if_ended(stream)
         self._worker.consume(stream, rows, position, watermarks or {}, after or {})
+
+    def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
+        """
+        Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.
+
+        Raises:
+            MillpondError: the error that ended the run.
+        """
+        self._worker.advance_percentiles(stream, watermarks)
 
     def observed(self, stream: str) -> int | None:
         """

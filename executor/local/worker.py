@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
+from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.local.engine import LocalEngine, Prepared
 from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Intake, Taken
@@ -123,6 +124,18 @@ class LocalWorker:
                 self.coordinator.watermarks.advance(injected, at)
             outside = [OutsideRows(stream=stream, rows=rows)]
             self._superstep(outside, position=position, is_bounded=True, after=after)
+
+    def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
+        """
+        Move percentile watermarks of a stream; the next superstep makes that durable.
+
+        Raises:
+            MillpondError: what ended the run.
+        """
+        self.check_active()
+        with self._failing():
+            for percentile, at in watermarks.items():
+                self.coordinator.watermarks.advance(stream, at, percentile=percentile)
 
     def observe(self, rows: OutsideRows, position: InputPosition) -> None:
         """

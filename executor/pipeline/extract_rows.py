@@ -208,9 +208,19 @@ def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
     Raises:
         InvalidError: the column is missing, or of a type that can never hold a time.
     """
-    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
-    at = np.delete(times.at, list(times.errors)) if times.errors else times.at
+    at = readable_times(node, rows)
     return EventTimeMicros(int(at.min())) if len(at) else None
+
+
+def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
+    """
+    The times of the rows that have a readable one, in their order.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    return np.delete(times.at, list(times.errors)) if times.errors else times.at
 
 
 def row_count(rows: Rows) -> int:

@@ -121,7 +121,7 @@ class OracleTrigger:
 
     def arm(self, moment: Moment) -> None:
         """
-        A sequence has advanced to this trigger.
+        A sequence has advanced to this trigger, or it starts over.
         """
 
     def element(self, at: int, value: int, moment: Moment) -> None:
@@ -132,11 +132,6 @@ class OracleTrigger:
     def merge(self, sources: Sequence[Any], moment: Moment) -> None:
         """
         Take over the state of triggers of the same kind, whose windows have merged.
-        """
-
-    def rewound(self, moment: Moment) -> None:
-        """
-        The trigger is new because it starts over in an existing window.
         """
 
     def is_ready(self, moment: Moment) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
+from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.oracles.trigger import EXACT, WALL, Moment, OracleTrigger, TriggerSpec
 
 __all__ = ["oracle_trigger"]
@@ -107,7 +108,9 @@ class _AtTime(OracleTrigger):
 
 def _delay(seconds: int, domain: str = "wall", align: int | None = None) -> _AtTime:
     def due_of(at: int, moment: Moment) -> int:
-        due = (at if domain == "event" else moment.wall) + seconds * _SECOND_US
+        has_begun = moment.watermark > TIME_MIN_US
+        stream_time = moment.watermark if has_begun else at
+        due = (stream_time if domain == "event" else moment.wall) + seconds * _SECOND_US
         step = 1 if align is None else align * _SECOND_US
         while due % step:
             due += step - due % step
@@ -176,10 +179,6 @@ class _AfterWatermark(OracleTrigger):
         self._await_end(moment)
         self.early.arm(moment)
 
-    def rewound(self, moment: Moment) -> None:
-        self._await_end(moment)
-        self.early.rewound(moment)
-
     def element(self, at: int, value: int, moment: Moment) -> None:
         if not self.is_late:
             self._await_end(moment)
@@ -234,10 +233,6 @@ class _Repeated(OracleTrigger):
         for part in self.parts():
             part.arm(moment)
 
-    def rewound(self, moment: Moment) -> None:
-        for part in self.parts():
-            part.rewound(moment)
-
     def element(self, at: int, value: int, moment: Moment) -> None:
         for part in self.parts():
             part.element(at, value, moment)
@@ -257,7 +252,7 @@ class _Repeated(OracleTrigger):
         if self.inner.is_ready(moment):
             if self.inner.fire(moment):
                 self.inner = oracle_trigger(self.spec)
-                self.inner.rewound(moment)
+                self.inner.arm(moment)
             self.fired += 1
         if is_over:
             self.until.fire(moment)
@@ -279,10 +274,6 @@ class _Together(OracleTrigger):
     def arm(self, moment: Moment) -> None:
         for trigger in self.triggers:
             trigger.arm(moment)
-
-    def rewound(self, moment: Moment) -> None:
-        for trigger in self.triggers:
-            trigger.rewound(moment)
 
     def element(self, at: int, value: int, moment: Moment) -> None:
         for trigger in self.triggers:
@@ -318,9 +309,6 @@ class _Sequence(OracleTrigger):
 
     def arm(self, moment: Moment) -> None:
         self.current.arm(moment)
-
-    def rewound(self, moment: Moment) -> None:
-        self.current.rewound(moment)
 
     def element(self, at: int, value: int, moment: Moment) -> None:
         self.current.element(at, value, moment)

@@ -67,7 +67,7 @@ class Script(Computation):
     def _log(self, context: Context, entry: list[Any]) -> None:
         context.state.set([*context.state.get([]), entry])
 
-    def _carry_out(  # noqa: C901 - a branch for each thing a hook may do
+    def _carry_out(  # noqa: C901, PLR0912 - a branch for each thing a hook may do
         self, context: Context, at: int, name: str, *arguments: Any
     ) -> None:
         if name == "timer":
@@ -89,6 +89,15 @@ class Script(Computation):
             context.state.release(*arguments)
         elif name == "held":
             context.produce("out", context.state.held_at, at=context.state.held_at)
+        elif name == "nested":
+            # A codec gives lists back for tuples, and what changes after `set` is not set.
+            shared = {"pair": (at, at)}
+            self._log(context, [shared])
+            shared["pair"] = ()
+        elif name == "unsaved":
+            context.state.get([]).append("unsaved")
+        elif name == "shown":
+            context.produce("out", repr(context.state.get()))
         elif name == "delete":
             context.state.delete()
         elif name == "refused":
@@ -132,6 +141,9 @@ operations = st.one_of(
     st.just(("held",)),
     st.tuples(st.just("produce"), st.none() | st.integers(-1, 3), st.sampled_from([1, "x", None])),
     st.just(("delete",)),
+    st.just(("nested",)),
+    st.just(("unsaved",)),
+    st.just(("shown",)),
     st.just(("refused",)),
     st.just(("fail",)),
 )

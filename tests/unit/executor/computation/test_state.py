@@ -4,11 +4,14 @@ A state that hooks work on in place, and what a key owes.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import millpond as mp
 from millpond.executor.computation.holds import Holds
 from millpond.executor.computation.key_timers import KeyTimers
 from millpond.executor.computation.record_columns import InputTime
@@ -86,6 +89,97 @@ def test_reading_and_setting_end_what_was_opened() -> None:
     state.open(_Names).names.append("f")
     state.delete()
     assert state.settle() is None
+
+
+@pytest.mark.parametrize("value", [{"pair": (1, 2)}, [(1,)], {"pairs": [{"pair": (1, 2)}]}, (1, 2)])
+def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> None:
+    """
+    A tuple anywhere in the state is a list at the next `get`, with a commit in between and without.
+    """
+    state = _state()
+    state.set(value)
+    within = state.get()
+    state.end_hook()
+    encoded = state.settle()
+    state.bind(encoded)
+
+    assert _shape(within) == _shape(state.get()) == _shape(json.loads(json.dumps(value)))
+
+
+def test_what_changes_after_set_is_not_set() -> None:
+    """
+    Neither the object that was set, nor one that was read, changes the state when it is modified later.
+    """
+    state = _state()
+    given: dict[str, Any] = {"seen": [1]}
+    state.set(given)
+    given["seen"].append(2)
+    state.get()["seen"].append(3)
+    state.end_hook()
+
+    assert state.get() == {"seen": [1]}
+    assert state.settle() == '{"seen":[1]}'
+
+
+def test_a_value_that_cannot_be_encoded_is_refused_by_set() -> None:
+    """
+    A container with something in it that the codec lacks raises where it is set.
+    """
+    with pytest.raises(mp.InvalidError, match="the codec cannot encode this value"):
+        _state().set({"at": object()})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_state_does_not_depend_on_how_records_are_bundled(size: int) -> None:
+    """
+    A computation that puts tuples into its state, and changes it after `set`, reads the same for every cut.
+    """
+    assert _read(size) == _read(6)
+
+
+def _shape(value: Any) -> Any:
+    """
+    A value with the types of its containers.
+    """
+    if isinstance(value, dict):
+        return {name: _shape(part) for name, part in value.items()}
+    return (
+        (type(value).__name__, [_shape(part) for part in value]) if isinstance(value, list | tuple) else value
+    )
+
+
+class _Careless(mp.Computation):
+    """
+    Sets tuples, changes what it has set, and notes what it reads.
+    """
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Note the state, then set it and go on changing it.
+        """
+        state = context.state.get({"pair": [], "count": 0})
+        self.read.append(repr(state))
+        if state["count"] != 2:
+            state = {"pair": (record.at,), "count": state["count"] + 1}
+            context.state.set(state)
+        state["count"] += 10
+
+
+def _read(size: int) -> list[str]:
+    """
+    What the computation reads with so many records in a bundle.
+    """
+    pipeline, careless = mp.Pipeline("careless"), _Careless()
+    rows = pipeline.inject("rows", key="key", at="at", at_unit="us", watermark=mp.ManualWatermark())
+    rows.apply(careless, name="careless", on_error="stop")
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for start in range(0, 6, size):
+            run.inject("rows", [{"key": "k", "at": at} for at in range(start, start + size)])
+            run.run_until_quiet()
+    return careless.read
 
 
 _TIMERS = st.builds(

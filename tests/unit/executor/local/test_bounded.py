@@ -13,6 +13,8 @@ from millpond.dataflow.co_group import co_group
 from millpond.dataflow.combiners.combiners import Count
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.step.strategy import WindowingStrategy
+from millpond.dataflow.triggers.composite_triggers import AfterEach
+from millpond.dataflow.triggers.watermark_triggers import WatermarkPercentile
 from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
@@ -47,6 +49,22 @@ class _Seen(Computation):
         """
         self.panes.append((record.value["window"][0], record.value["value"]))
         self.watermarks.append(context.watermark)
+
+
+class _Panes(Computation):
+    """
+    Notes each pane's start, value and timing.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, str]] = []
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """
+        Note the pane.
+        """
+        value = record.value
+        self.seen.append((value["window"][0], value["value"], value["pane"]["timing"]))
 
 
 def run(rows: Any, *, shift: bool = False, **options: Any) -> tuple[_Seen, RunSummary]:
@@ -111,6 +129,44 @@ def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any
     assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
     assert len(set(seen.watermarks)) < 3
     assert summary.totals.late == 0
+
+
+def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
+    """
+    Start, number of elements and timing of each pane of windows of ten that are shown at 80 % and at their end.
+    """
+    pipeline, panes, clock = Pipeline("bounded"), _Panes(), ManualClock()
+    stream = pipeline.inject("s", key="k", at="t", **options)
+    tiers = AfterEach(WatermarkPercentile(80), WatermarkPercentile(100))
+    windows = stream.window(FixedWindows(_TEN), trigger=tiers, accumulation="accumulating")
+    windows.combine(Count(), name="counts").apply(panes, name="panes")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).run(pipeline, {"s": rows})
+    return panes.seen
+
+
+@pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
+def test_windows_end_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
+    """
+    Where one row of ten comes fifty late, windows are shown without it at the 80th percentile, and with it at their end.
+    """
+    delayed = [at for at in range(100) if at % _TEN == 3]
+    order = sorted(range(100), key=lambda at: at + 50 if at in delayed else at)
+    panes = by_share(make(rows_at(order)))
+
+    for start in range(0, 40, _TEN):
+        mine = [pane[1:] for pane in panes if pane[0] == start]
+        assert mine == [(_TEN - 1, "early"), (_TEN, "on_time")]
+    assert {pane[0] for pane in panes if pane[1:] == (_TEN, "on_time")} == set(range(0, 100, _TEN))
+
+
+def test_percentiles_wait_where_watermarks_do() -> None:
+    """
+    With `Perfect` the 80th percentile waits for the end of the input too, and each pane has all rows.
+    """
+    panes = by_share(rows_at(range(100)), watermark=Perfect())
+
+    assert {pane[1] for pane in panes} == {_TEN}
 
 
 def test_several_inputs_go_on_together() -> None:
