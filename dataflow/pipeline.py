@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from millpond.dataflow.step.element_wise import PaneKey
+from millpond.dataflow.step.windowed_computation import WindowedComputation
 from millpond.dataflow.stream import DataflowStream
 from millpond.executor.pipeline.nodes import Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.signals import with_signals
 from millpond.executor.pipeline.topology import Topology
 
 __all__ = ["Pipeline"]
@@ -49,7 +51,12 @@ class Pipeline(EnginePipeline[DataflowStream]):
             )
             for name, node in topology.computations.items()
         }
-        return replace(topology, computations=computations)
+        waiting = {
+            name: node.computation.signals
+            for name, node in computations.items()
+            if isinstance(node.computation, WindowedComputation) and node.computation.signals
+        }
+        return with_signals(replace(topology, computations=computations), waiting)
 
 
 def _by_column(topology: Topology, subscription: Subscription) -> Subscription:

@@ -45,6 +45,7 @@ class DataflowStream(Stream):
         *,
         trigger: Trigger | None = None,
         accumulation: Accumulation | str = Accumulation.DISCARDING,
+        incremental: bool = False,
         allowed_lateness: Duration = 0,
         timestamp_combiner: TimestampCombiner | str = TimestampCombiner.END_OF_WINDOW,
         closing: Closing = "if_non_empty",
@@ -65,6 +66,9 @@ class DataflowStream(Stream):
             accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
                 elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
                 a retraction of the previous pane).
+            incremental: whether each pane is preceded by retractions of the previous one in any other mode
+                too: what stands downstream is then the last pane of each window, such as its latest change
+                with ``"discarding"``.
             allowed_lateness: how long after its end a window still accepts late records.
             timestamp_combiner: how a pane's event time follows from its window and elements.
             closing: whether an expiring window emits a last pane: ``"never"``, ``"if_non_empty"`` (if it
@@ -92,6 +96,7 @@ class DataflowStream(Stream):
             window_fn=window_fn,
             trigger=Default() if trigger is None else trigger,
             accumulation=cast(Accumulation, accumulation),
+            incremental=incremental,
             allowed_lateness=allowed_lateness,
             timestamp_combiner=cast(TimestampCombiner, timestamp_combiner),
             closing=closing,

@@ -13,6 +13,7 @@ from .dataflow.combiners.combiners import Quantiles as Quantiles
 from .dataflow.combiners.combiners import Sum as Sum
 from .dataflow.combiners.combiners import ToList as ToList
 from .dataflow.combiners.combiners import TopN as TopN
+from .dataflow.combiners.last import LastN as LastN
 from .dataflow.combiners.sketches import ApproximateCountDistinct as ApproximateCountDistinct
 from .dataflow.combiners.sketches import ApproximateQuantiles as ApproximateQuantiles
 from .dataflow.pipeline import Pipeline as Pipeline
@@ -29,6 +30,7 @@ from .dataflow.triggers.composite_triggers import AfterAll as AfterAll
 from .dataflow.triggers.composite_triggers import AfterAny as AfterAny
 from .dataflow.triggers.composite_triggers import AfterEach as AfterEach
 from .dataflow.triggers.composite_triggers import OrFinally as OrFinally
+from .dataflow.triggers.content_triggers import ResultIs as ResultIs
 from .dataflow.triggers.count_triggers import AfterBytes as AfterBytes
 from .dataflow.triggers.count_triggers import AfterCount as AfterCount
 from .dataflow.triggers.count_triggers import ShouldEmit as ShouldEmit
@@ -36,6 +38,7 @@ from .dataflow.triggers.repeat_triggers import Never as Never
 from .dataflow.triggers.repeat_triggers import RepeatCount as RepeatCount
 from .dataflow.triggers.repeat_triggers import Repeatedly as Repeatedly
 from .dataflow.triggers.repeat_triggers import RepeatUntil as RepeatUntil
+from .dataflow.triggers.signal_triggers import AfterSignal as AfterSignal
 from .dataflow.triggers.time_triggers import AfterDelay as AfterDelay
 from .dataflow.triggers.time_triggers import AfterProcessingTime as AfterProcessingTime
 from .dataflow.triggers.time_triggers import AtPeriod as AtPeriod
@@ -94,6 +97,7 @@ from .executor.pipeline.names import DEAD_LETTERS as DEAD_LETTERS
 from .executor.pipeline.nodes import FieldExtractor as FieldExtractor
 from .executor.pipeline.nodes import OnError as OnError
 from .executor.pipeline.nodes import OnLate as OnLate
+from .executor.pipeline.signals import SignalWindow as SignalWindow
 from .executor.pipeline.stream import ComputationOptions as ComputationOptions
 from .executor.pipeline.stream import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology

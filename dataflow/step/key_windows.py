@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
-from millpond.dataflow.step.strategy import Accumulation, WindowingStrategy
+from millpond.dataflow.step.strategy import WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.step.window_timers import as_of, tag_of
 from millpond.dataflow.triggers.trigger_context import Firing, TriggerContext, TriggerTimer, parse_timer
@@ -41,11 +41,13 @@ _RINGS_MAX: Final = 100_000
 _DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
 _AFTER_CLEAR: Final = "after_clear"
-WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR)
+_SIGNALS_MISSED: Final = "signals_missed"
+WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
 """
 Counters of elements that no pane shows: ``dropped``, all of whose windows had expired;
 ``after_last``, whose window's trigger had finished; and ``after_clear``, retractions of elements that
-a pane has shown and cleared, where the combiner has nothing left to take back.
+a pane has shown and cleared, where the combiner has nothing left to take back. ``signals_missed`` are
+signals that found no window.
 """
 
 
@@ -161,8 +163,7 @@ class KeyWindows:
         return assigned, dropped
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
-        strategy, context = self._strategy, self._context(state)
-        strategy.trigger.on_elements(context, members)
+        strategy = self._strategy
         if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
             self._note_times(state, members)
         accumulator = state.accumulator if state.has_contents else self._combine.create()
@@ -171,6 +172,8 @@ class KeyWindows:
         state.news += len(members) - without_effect
         self.counts[_AFTER_CLEAR] += without_effect
         state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
+        # Elements are in the contents by now: triggers may look at them.
+        strategy.trigger.on_elements(self._context(state), members)
 
     def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy = self._strategy
@@ -241,6 +244,33 @@ class KeyWindows:
         for source in sources:
             result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
             result.emitted += source.emitted
+
+    # -- signals ---------------------------------------------------------------------------
+
+    def signal(self, name: str, window: Window | None) -> None:
+        """
+        Deliver a signal from outside to the triggers of the windows that it is for, and ask them.
+
+        Args:
+            name: the signal's name.
+            window: whose; where windows merge, all that overlap it; ``None`` for all windows of the key.
+        """
+        states = [state for bounds in self._addressed(window) if (state := self.windows.get(bounds))]
+        listening = [state for state in states if not state.is_closed]
+        if not listening:
+            self.counts[_SIGNALS_MISSED] += 1
+        for state in listening:
+            self._strategy.trigger.on_signal(self._context(state), name)
+            self._ask(state, by_event_timer=False)
+        if self._strategy.asked == "element":
+            self._ring(listening)
+
+    def _addressed(self, window: Window | None) -> list[Window]:
+        if window is None:
+            return sorted(self.windows.keys())
+        if self._strategy.window_fn.is_merging:
+            return sorted(filter(window.overlaps, self.windows.keys()))
+        return [window]
 
     # -- timers ----------------------------------------------------------------------------
 
@@ -314,6 +344,7 @@ class KeyWindows:
             self._wall_time,
             percentile_watermarks=self._percentile_watermarks,
             sources=sources,
+            combine=self._combine,
         )
 
     def _ask(self, state: WindowState, *, by_event_timer: bool) -> None:
@@ -337,7 +368,7 @@ class KeyWindows:
         strategy = self._strategy
         pane = self._pane(state, firing, is_last=is_last, by_event_timer=by_event_timer)
         state.has_ended |= pane.timing is not Timing.EARLY
-        is_retracting = strategy.accumulation is Accumulation.RETRACTING
+        is_retracting = strategy.is_incremental
         if pane.timing is Timing.ON_TIME and strategy.emit_empty_on_time and not is_retracting:
             even_empty = True
         if not (state.news or even_empty):
@@ -375,7 +406,7 @@ class KeyWindows:
     def _values(self, state: WindowState, pane: Pane) -> list[WindowedValue]:
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         value = self._combine.extract(accumulator)
-        is_retracting = self._strategy.accumulation is Accumulation.RETRACTING
+        is_retracting = self._strategy.is_incremental
         if (self._is_cut or is_retracting) and isinstance(value, dict | list):
             # More elements may be added to the accumulator, of which this may be a part, before it is stored.
             value = deepcopy(value)

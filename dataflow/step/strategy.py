@@ -27,7 +27,7 @@ class Accumulation(StrEnum):
     How the panes of a window relate to each other (the Dataflow paper's refinement modes).
 
     ``DISCARDING``: a pane holds the elements since the previous pane. ``ACCUMULATING``: a pane holds
-    all elements so far. ``RETRACTING``: as accumulating, after a retraction of the previous pane.
+    all elements so far. ``RETRACTING``: as accumulating and incremental, so after a retraction of the previous pane.
     ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` follow the trigger's request where it makes
     one (see `TriggerContext.ask`), and otherwise discard or accumulate.
     """
@@ -76,6 +76,8 @@ class WindowingStrategy:
         window_fn: assigns elements to windows; one global window by default.
         trigger: decides when a window emits a pane.
         accumulation: how a pane relates to earlier panes of its window.
+        incremental: whether each pane is preceded by retractions of the previous one (the patent's incremental
+            mode), whatever the accumulation; ``RETRACTING`` is accumulating and incremental.
         allowed_lateness: how long after its end a window still accepts late elements.
         timestamp_combiner: how a pane's event time follows from its window and elements.
         closing: whether an expiring window emits a last pane.
@@ -96,6 +98,7 @@ class WindowingStrategy:
     window_fn: WindowFn = field(default_factory=GlobalWindows)
     trigger: Trigger = field(default_factory=Default)
     accumulation: Accumulation = Accumulation.DISCARDING
+    incremental: bool = False
     allowed_lateness: Duration = 0
     timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
     closing: Closing = "if_non_empty"
@@ -122,6 +125,13 @@ class WindowingStrategy:
             raise InvalidError("the allowed lateness must not be negative", value=self.allowed_lateness)
         if self.window_fn.is_merging and not self.trigger.can_merge:
             raise InvalidError("windows merge, but the trigger has no merge function", trigger=self.trigger)
+
+    @property
+    def is_incremental(self) -> bool:
+        """
+        Whether each pane is preceded by retractions of the one that it replaces.
+        """
+        return self.incremental or self.accumulation is Accumulation.RETRACTING
 
     def expires_at(self, window: Window) -> int:
         """

@@ -4,7 +4,8 @@ A windowed step as a computation: its state is the key's windows, its timers are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import groupby
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, extract
 from millpond.dataflow.step.key_windows import WINDOW_COUNTERS, Finish, KeyWindows
@@ -13,11 +14,14 @@ from millpond.dataflow.step.strategy import WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.step.window_timers import Wanted, add_wanted, as_of, parse_tag, set_hold, set_timers
 from millpond.dataflow.windows.element import Element
+from millpond.dataflow.windows.window import Window
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record, Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.event_time.clocks import Clocks
+from millpond.executor.pipeline.names import SIGNALS
+from millpond.executor.pipeline.signals import read_signal
 from millpond.statestore.rows.row import TimeDomain
 
 __all__ = ["WindowedComputation", "element_of"]
@@ -66,6 +70,7 @@ class WindowedComputation(Computation):
         self.strategy = strategy
         self.in_order_of_arrival: bool = strategy.asked == "element"
         self.percentiles: Collection[float] = tuple(sorted(strategy.trigger.percentiles))
+        self.signals: frozenset[str] = strategy.trigger.signals
         self.combine = combine
         self.stream = stream
         self.of = of
@@ -81,8 +86,26 @@ class WindowedComputation(Computation):
         """
         Add a bundle of elements to their windows, whose triggers are asked as the strategy says.
         """
+        if not self.signals:
+            self._add(context, records)
+            return
+        for is_signal, run in groupby(records, lambda record: record.stream == SIGNALS):
+            if is_signal:
+                for record in run:
+                    self._signal(context, record)
+            else:
+                self._add(context, run)
+
+    def _add(self, context: Context, records: Iterable[Record]) -> None:
         elements = [self.element(record) for record in records]
         self._run(context, self._clocks(context), lambda windows: windows.add(elements))
+
+    def _signal(self, context: Context, record: Record) -> None:
+        signal = read_signal(record.value, self.stream)
+        if signal is not None and signal[0] in self.signals:
+            name, bounds = signal
+            window = None if bounds is None else Window(*bounds)
+            self._run(context, self._clocks(context), lambda windows: windows.signal(name, window))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """

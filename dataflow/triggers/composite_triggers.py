@@ -4,7 +4,7 @@ Composite triggers: all of several triggers, any of them, or one after another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from millpond.dataflow.triggers.trigger import Trigger
@@ -66,6 +66,13 @@ class _Parallel(_Composite):
         """
         for name, trigger in self.children.items():
             trigger.on_element(context.child(name), element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        Notify every child of the bundle.
+        """
+        for name, trigger in self.children.items():
+            trigger.on_elements(context.child(name), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
         """
@@ -180,6 +187,20 @@ class AfterEach(_Composite):
         """
         if current := self._current(context):
             current[0].on_element(current[1], element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        """
+        Notify the current trigger of the bundle.
+        """
+        if current := self._current(context):
+            current[0].on_elements(current[1], elements)
+
+    def on_signal(self, context: TriggerContext, name: str) -> None:
+        """
+        Notify the current trigger.
+        """
+        if current := self._current(context):
+            current[0].on_signal(current[1], name)
 
     def on_merge(self, context: TriggerContext) -> None:
         """

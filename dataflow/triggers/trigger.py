@@ -75,6 +75,13 @@ class Trigger:
         return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
 
     @property
+    def signals(self) -> frozenset[str]:
+        """
+        The names of the signals from outside that the trigger and its children wait for.
+        """
+        return frozenset[str]().union(*(child.signals for child in self.children.values()))
+
+    @property
     def waits_for_end(self) -> bool:
         """
         Whether it never fires before a watermark that it reads has passed the window's end, whatever elements come.
@@ -106,6 +113,17 @@ class Trigger:
         """
         ``context.sources`` have merged into the window; afterwards their state and timers are dropped.
         """
+
+    def on_signal(self, context: TriggerContext, name: str) -> None:
+        """
+        A signal has come from outside for the window; by default tells the children.
+
+        Args:
+            context: the trigger's context.
+            name: the signal's name, which the trigger must list in `signals`.
+        """
+        for child_name, child in self.children.items():
+            child.on_signal(context.child(child_name), name)
 
     def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
         """

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_state import WindowState
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes, clock_name, parse_clock
@@ -125,9 +126,19 @@ class TriggerContext:
         sources: after a merge, the states of the merged windows.
         path: the trigger's path in the tree.
         firing: collects the firings.
+        combine: combines the window's elements, for `peek_value`.
     """
 
-    __slots__ = ("_percentile_watermarks", "_sources", "_state", "firing", "path", "wall_time", "watermark")
+    __slots__ = (
+        "_combine",
+        "_percentile_watermarks",
+        "_sources",
+        "_state",
+        "firing",
+        "path",
+        "wall_time",
+        "watermark",
+    )
 
     def __init__(
         self,
@@ -139,8 +150,10 @@ class TriggerContext:
         sources: tuple[WindowState, ...] = (),
         path: str = "",
         firing: Firing | None = None,
+        combine: CombineFn | None = None,
     ) -> None:
         self._state = window
+        self._combine = combine
         self._percentile_watermarks: PercentileTimes = (
             {} if percentile_watermarks is None else percentile_watermarks
         )
@@ -156,6 +169,22 @@ class TriggerContext:
         The window's bounds.
         """
         return self._state.window
+
+    def peek_value(self) -> Any:
+        """
+        The combined value of the window's contents, as a pane would show it now (the patent's ``peekValue``).
+
+        In `Trigger.on_element` it includes the element, and in `Trigger.on_merge` the contents of all merged
+        windows. It costs what the combiner's ``extract`` does. The value may be part of the window's state:
+        do not modify it.
+
+        Raises:
+            InvalidError: the context is of one of the ``sources`` of a merge, whose contents are gone.
+        """
+        if self._combine is None:
+            raise InvalidError("the contents of a window that was merged cannot be read", window=self.window)
+        state = self._state
+        return self._combine.extract(state.accumulator if state.has_contents else self._combine.create())
 
     def now(self, domain: TimeDomain) -> int:
         """
@@ -202,6 +231,7 @@ class TriggerContext:
             sources=self._sources,
             path=f"{self.path}{name}/",
             firing=self.firing,
+            combine=self._combine,
         )
 
     @property
@@ -232,6 +262,7 @@ class TriggerContext:
             sources=tuple(source._state for source in sources),  # noqa: SLF001 - of the same class
             path=self.path,
             firing=self.firing,
+            combine=self._combine,
         )
 
     # -- state -----------------------------------------------------------------------------

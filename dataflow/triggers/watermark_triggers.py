@@ -212,6 +212,14 @@ class AfterWatermark(Trigger):
         if child := self.children.get(name):
             child.on_elements(context.child(name), elements)
 
+    def on_signal(self, context: TriggerContext, name: str) -> None:
+        """
+        Notify the active trigger, early or late.
+        """
+        active = _LATE if context.get(_IS_LATE) else _EARLY
+        if child := self.children.get(active):
+            child.on_signal(context.child(active), name)
+
     def _active(self, context: TriggerContext) -> str:
         if context.get(_IS_LATE):
             return _LATE

@@ -191,6 +191,8 @@ def _draw_marks(axes: Axes, story: Story, view: View) -> None:
     for line, style in ((story.line, "-"), (story.percentile_line, "--")):
         if line:
             axes.plot(*zip(*line, strict=True), style, color=_MARK, lw=1.8, zorder=4)
+    for seen_us in story.signals:
+        axes.axhline(seen_us, ls=(0, (5, 3)), color=_RETRACTION, lw=1.1, zorder=1.6)
 
 
 def _draw_boxes(axes: Axes, story: Story, panes: Sequence[Shown], view: View, scale: float) -> None:

@@ -31,6 +31,7 @@ _ZONE: Final = "America/New_York"
 _VIEW: Final = View(
     event=(NOON_US, NOON_US + 8 * MINUTE_US), seen=(NOON_US + 5 * MINUTE_US, NOON_US + 10 * MINUTE_US)
 )
+_SIGNALS: Final = (NOON_US + 6 * MINUTE_US + 45 * SECOND_US, NOON_US + 9 * MINUTE_US)
 _TICKS: Final = range(NOON_US, NOON_US + 8 * MINUTE_US + 1, MINUTE_US)
 
 
@@ -76,6 +77,10 @@ class _Asking(mp.Repeatedly):
         return mp.Repeatedly.on_fire(self, context)
 
 
+def _is_odd(total: int) -> bool:
+    return total % 2 == 1
+
+
 def _ten_points(score: dict[str, int], so_far: int | None) -> tuple[bool, int]:
     points = score["points"] + (so_far or 0)
     return points >= 10, points
@@ -96,6 +101,8 @@ TRIGGERS: Final[Mapping[str, Drawn]] = {
     "after_count": _by(mp.AfterCount(2)),
     "after_bytes": _by(mp.AfterBytes(100)),
     "should_emit": _by(mp.ShouldEmit(_ten_points)),
+    "result_is": _by(mp.Repeatedly(mp.ResultIs(_is_odd))),
+    "after_signal": _by(mp.Repeatedly(mp.AfterSignal("show")), story="two_signals"),
     "after_processing_time": _by(mp.AfterProcessingTime("1m")),
     "after_delay": _by(mp.AfterDelay("30s", "event")),
     "at_period": _by(mp.AtPeriod(0, "1m")),
@@ -118,6 +125,7 @@ MODES: Final[Mapping[str, Drawn]] = {
     "accumulate_by_default": _by(
         mp.AfterEach(_EACH, _Asking(mp.Contents.CLEAR)), accumulation="accumulate_by_default"
     ),
+    "incremental": _by(_THREE, accumulation="discarding", incremental=True),
     "sessions_retracting": _by(_THREE, mp.Sessions("1m"), accumulation="retracting", story="for_sessions"),
     "allowed_lateness": _by(_THREE, allowed_lateness="1m", story="with_a_late_six"),
 }
@@ -172,6 +180,7 @@ def _told() -> dict[str, Story]:
     end = ((NOON_US + 10 * MINUTE_US, None),)
     return known | {
         "two_percentiles": percentiles,
+        "two_signals": replace(fast, name="two_signals", signals=_SIGNALS),
         "two_teams": Story(name="two_teams", scores=teams, marks=end),
         "spring": Story(name="spring", scores=spring, marks=end),
     }

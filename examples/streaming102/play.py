@@ -135,6 +135,7 @@ def _pipeline(story: Story, steps: Mapping[str, Step], folder: Path) -> mp.Pipel
 class _Runner(Protocol):
     def inject(self, scores: tuple[Score, ...]) -> None: ...
     def move(self, mark: int | None, percentile: float) -> None: ...
+    def signal(self) -> None: ...
     def rest(self) -> None: ...
     def summary(self) -> mp.RunSummary: ...
     def close(self) -> None: ...
@@ -144,6 +145,9 @@ def _live(runner: _Runner, moment: Moment) -> None:
     if moment.scores:
         runner.inject(moment.scores)
     runner.rest()
+    if moment.has_signal:
+        runner.signal()
+        runner.rest()
     for percentile, mark in moment.marks:
         runner.move(mark, percentile)
         runner.rest()
@@ -165,6 +169,9 @@ class _Locally:
             self._run.finish("scores")
         else:
             self._run.advance_watermark("scores", mark, percentile=percentile)
+
+    def signal(self) -> None:
+        self._run.signal("show", "TeamX")
 
     def rest(self) -> None:
         self._run.run_until_quiet()
@@ -198,6 +205,9 @@ class _OnSpark:
             self._run.finish("scores")
         else:
             self._run.advance_watermark("scores", mark, percentile=percentile)
+
+    def signal(self) -> None:
+        self._run.signal("show", "TeamX")
 
     def rest(self) -> None:
         if self._moved:

@@ -48,6 +48,7 @@ class Story:
         percentile_marks: when the second watermark moves, and where to.
         percentile_line: the second watermark to be drawn, as ``line``.
         by_ingress: whether event time is the time of arrival.
+        signals: when the signal ``show`` is given for all windows.
         end_us: when the story ends.
     """
 
@@ -59,18 +60,20 @@ class Story:
     percentile_marks: tuple[tuple[int, int | None], ...] = ()
     percentile_line: tuple[tuple[int, int], ...] = ()
     by_ingress: bool = False
+    signals: tuple[int, ...] = ()
     end_us: int = NOON_US + 10 * MINUTE_US
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """
-    What happens at one time of the clock; watermarks come with their percentile.
+    What happens at one time of the clock; watermarks come with their percentile, and a signal before them.
     """
 
     seen_us: int
     scores: tuple[Score, ...] = ()
     marks: tuple[tuple[float, int | None], ...] = ()
+    has_signal: bool = False
 
 
 def moments(story: Story) -> list[Moment]:
@@ -85,13 +88,14 @@ def moments(story: Story) -> list[Moment]:
     start = min([score.seen_us for score in story.scores] + [seen for seen, _, _ in marks])
     first_minute = -(-start // MINUTE_US) * MINUTE_US
     seen = {score: _just_before(score.seen_us) for score in story.scores}
-    times: set[int] = {*seen.values(), *(at for at, _, _ in marks)}
+    times: set[int] = {*seen.values(), *(at for at, _, _ in marks), *story.signals}
     times |= set(range(first_minute, story.end_us + 1, MINUTE_US))
     return [
         Moment(
             at,
             tuple(score for score in story.scores if seen[score] == at),
             tuple((percentile, mark) for when, percentile, mark in marks if when == at),
+            at in story.signals,
         )
         for at in sorted(times)
     ]

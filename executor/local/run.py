@@ -19,6 +19,7 @@ from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
+from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import after_the_end
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.run import Run
@@ -227,6 +228,9 @@ class LocalRun(Run[Receipt]):
         receipt = Receipt()
         self._put(UpdateEntry(update=update, receipt=receipt))
         return receipt
+
+    def _signal(self, rows: pa.Table) -> Receipt:
+        return self.inject(SIGNALS, rows)
 
     def _finish(self, stream: str) -> Receipt:
         return self._accept(WatermarkUpdate(stream=stream, at=TIME_MAX_US))

@@ -16,7 +16,7 @@ from typing import Final
 
 import cloudpickle
 
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
@@ -24,7 +24,7 @@ from millpond.statestore.errors import InvalidError
 __all__ = ["check_inputs", "check_name", "check_topology"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-_RESERVED: Final = frozenset({DEAD_LETTERS})
+_RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from millpond.statestore.interval import Interval
 
-__all__ = ["DEAD_LETTERS", "control_interval"]
+__all__ = ["DEAD_LETTERS", "SIGNALS", "control_interval"]
 
 
 DEAD_LETTERS = "dead_letters"
 """Reserved name of the computation, and of the stream, that hold dead letters."""
+
+
+SIGNALS = "window_signals"
+"""Reserved name of the injected stream on which signals from outside reach the windowed steps that wait for them."""
 
 
 def control_interval(pipeline: str) -> Interval:

@@ -5,7 +5,7 @@ The nodes of a pipeline's graph: injectors, computations and sinks, as the user 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from millpond.executor.computation.computation import Computation
@@ -64,6 +64,8 @@ class InjectorNode:
         skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
         id_slack_us: how long a sender may repeat a record.
         times: how times are read that do not say their unit or zone.
+        signals: of the stream of signals, the names that each windowed step waits for; empty for all others.
+            The stream of signals never ends and holds no watermark back.
     """
 
     stream: str
@@ -77,6 +79,7 @@ class InjectorNode:
     skew_limit_us: int | None = None
     id_slack_us: int = ID_SLACK_US
     times: TimeReading = DEFAULT_READING
+    signals: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def check_member(self, member: str | None) -> None:
         """

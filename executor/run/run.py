@@ -10,7 +10,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar, get_args
 
+import pyarrow as pa
+
 from millpond.executor.event_time.duration import Instant, instant_us
+from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.lifecycle import Lifecycle
@@ -151,6 +154,53 @@ class Run(ABC, Generic[_Accepted]):
     def _finish(self, stream: str) -> _Accepted:
         """
         End an injected stream, after the records injected so far.
+        """
+
+    # -- signals ---------------------------------------------------------------------------
+
+    def signal(
+        self,
+        name: str,
+        key: str,
+        window: SignalWindow = None,
+        *,
+        step: str | None = None,
+        id: str | None = None,  # noqa: A002 - the word of `inject`
+    ) -> _Accepted:
+        """
+        Give a signal to windowed steps whose trigger waits for it (see `AfterSignal`), after the records injected so far.
+
+        It takes effect exactly once, in the commit of a superstep: once that is durable, neither a crash nor a
+        restart loses or repeats it. A signal that finds no window of the key, since it has no elements, has
+        expired or its trigger has finished, has no effect and is counted as ``signals_missed`` of the step.
+
+        Args:
+            name: the signal's name.
+            key: the key whose windows are signalled.
+            window: the start and end of one of them, as panes show it; where windows merge, all that overlap
+                it. ``None`` for all windows of the key.
+            step: the only windowed step to signal, by its name; ``None`` for all that wait for the signal.
+            id: an id of the signal: giving it again with the same key and id has no effect, for three hours.
+                Use one if you may repeat a signal whose outcome you do not know.
+
+        Returns:
+            A `Receipt` in the local runner; on Spark it returns when the signal is durable.
+
+        Raises:
+            InvalidError: no step waits for this signal, or an argument is malformed.
+            MillpondError: the error that ended the run.
+
+        Example:
+            ``run.signal("release", "red", [start_us, end_us], id="ticket-17")``
+        """
+        steps = listeners(self._topology, name, step)
+        watermarks = [self.watermark(listening) for listening in steps]
+        return self._signal(signal_rows(name, key, window, step=step, id_=id, watermarks=watermarks))
+
+    @abstractmethod
+    def _signal(self, rows: pa.Table) -> _Accepted:
+        """
+        Inject a checked signal, after the records injected so far.
         """
 
     # -- status ----------------------------------------------------------------------------

@@ -104,6 +104,9 @@ def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Rou
     for consumer in topology.consumers_of(stream):
         name = consumer.computation.name
         mine = [i for i, part in enumerate(plan.intervals) if part.interval.computation == name]
+        if not mine:
+            # A signal for a step that has had no input: it has no windows.
+            continue
         lows = tuple(plan.intervals[i].interval.low for i in mine)
         routes.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
     return tuple(routes)

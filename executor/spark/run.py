@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
@@ -203,6 +204,9 @@ class SparkRun(Run[None]):
     def _accept(self, update: WatermarkUpdate) -> None:
         with self._guarded():
             update.apply(self._coordinator.watermarks)
+
+    def _signal(self, rows: pa.Table) -> None:
+        self.inject_durably(SIGNALS, rows)
 
     def _finish(self, stream: str) -> None:
         with self._guarded():

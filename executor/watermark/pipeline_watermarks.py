@@ -172,7 +172,12 @@ class PipelineWatermarks:
         """
         The injected streams whose input has ended for good.
         """
-        return frozenset(name for name, one in self._injectors.items() if one.watermark == TIME_MAX_US)
+        nodes = self._topology.injectors
+        return frozenset(
+            name
+            for name, one in self._injectors.items()
+            if one.watermark == TIME_MAX_US and not nodes[name].signals
+        )
 
     @property
     def ended_before(self) -> frozenset[str]:

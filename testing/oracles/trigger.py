@@ -53,13 +53,14 @@ def trigger_text(spec: Any) -> str:
 @dataclass(slots=True)
 class Moment:
     """
-    The clocks, the window's end, and ``asked``: the trigger's request about the contents.
+    The clocks, the window's end and contents, and ``asked``: the trigger's request about the contents.
     """
 
     marks: Mapping[int, int]
     wall: int
     end: int
     asked: str | None = None
+    values: Sequence[int] = ()
 
     @property
     def watermark(self) -> int:

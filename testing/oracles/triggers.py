@@ -74,6 +74,29 @@ class _UpTo(OracleTrigger):
         return True
 
 
+class _ResultIsOdd(OracleTrigger):
+    """
+    Fires once, when the values add up to an odd number after an element or a merge.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_odd = False
+
+    def element(self, at: int, value: int, moment: Moment) -> None:  # noqa: ARG002
+        self.is_odd = sum(moment.values) % 2 == 1
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        self.is_odd = sum(moment.values) % 2 == 1
+
+    def is_ready(self, moment: Moment) -> bool:  # noqa: ARG002
+        return self.is_odd
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        self.is_odd = False
+        return True
+
+
 class _AtTime(OracleTrigger):
     """
     Fires once, at a time that the first element determines; merged windows keep the earliest.
@@ -334,7 +357,7 @@ def oracle_trigger(spec: TriggerSpec) -> OracleTrigger:
     Raises:
         ValueError: the oracle does not know it.
     """
-    made = _simple(spec) or _composed(spec)
+    made = _simple(spec) or _of_contents(spec) or _composed(spec)
     if made is None:
         raise ValueError(f"the oracle knows no {spec[0]}")
     return made
@@ -348,18 +371,25 @@ def _simple(spec: TriggerSpec) -> OracleTrigger | None:
             return _AtEnd(is_once=False)
         case ("WatermarkPercentile", percentile):
             return _AtEnd(percentile=percentile, is_once=True)
-        case ("AfterCount", bound):
-            return _Amount(bound, lambda _: 1)
-        case ("AfterBytes", bound):
-            return _Amount(bound, lambda value: len(str(value)))
-        case ("UpTo", bound):
-            return _UpTo(bound)
         case ("AfterProcessingTime", seconds):
             return _delay(seconds)
         case ("AfterDelay", *arguments):
             return _delay(*arguments)
         case ("AtPeriod", *arguments):
             return _period(*arguments)
+    return None
+
+
+def _of_contents(spec: TriggerSpec) -> OracleTrigger | None:
+    match spec:
+        case ("AfterCount", bound):
+            return _Amount(bound, lambda _: 1)
+        case ("AfterBytes", bound):
+            return _Amount(bound, lambda value: len(str(value)))
+        case ("UpTo", bound):
+            return _UpTo(bound)
+        case ("ResultIsOdd",):
+            return _ResultIsOdd()
     return None
 
 

@@ -50,6 +50,7 @@ class WindowSpec:
         combiner: the timestamp combiner of panes.
         closing: whether an expiring window emits a last pane.
         empty_on_time: whether the on-time pane is emitted even if no element arrived.
+        incremental: whether each pane is preceded by a retraction of the previous one, in any mode.
         asked: ``element``: triggers are asked after each element, in order of arrival; ``bundle``: once for all.
     """
 
@@ -61,6 +62,7 @@ class WindowSpec:
     closing: str = "if_non_empty"
     empty_on_time: bool = True
     asked: str = "bundle"
+    incremental: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -183,9 +185,10 @@ class WindowOracle:
                 self.after_last += len(arrived)
                 continue
             moment = self._moment(bounds)
+            window.values += [arrival.value for arrival in arrived]
+            moment.values = window.values
             for arrival in arrived:
                 window.trigger.element(arrival.at, arrival.value, moment)
-                window.values.append(arrival.value)
                 window.since_last_pane += 1
                 if self.watermark <= (stands_for := self._stands_for(arrival.at)):
                     window.times.append(stands_for)
@@ -225,7 +228,9 @@ class WindowOracle:
             joined.since_last_pane += source.since_last_pane
             joined.shown += source.shown
         if unfinished:
-            joined.trigger.merge([source.trigger for source in unfinished], self._moment(bounds))
+            moment = self._moment(bounds)
+            moment.values = joined.values
+            joined.trigger.merge([source.trigger for source in unfinished], moment)
         return joined
 
     # -- time ------------------------------------------------------------------------------
@@ -311,7 +316,7 @@ class WindowOracle:
         by_event_time: bool,
         even_empty: bool,
     ) -> None:
-        is_retracting = self.spec.mode == "retracting"
+        is_retracting = self.spec.incremental or self.spec.mode == "retracting"
         is_early = moment.watermark < window.bounds[1]
         is_on_time = not is_early and by_event_time and not window.has_ended
         window.has_ended |= not is_early

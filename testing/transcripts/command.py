@@ -22,7 +22,14 @@ import yaml
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.testing.transcripts.constructors import seconds_us
 from millpond.testing.transcripts.runs import LocalTranscriptRun, SparkTranscriptRun, TranscriptRun
-from millpond.testing.transcripts.transcript import Step, elements_of, marks_of, matches, read_transcript
+from millpond.testing.transcripts.transcript import (
+    Step,
+    elements_of,
+    marks_of,
+    matches,
+    read_transcript,
+    signal_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,6 +119,8 @@ class _Part:
                 run.inject(elements_of(step.argument), self.number)
             case "watermark":
                 self._move(marks_of(step.argument), run)
+            case "signal":
+                run.signal(signal_of(step.argument), self.number)
             case "clock":
                 if step.argument < 0:
                     raise TranscriptError(f"The clock goes back by {-step.argument}")

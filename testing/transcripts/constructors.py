@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from millpond.dataflow.combiners.combine_fn import CombineFn
+from millpond.dataflow.combiners.combiners import ToList
+from millpond.dataflow.combiners.last import LastN
 from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
+from millpond.dataflow.triggers.content_triggers import ResultIs
 from millpond.dataflow.triggers.count_triggers import AfterBytes, AfterCount, ShouldEmit
 from millpond.dataflow.triggers.repeat_triggers import Never, RepeatCount, Repeatedly, RepeatUntil
+from millpond.dataflow.triggers.signal_triggers import AfterSignal
 from millpond.dataflow.triggers.time_triggers import AfterDelay, AfterProcessingTime, AtPeriod
 from millpond.dataflow.triggers.trigger import Trigger
 from millpond.dataflow.triggers.trigger_context import Contents, TriggerContext
@@ -33,6 +38,7 @@ __all__ = [
     "AskingTo",
     "CustomTimestampingFixedWindowsWindowFn",
     "HashJoinTrigger",
+    "ResultIsOdd",
     "UpTo",
     "construct",
     "seconds_us",
@@ -115,6 +121,22 @@ def _all_sides(states: Any) -> Any:
     return sorted({side for sides in states for side in sides or ()})
 
 
+class ResultIsOdd(ResultIs):
+    """
+    The patent's example of a trigger that looks at the contents: emits when the sum of the values is odd.
+    """
+
+    def __init__(self) -> None:
+        ResultIs.__init__(self, _is_odd)
+
+    def __repr__(self) -> str:
+        return "ResultIsOdd"
+
+
+def _is_odd(values: Sequence[int]) -> bool:
+    return sum(values) % 2 == 1
+
+
 class AskingTo(Repeatedly):
     """
     Repeats a trigger, and asks at each firing to ``keep`` or ``clear`` the contents.
@@ -144,6 +166,7 @@ _NAMES: Final[Mapping[str, Callable[..., Any]]] = {
             AfterCount,
             AfterDelay,
             AfterEach,
+            AfterSignal,
             AfterProcessingTime,
             AfterWatermark,
             AskingTo,
@@ -154,13 +177,16 @@ _NAMES: Final[Mapping[str, Callable[..., Any]]] = {
             FixedWindows,
             GlobalWindows,
             HashJoinTrigger,
+            LastN,
             Never,
             OrFinally,
             RepeatCount,
             RepeatUntil,
             Repeatedly,
+            ResultIsOdd,
             Sessions,
             SlidingWindows,
+            ToList,
             UnalignedFixedWindows,
             UpTo,
             WatermarkPercentile,
@@ -195,9 +221,9 @@ _WORDS: Final = frozenset(
 """Words that need no quotes."""
 
 
-def construct(text: str, kind: type[WindowFn | Trigger]) -> Any:
+def construct(text: str, kind: type[WindowFn | Trigger | CombineFn]) -> Any:
     """
-    The window function or trigger that a text describes.
+    The window function, trigger or combiner that a text describes.
 
     Example:
         >>> construct("AfterEach(AfterCount(2), Default)", Trigger)

@@ -21,6 +21,8 @@ _DEFAULTS: Final = {
     "closing": "never",
     "emit_empty_on_time": True,
     "asked": "bundle",
+    "incremental": False,
+    "combine": "ToList",
 }
 _MERGING: Final = "Sessions"
 
@@ -93,6 +95,8 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
         if action == "input":
             fields = (name for element in argument if isinstance(element, dict) for name in element)
             features |= {("element", name) for name in fields}
+        if action == "signal" and isinstance(argument, dict):
+            features |= {("signal", name) for name in argument}
     return features
 
 

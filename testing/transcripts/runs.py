@@ -36,7 +36,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.transcripts.setting import Stage
-from millpond.testing.transcripts.transcript import Arrived, pane_fields
+from millpond.testing.transcripts.transcript import Arrived, Signalled, pane_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -223,6 +223,15 @@ class TranscriptRun:
             else:
                 at = INSTANT_MAX_US if at_us is None else at_us
                 self._run.advance_watermark(_input(step), at, percentile=percentile)
+
+    def signal(self, signal: Signalled, step: int = 0) -> None:
+        """
+        Give a signal to a step.
+        """
+        self.settle()
+        name = _windows(step)
+        self._run.signal(signal.name, signal.key, signal.window, step=name, id=signal.id)
+        self._touch(step)
 
     def advance_clock(self, micros: int) -> None:
         """

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.step.element_wise import TimestampShift
@@ -20,9 +21,12 @@ from millpond.executor.event_time.late_data_horizon import LateDataHorizon, hori
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import ManualWatermark
 from millpond.statestore.errors import InvalidError
-from millpond.testing.transcripts.constructors import seconds_us
+from millpond.testing.transcripts.constructors import construct, seconds_us
 
 __all__ = ["Stage", "TranscriptSetting", "value_of"]
+
+
+_TO_LIST: Final = ToList()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +39,14 @@ class TranscriptSetting:
         shift_us: shift of each element's time before windowing, in microseconds; ``None`` for no such step.
         late_data_horizon: how far back the shift may go.
         then: further windowed steps, each over the panes of the previous one.
+        combine: what is made of a window's values, which must be a list.
     """
 
     by_arrival: bool = False
     shift_us: int | None = None
     late_data_horizon: LateDataHorizon = 0
     then: tuple[WindowingStrategy, ...] = ()
+    combine: CombineFn = _TO_LIST
 
     @classmethod
     def of(cls, document: Mapping[str, Any], then: tuple[WindowingStrategy, ...]) -> TranscriptSetting:
@@ -60,6 +66,7 @@ class TranscriptSetting:
             shift_us=None if shift is None else seconds_us(shift),
             late_data_horizon=horizon,
             then=then,
+            combine=construct(document.get("combine", "ToList"), CombineFn),
         )
 
     def times(self) -> dict[str, Any]:
@@ -103,7 +110,8 @@ class Stage:
             sources = [moved]
         for step, strategy in zip(self.names(name), (self.strategy, *self.setting.then), strict=True):
             of = value_of if step == name else None
-            computation = WindowedComputation(strategy, ToList(), step, of=of)
+            combine = self.setting.combine if step == name else _TO_LIST
+            computation = WindowedComputation(strategy, combine, step, of=of)
             subscribes = dict.fromkeys(sources)
             pipeline.add(computation, name=step, subscribes=subscribes, produces=[step], on_error="stop")
             sources = [step]

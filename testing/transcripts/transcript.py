@@ -23,6 +23,7 @@ from millpond.testing.transcripts.setting import Stage, TranscriptSetting
 
 __all__ = [
     "Arrived",
+    "Signalled",
     "Step",
     "Transcript",
     "elements_of",
@@ -30,9 +31,10 @@ __all__ = [
     "matches",
     "pane_fields",
     "read_transcript",
+    "signal_of",
 ]
 
-STEPS: Final = ("input", "watermark", "clock", "expect", "expect_dropped", "state", "restart")
+STEPS: Final = ("input", "watermark", "clock", "signal", "expect", "expect_dropped", "state", "restart")
 """The actions of steps."""
 
 _GLOBAL: Final = [-math.inf, math.inf]
@@ -98,6 +100,7 @@ def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
         window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
         trigger=construct(get("trigger_fn", "Default"), Trigger),
         accumulation=get("accumulation_mode", "accumulating"),
+        incremental=bool(get("incremental", False)),
         allowed_lateness=seconds_us(get("allowed_lateness", 0)),
         timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
         closing=get("closing", "never"),
@@ -156,6 +159,40 @@ def elements_of(argument: Any) -> tuple[Arrived, ...]:
     if not isinstance(argument, list):
         raise InvalidError("an input is a list of elements", input=argument)
     return tuple(map(_element, argument))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """
+    A signal from outside: its name, whose window, and its id.
+    """
+
+    name: str
+    key: str = "k"
+    window: tuple[int, int] | None = None
+    id: str | None = None
+
+
+def signal_of(argument: Any) -> Signalled:
+    """
+    The signal of a ``signal`` step: a name, or ``{name, key, window, id}`` with the window's start and end in seconds.
+
+    Example:
+        >>> signal_of({"name": "go", "window": [0, 10]})
+        Signalled(name='go', key='k', window=(0, 10000000), id=None)
+
+    Raises:
+        InvalidError: it is neither.
+    """
+    fields = argument if isinstance(argument, dict) else {"name": argument}
+    window = fields.get("window")
+    if not set(fields) <= {"name", "key", "window", "id"} or "name" not in fields:
+        raise InvalidError("a signal is a name, or {name, key, window, id}", signal=argument)
+    try:
+        bounds = None if window is None else tuple(map(seconds_us, window))
+        return Signalled(**{**fields, "window": bounds})
+    except TypeError as cause:
+        raise InvalidError("a window is its start and end in seconds", window=window) from cause
 
 
 def marks_of(argument: Any) -> dict[float, float]:

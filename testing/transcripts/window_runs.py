@@ -48,6 +48,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
         window_fn=construct(trigger_text(spec.window_fn), WindowFn),
         trigger=construct(trigger_text(spec.trigger), Trigger),
         accumulation=spec.mode,  # type: ignore[arg-type]  # its name
+        incremental=spec.incremental,
         allowed_lateness=spec.lateness,
         timestamp_combiner=spec.combiner,  # type: ignore[arg-type]  # its name
         closing=spec.closing,  # type: ignore[arg-type]  # its name

@@ -76,6 +76,7 @@ def _leaves() -> _Specs:
         st.just(("AfterWatermark", {})),
         st.tuples(st.just("WatermarkPercentile"), st.sampled_from([*PERCENTILES, 100])),
         st.just(("Never",)),
+        st.just(("ResultIsOdd",)),
         st.tuples(st.just("AfterBytes"), st.integers(1, 6)),
         st.tuples(st.just("UpTo"), st.integers(1, 60)),
         st.tuples(st.just("AfterProcessingTime"), st.integers(0, 5)),
@@ -147,6 +148,7 @@ def window_specs() -> st.SearchStrategy[WindowSpec]:
         closing=st.sampled_from(["never", "if_non_empty", "always"]),
         empty_on_time=st.booleans(),
         asked=st.sampled_from(["element", "bundle"]),
+        incremental=st.sampled_from([False, False, True]),
     )
 
 

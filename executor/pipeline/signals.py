@@ -1,0 +1,160 @@
+"""
+Signals from outside, which windowed steps wait for: records of a stream of their own.
+
+A signal travels as any other record does: it gets a key, a time and perhaps an id, is routed to the interval
+of its key, and is consumed in the fenced commit that stores its effect. The stream that carries signals never
+ends, and holds no watermark back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.event_time.time_reading import TimeReading
+from millpond.executor.injectors.policy import FollowingLogic, InjectorLogic
+from millpond.executor.pipeline.names import SIGNALS
+from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Subscription
+from millpond.executor.pipeline.topology import Topology
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
+
+__all__ = ["SignalWindow", "listeners", "read_signal", "signal_rows", "with_signals"]
+
+SignalWindow: TypeAlias = Sequence[int] | None
+"""The bounds of a window as panes show them, in microseconds since 1970 UTC; ``None`` for all of a key's windows."""
+
+_SCHEMA: Final = pa.schema(
+    {
+        "key": pa.string(),
+        "at": pa.int64(),
+        "id": pa.string(),
+        "signal": pa.string(),
+        "step": pa.string(),
+        "window": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _HoldsNothing:
+    """
+    The policy of a stream whose records are never waited for.
+    """
+
+    def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:  # noqa: ARG002 - wherever it was
+        return FollowingLogic(TIME_MAX_US, None)
+
+
+def with_signals(topology: Topology, names: Mapping[str, frozenset[str]]) -> Topology:
+    """
+    The topology with the stream of signals, and subscriptions to it.
+
+    Args:
+        topology: a checked pipeline.
+        names: by windowed step, the names of the signals that it waits for; steps without any are left out.
+    """
+    if not names:
+        return topology
+    node = InjectorNode(
+        stream=SIGNALS,
+        key="key",
+        at="at",
+        id="id",
+        watermark=_HoldsNothing(),
+        times=TimeReading.of("us", None, stream=SIGNALS),
+        signals=dict(names),
+    )
+    computations = {
+        name: _listening(computation) if name in names else computation
+        for name, computation in topology.computations.items()
+    }
+    return replace(topology, injectors={**topology.injectors, SIGNALS: node}, computations=computations)
+
+
+def _listening(node: ComputationNode) -> ComputationNode:
+    own = [subscription.stream for subscription in node.subscriptions]
+    # A signal is never too late: the step itself says whether its window is still there.
+    on_late = dict.fromkeys(own, node.on_late) if isinstance(node.on_late, str) else node.on_late
+    return replace(node, subscriptions=(*node.subscriptions, Subscription(stream=SIGNALS)), on_late=on_late)
+
+
+def listeners(topology: Topology, signal: str, step: str | None) -> list[str]:
+    """
+    The windowed steps that a signal is for.
+
+    Raises:
+        InvalidError: no step, or not the given one, waits for a signal of this name.
+    """
+    node = topology.injectors.get(SIGNALS)
+    known = {} if node is None else node.signals
+    found = [name for name, names in known.items() if signal in names and step in (None, name)]
+    if not found:
+        raise InvalidError(
+            "no windowed step waits for this signal",
+            signal=signal,
+            step=step,
+            signals={name: sorted(names) for name, names in known.items()},
+        )
+    return found
+
+
+def signal_rows(
+    signal: str,
+    key: str,
+    window: SignalWindow,
+    *,
+    step: str | None,
+    id_: str | None,
+    watermarks: Iterable[EventTimeMicros],
+) -> pa.Table:
+    """
+    The row that carries a signal; its time is the end of its window, or now if that has passed.
+
+    Args:
+        signal: its name.
+        key: whose windows.
+        window: which of them.
+        step: the only windowed step that it is for; ``None`` for all that wait for it.
+        id_: tells a repeated signal; ``None`` if it is not repeated.
+        watermarks: the input watermarks of the steps.
+
+    Raises:
+        InvalidError: the key or id is not text, or the window is none.
+    """
+    for name, value in (("key", key), ("id", id_)):
+        if not isinstance(value, str) and (name == "key" or value is not None):
+            raise InvalidError(f"a signal's {name} is text", signal=signal, value=value)
+    bounds = None if window is None else _bounds(signal, window)
+    passed = [INSTANT_MIN_US, *watermarks, *([] if bounds is None else [bounds[1] - 1])]
+    row = {
+        "key": key,
+        "at": min(max(passed), INSTANT_MAX_US),
+        "id": id_,
+        "signal": signal,
+        "step": step or "",
+        "window": "" if bounds is None else f"{bounds[0]}/{bounds[1]}",
+    }
+    return pa.Table.from_pylist([row], _SCHEMA)
+
+
+def _bounds(signal: str, window: Sequence[int]) -> tuple[int, int]:
+    bounds = tuple(window)
+    is_valid = len(bounds) == 2 and all(type(bound) is int for bound in bounds)
+    if not is_valid or bounds[0] >= bounds[1]:
+        raise InvalidError("a window is its start and end in microseconds", signal=signal, window=window)
+    return bounds[0], bounds[1]
+
+
+def read_signal(value: Mapping[str, Any], step: str) -> tuple[str, tuple[int, int] | None] | None:
+    """
+    The name of a signal and the bounds of its window, from its record; ``None`` if it is for another step.
+    """
+    if value["step"] not in ("", step):
+        return None
+    start, _, end = value["window"].partition("/")
+    return value["signal"], (int(start), int(end)) if end else None
