@@ -58,6 +58,8 @@ class ElementWise(Computation):
         stream: the stream to produce them on.
     """
 
+    in_order_of_arrival = True
+
     def __init__(self, function: Callable[[Any], Iterable[Any]], stream: str) -> None:
         self.function = function
         self.stream = stream
@@ -81,6 +83,8 @@ class TimestampShift(Computation):
         stream: the stream to produce the values on.
         late_data_horizon: how far back a time may be moved.
     """
+
+    in_order_of_arrival = True
 
     def __init__(
         self, function: Callable[[Any, int], Instant], stream: str, late_data_horizon: LateDataHorizon

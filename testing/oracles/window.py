@@ -8,9 +8,12 @@ transcripts' format) and shares no code with `millpond.dataflow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 from millpond.testing.oracles.trigger import EXACT, Moment, OracleTrigger, TriggerSpec, percentiles_of
@@ -50,6 +53,8 @@ class WindowSpec:
         combiner: the timestamp combiner of panes.
         closing: whether an expiring window emits a last pane.
         empty_on_time: whether the on-time pane is emitted even if no element arrived.
+        shift: how far elements are moved before they get windows, in microseconds.
+        horizon: how far that step holds the watermark back, in microseconds.
         incremental: whether each pane is preceded by a retraction of the previous one, in any mode.
         asked: ``element``: triggers are asked after each element, in order of arrival; ``bundle``: once for all.
     """
@@ -63,6 +68,8 @@ class WindowSpec:
     empty_on_time: bool = True
     asked: str = "bundle"
     incremental: bool = False
+    shift: int = 0
+    horizon: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -105,6 +112,8 @@ class WindowOracle:
         spec: the strategy.
         wall: the initial wall time.
         kept: the percentiles whose watermarks the pipeline maintains; the step's own by default.
+        phases: of unaligned windows, where those of each key begin, in microseconds.
+        by_ingress: whether elements have the time of their arrival, and the watermark that of the clock.
 
     Attributes:
         panes: all panes so far.
@@ -112,8 +121,18 @@ class WindowOracle:
         after_last: elements of windows whose trigger had finished.
     """
 
-    def __init__(self, spec: WindowSpec, wall: int = 0, kept: Iterable[int] | None = None) -> None:
+    def __init__(
+        self,
+        spec: WindowSpec,
+        wall: int = 0,
+        kept: Iterable[int] | None = None,
+        *,
+        phases: Mapping[str, int] | None = None,
+        by_ingress: bool = False,
+    ) -> None:
         self.spec = spec
+        self._phases = phases or {}
+        self._by_ingress = by_ingress
         own = percentiles_of(spec.trigger)
         self._own = (*own, EXACT)
         self._promised: dict[int, int] = dict.fromkeys({*(own if kept is None else kept), EXACT}, TIME_MIN_US)
@@ -129,17 +148,24 @@ class WindowOracle:
         """
         A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle.
         """
+        moved = [self._moved(arrival) for arrival in arrivals]
         if self.spec.asked == "element":
-            for arrival in arrivals:
+            for arrival in moved:
                 self._add(arrival.key, [arrival])
                 self._ring(arrival.key)
-            return
-        by_key: dict[str, list[Arrival]] = {}
-        for arrival in sorted(arrivals, key=lambda arrival: arrival.at):
-            by_key.setdefault(arrival.key, []).append(arrival)
-        for key, members in by_key.items():
-            self._add(key, members)
-            self._ring(key)
+        else:
+            by_key: dict[str, list[Arrival]] = {}
+            for arrival in sorted(moved, key=lambda arrival: arrival.at):
+                by_key.setdefault(arrival.key, []).append(arrival)
+            for key, members in by_key.items():
+                self._add(key, members)
+                self._ring(key)
+        if self._by_ingress and moved:
+            self.move_watermark(self.wall)
+
+    def _moved(self, arrival: Arrival) -> Arrival:
+        at = self.wall if self._by_ingress else arrival.at
+        return arrival._replace(at=at + self.spec.shift)
 
     @property
     def watermark(self) -> int:
@@ -154,15 +180,21 @@ class WindowOracle:
         """
         if percentile not in self._promised:
             return
-        self._promised[percentile] = max(self._promised[percentile], at)
+        self._promise(at, percentile)
         for key in self._keys:
             self._ring(key)
+
+    def _promise(self, at: int, percentile: int) -> None:
+        held = at if at == TIME_MAX_US else at - self.spec.horizon
+        self._promised[percentile] = max(self._promised[percentile], held)
 
     def move_wall(self, micros: int) -> None:
         """
         Advance the wall clock at once.
         """
         self.wall += micros
+        if self._by_ingress:
+            self._promise(self.wall, EXACT)
         for key in self._keys:
             self._ring(key)
 
@@ -172,7 +204,7 @@ class WindowOracle:
         windows = self._keys.setdefault(key, {})
         assigned: dict[Bounds, list[Arrival]] = {}
         for member in members:
-            windows_of = _assigned(self.spec.window_fn, member.at)
+            windows_of = _assigned(self.spec.window_fn, member.at, self._phases.get(key, 0))
             live = [bounds for bounds in windows_of if self.watermark < self._expiry(bounds)]
             self.dropped += bool(windows_of) and not live
             for bounds in live:
@@ -365,7 +397,7 @@ class WindowOracle:
         return max(window.times) if self.spec.combiner == "OUTPUT_AT_LATEST" else min(window.times)
 
 
-def _assigned(window_fn: tuple[Any, ...], at: int) -> list[Bounds]:
+def _assigned(window_fn: tuple[Any, ...], at: int, phase: int) -> list[Bounds]:
     match window_fn:
         case ("GlobalWindows",):
             return [_GLOBAL]
@@ -373,9 +405,35 @@ def _assigned(window_fn: tuple[Any, ...], at: int) -> list[Bounds]:
             return [(at, at + gap * _SECOND_US)]
         case ("FixedWindows" | "CustomTimestampingFixedWindowsWindowFn", size, *offset):
             return _covering(at, size, size, *offset)
+        case ("UnalignedFixedWindows", size):
+            number = (at - phase) // (size * _SECOND_US)
+            return [tuple(phase + edge * size * _SECOND_US for edge in (number, number + 1))]
+        case ("CalendarWindows", unit, count, zone):
+            return [_on_the_calendar(unit.strip("'"), count, ZoneInfo(zone.strip("'")), at)]
         case ("SlidingWindows", size, period, *offset):
             return _covering(at, size, period, *offset)
     raise ValueError(f"the oracle knows no {window_fn}")
+
+
+def _on_the_calendar(unit: str, count: int, zone: ZoneInfo, at: int) -> Bounds:
+    """
+    All instants whose local dates lie in the same piece of the calendar, found by search.
+    """
+
+    def piece(instant: int) -> int:
+        day = datetime.fromtimestamp(instant // _SECOND_US, zone).date()
+        months = (day.year - 1970) * 12 + day.month - 1
+        weeks = (day.toordinal() - date(1970, 1, 5).toordinal()) // 7
+        days = day.toordinal() - date(1970, 1, 1).toordinal()
+        number = {"days": days, "weeks": weeks, "months": months, "years": day.year - 1970}[unit]
+        return number // count
+
+    here, reach = piece(at), (count + 1) * 367 * 86_400 * _SECOND_US
+    instants = range(at - reach, at + reach)
+    return (
+        instants[bisect_left(instants, here, key=piece)],
+        instants[bisect_left(instants, here + 1, key=piece)],
+    )
 
 
 def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:

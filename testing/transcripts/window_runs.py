@@ -8,7 +8,8 @@ each has a sink of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.dataflow.pipeline import Pipeline
@@ -16,8 +17,8 @@ from millpond.dataflow.step.pane import WindowedValue
 from millpond.dataflow.step.strategy import WindowingStrategy
 from millpond.dataflow.step.windowed_computation import WindowedComputation
 from millpond.dataflow.triggers.trigger import Trigger
+from millpond.dataflow.windows.fixed_windows import UnalignedFixedWindows
 from millpond.dataflow.windows.window_fn import WindowFn
-from millpond.executor.injectors.policy import ManualWatermark
 from millpond.testing.oracles.trigger import trigger_text
 from millpond.testing.oracles.window import Arrival, OraclePane, WindowSpec
 from millpond.testing.transcripts.constructors import construct
@@ -29,13 +30,13 @@ from millpond.testing.transcripts.runs import (
     TranscriptRun,
     dropped_in,
 )
-from millpond.testing.transcripts.setting import value_of
+from millpond.testing.transcripts.setting import TranscriptSetting, value_of
 from millpond.testing.transcripts.transcript import Arrived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LocalWindowRun", "SparkWindowRun", "arrived", "pane_of", "strategy_of"]
+__all__ = ["LocalWindowRun", "SparkWindowRun", "arrived", "pane_of", "phases_of", "strategy_of"]
 
 _PIPELINE = "transcript"
 
@@ -55,6 +56,16 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
         emit_empty_on_time=spec.empty_on_time,
         asked=spec.asked,  # type: ignore[arg-type]  # its name
     )
+
+
+def phases_of(spec: WindowSpec, keys: Iterable[str]) -> dict[str, int]:
+    """
+    Where the unaligned windows of each key begin, in microseconds: a hash, which the oracle is told.
+    """
+    window_fn = strategy_of(spec).window_fn
+    if not isinstance(window_fn, UnalignedFixedWindows):
+        return {}
+    return {key: window_fn.phase_us(key) for key in keys}
 
 
 def pane_of(key: str, shown: WindowedValue) -> OraclePane:
@@ -88,7 +99,9 @@ class _Steps:
     A pipeline of many steps, and the output of each.
     """
 
-    def __init__(self, specs: Sequence[WindowSpec]) -> None:
+    def __init__(self, specs: Sequence[WindowSpec], *, by_ingress: bool = False) -> None:
+        self._setting = TranscriptSetting(by_arrival=by_ingress)
+        self._shifts = [(spec.shift, spec.horizon) for spec in specs]
         self.strategies = [strategy_of(spec) for spec in specs]
         self.shelves = [Shelf(f"memory://step/{number}") for number in range(len(specs))]
 
@@ -97,10 +110,16 @@ class _Steps:
         One injected stream, consumed by every step.
         """
         pipeline = Pipeline(_PIPELINE)
-        stream = pipeline.inject(
-            INPUT, key="key", at="at", at_unit="us", id="id", watermark=ManualWatermark()
-        )
+        injected = pipeline.inject(INPUT, key="key", id="id", **self._setting.times())
         for number, (strategy, shelf) in enumerate(zip(self.strategies, self.shelves, strict=True)):
+            stream, (shift, horizon) = injected, self._shifts[number]
+            if shift:
+                # Without a horizon, what is moved back may be late.
+                held = horizon or ("unbounded" if shift < 0 else 0)
+                move = partial(_moved, micros=shift)
+                stream = stream.with_timestamps(
+                    move, name=f"m{number}", late_data_horizon=held, on_error="stop"
+                )
             step = WindowedComputation(strategy, ToList(), f"w{number}", of=value_of)
             stream.apply(step, name=f"w{number}", on_error="stop").sink(f"panes{number}", shelf)
         return pipeline
@@ -110,6 +129,10 @@ class _Steps:
         The panes of each step since the last call.
         """
         return [sorted(pane_of(key, shown) for key, shown in shelf.take()) for shelf in self.shelves]
+
+
+def _moved(value: Any, at: int, *, micros: int) -> int:  # noqa: ARG001 - any value
+    return at + micros
 
 
 class _WindowRun(TranscriptRun):
@@ -146,10 +169,11 @@ class LocalWindowRun(_WindowRun, LocalTranscriptRun):
 
     Args:
         specs: their strategies.
+        by_ingress: whether elements have the time of their arrival.
     """
 
-    def __init__(self, specs: Sequence[WindowSpec]) -> None:
-        self._steps = _Steps(specs)
+    def __init__(self, specs: Sequence[WindowSpec], *, by_ingress: bool = False) -> None:
+        self._steps = _Steps(specs, by_ingress=by_ingress)
         super().__init__(self._steps.strategies[0])
 
 
@@ -160,8 +184,9 @@ class SparkWindowRun(_WindowRun, SparkTranscriptRun):
     Args:
         specs: their strategies.
         spark: the session.
+        by_ingress: whether elements have the time of their arrival.
     """
 
-    def __init__(self, specs: Sequence[WindowSpec], spark: SparkSession) -> None:
-        self._steps = _Steps(specs)
+    def __init__(self, specs: Sequence[WindowSpec], spark: SparkSession, *, by_ingress: bool = False) -> None:
+        self._steps = _Steps(specs, by_ingress=by_ingress)
         super().__init__(self._steps.strategies[0], spark=spark)

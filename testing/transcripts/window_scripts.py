@@ -8,8 +8,11 @@ windows, lateness and timers have their edges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final, TypeAlias
+from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
@@ -20,9 +23,13 @@ __all__ = [
     "MODES",
     "PERCENTILES",
     "Move",
+    "Scene",
     "arrivals",
+    "cut",
     "endless_triggers",
+    "scenes",
     "scripts",
+    "together",
     "triggers",
     "window_fns",
     "window_specs",
@@ -48,10 +55,52 @@ class Move:
     argument: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """
+    What the moves of a script are about.
+
+    Attributes:
+        base: the event time at which the script begins, in microseconds.
+        by_ingress: whether elements have the time of their arrival, so that only the clock moves.
+    """
+
+    base: int = 0
+    by_ingress: bool = False
+
+
+_MIDNIGHTS: Final = (
+    (2024, 1, 1, "Europe/Berlin"),
+    (2024, 3, 31, "Europe/Berlin"),
+    (2024, 4, 1, "Europe/Berlin"),
+    (2024, 11, 3, "America/New_York"),
+    (2024, 11, 4, "America/New_York"),
+)
+"""Local midnights: a year and a week begin, a day has 23 hours, a month begins, a day has 25 hours, and ends."""
+
+
+def _before(year: int, month: int, day: int, zone: str) -> int:
+    """
+    A time from which the script comes by a midnight.
+    """
+    midnight = datetime(year, month, day, tzinfo=ZoneInfo(zone))
+    return round(midnight.timestamp() - _SPAN_S // 2) * SECOND_US
+
+
+def scenes() -> st.SearchStrategy[Scene]:
+    """
+    The first seconds of 1970, seconds around a midnight, or times of arrival.
+    """
+    midnights = st.sampled_from(_MIDNIGHTS).map(lambda midnight: Scene(base=_before(*midnight)))
+    return st.one_of(st.just(Scene()), midnights, st.just(Scene(by_ingress=True)))
+
+
 _Specs: TypeAlias = st.SearchStrategy[TriggerSpec]
 
 
-def window_fns(*, with_sessions: bool = True) -> st.SearchStrategy[tuple[Any, ...]]:
+def window_fns(
+    *, with_sessions: bool = True, with_calendar: bool = False
+) -> st.SearchStrategy[tuple[Any, ...]]:
     """
     Window functions as the oracle describes them.
     """
@@ -59,9 +108,14 @@ def window_fns(*, with_sessions: bool = True) -> st.SearchStrategy[tuple[Any, ..
     kinds: list[st.SearchStrategy[tuple[Any, ...]]] = [
         st.tuples(st.just("FixedWindows"), few, st.integers(0, 5)),
         st.tuples(st.just("SlidingWindows"), st.integers(4, 12), st.integers(3, 14)),
+        st.tuples(st.just("UnalignedFixedWindows"), few),
         st.just(("GlobalWindows",)),
         st.tuples(st.just("CustomTimestampingFixedWindowsWindowFn"), few),
     ]
+    if with_calendar:
+        units = st.sampled_from(["'days'", "'weeks'", "'months'", "'years'"])
+        zones = st.sampled_from([f"'{zone}'" for *_, zone in _MIDNIGHTS])
+        kinds += [st.tuples(st.just("CalendarWindows"), units, st.integers(1, 3), zones)] * 3
     if with_sessions:
         # As often as all others together: merging has the most edge cases.
         kinds += [st.tuples(st.just("Sessions"), st.integers(1, 8))] * 3
@@ -132,13 +186,30 @@ def instants() -> st.SearchStrategy[int]:
     )
 
 
-def window_specs() -> st.SearchStrategy[WindowSpec]:
+def _shifts() -> st.SearchStrategy[tuple[int, int]]:
     """
-    Window function, trigger, mode, lateness, timestamp combiner and closing.
+    How far elements are moved, and how far the watermark is held back for it; half of all steps move none.
     """
+    few = st.integers(1, 9).map(lambda seconds: seconds * SECOND_US)
+    forwards, back = st.tuples(few, st.just(0)), few.map(lambda by: (-by, by))
+    unbounded = few.map(lambda by: (-by, 0))
+    return st.one_of(st.just((0, 0)), st.just((0, 0)), st.just((0, 0)), forwards, back, unbounded)
+
+
+def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
+    """
+    Window function, trigger, mode, lateness, timestamp combiner and closing; with a scene also shifts.
+    """
+    specs = _unmoved_specs(with_calendar=scene is not None and bool(scene.base))
+    if scene is None:
+        return specs
+    return st.builds(lambda spec, moved: replace(spec, shift=moved[0], horizon=moved[1]), specs, _shifts())
+
+
+def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
     return st.builds(
         WindowSpec,
-        window_fn=window_fns(),
+        window_fn=window_fns(with_calendar=with_calendar),
         trigger=triggers(),
         mode=st.sampled_from([*MODES, "retracting"]),
         lateness=st.integers(0, 15).map(lambda seconds: seconds * SECOND_US),
@@ -161,27 +232,63 @@ def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
 
 
 @st.composite
-def scripts(draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True) -> list[Move]:
+def scripts(
+    draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True, scene: Scene | None = None
+) -> list[Move]:
     """
     Moves in any order; watermarks rise, and values are unique.
     """
+    setting = scene or Scene()
     kinds = ["feed", "feed", "watermark", "wall", "mark"] + (["restart"] if with_restarts else [])
+    if setting.by_ingress:
+        # A restart before anything is committed goes back to the watermark that is.
+        kinds = ["feed", "wall"]
     moves: list[Move] = []
-    watermark, value = -1, 0
+    watermark, value, base = -1, 0, setting.base
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=moves_max)):
         if kind == "feed" or not moves:
             elements = draw(arrivals(6))
             moves.append(
-                Move("feed", tuple(element._replace(value=element.value + value) for element in elements))
+                Move("feed", tuple(Arrival(key, at + base, number + value) for key, at, number in elements))
             )
             value += len(elements)
         elif kind == "watermark":
             watermark = max(watermark, draw(instants()))
-            moves.append(Move("watermark", watermark))
+            moves.append(Move("watermark", watermark + base))
         elif kind == "mark":
-            moves.append(Move("mark", (draw(st.sampled_from(PERCENTILES)), draw(instants()))))
+            moves.append(Move("mark", (draw(st.sampled_from(PERCENTILES)), draw(instants()) + base)))
         elif kind == "wall":
             moves.append(Move("wall", draw(st.integers(1, 8)) * SECOND_US))
         else:
             moves.append(Move("restart"))
     return moves
+
+
+def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
+    """
+    The same elements in the same order, with cuts between some of them.
+    """
+    pieces: list[Move] = []
+    for move in moves:
+        if move.kind != "feed":
+            pieces.append(move)
+            continue
+        start = 0
+        for end in [*sorted(draw(st.sets(st.integers(1, len(move.argument))))), len(move.argument)]:
+            if end > start:
+                pieces.append(Move("feed", move.argument[start:end]))
+            start = end
+    return pieces
+
+
+def together(moves: Sequence[Move]) -> list[Move]:
+    """
+    The same elements, with no cut between two moves of time.
+    """
+    joined: list[Move] = []
+    for move in moves:
+        if joined and move.kind == joined[-1].kind == "feed":
+            joined[-1] = Move("feed", (*joined[-1].argument, *move.argument))
+        else:
+            joined.append(move)
+    return joined

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millpond.testing.oracles.trigger import percentiles_of
 from millpond.testing.oracles.window import OraclePane, WindowSpec
 from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
-from millpond.testing.transcripts.window_scripts import Move, scripts, window_specs
+from millpond.testing.transcripts.window_scripts import Move, cut, scripts, together, window_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,36 +62,6 @@ def played(
     drops = run.drops()
     run.close()
     return shown, drops
-
-
-def cut(draw: Any, moves: Sequence[Move]) -> list[Move]:
-    """
-    The same elements in the same order, with cuts between some of them.
-    """
-    pieces: list[Move] = []
-    for move in moves:
-        if move.kind != "feed":
-            pieces.append(move)
-            continue
-        start = 0
-        for end in [*sorted(draw(st.sets(st.integers(1, len(move.argument))))), len(move.argument)]:
-            if end > start:
-                pieces.append(Move("feed", move.argument[start:end]))
-            start = end
-    return pieces
-
-
-def together(moves: Sequence[Move]) -> list[Move]:
-    """
-    The same elements, with no cut between two moves of time.
-    """
-    joined: list[Move] = []
-    for move in moves:
-        if joined and move.kind == joined[-1].kind == "feed":
-            joined[-1] = Move("feed", (*joined[-1].argument, *move.argument))
-        else:
-            joined.append(move)
-    return joined
 
 
 @given(specs=st.lists(_BY_ELEMENT, min_size=1, max_size=3), moves=_SCRIPTS, data=st.data())

@@ -18,11 +18,15 @@ from hypothesis import strategies as st
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of
 from millpond.testing.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
-from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
+from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived, phases_of
 from millpond.testing.transcripts.window_scripts import (
     Move,
+    Scene,
+    cut,
     endless_triggers,
+    scenes,
     scripts,
+    together,
     window_fns,
     window_specs,
 )
@@ -57,11 +61,14 @@ def kept_by(specs: Iterable[WindowSpec]) -> set[int]:
     return set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
 
 
-def by_oracle(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None) -> Shown:
+def by_oracle(
+    spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None, *, by_ingress: bool = False
+) -> Shown:
     """
     The oracle's output.
     """
-    oracle, shown = WindowOracle(spec, kept=kept), []
+    phases = phases_of(spec, {arrival.key for arrival in fed(moves)})
+    oracle, shown = WindowOracle(spec, kept=kept, phases=phases, by_ingress=by_ingress), []
     for move in [*moves, Move("watermark", TIME_MAX_US)]:
         seen = len(oracle.panes)
         if move.kind == "feed":
@@ -157,6 +164,55 @@ def fed(moves: Sequence[Move]) -> list[Arrival]:
     return [arrival for move in moves if move.kind == "feed" for arrival in move.argument]
 
 
+@st.composite
+def cases(draw: st.DrawFn, *, steps: int, moves_max: int) -> tuple[Scene, list[WindowSpec], list[Move]]:
+    """
+    A scene, steps, and a script whose input is cut into random pieces.
+    """
+    scene = draw(scenes())
+    specs = draw(st.lists(window_specs(scene), min_size=1 if steps < _SPARK_STEPS else steps, max_size=steps))
+    return scene, specs, cut(draw, draw(scripts(scene=scene, moves_max=moves_max)))
+
+
+def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
+    """
+    The panes of consecutive pieces of the input together, sorted.
+    """
+    merged: list[list[OraclePane]] = []
+    before = ""
+    for move, panes in zip([*moves, Move("end")], shown[0], strict=True):
+        if before == move.kind == "feed":
+            merged[-1] = sorted(merged[-1] + panes)
+        else:
+            merged.append(panes)
+        before = move.kind
+    return merged, shown[1]
+
+
+def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ingress: bool) -> Shown:
+    """
+    What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
+    """
+    pieces = together(moves) if spec.asked == "element" else moves
+    return between_times(by_oracle(spec, pieces, kept, by_ingress=by_ingress), pieces)
+
+
+@given(case=cases(steps=3, moves_max=12))
+@many
+def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
+    case: tuple[Scene, list[WindowSpec], list[Move]],
+) -> None:
+    """
+    With calendar, unaligned and shifted windows, or by time of arrival, panes are those of the uncut input.
+    """
+    scene, specs, moves = case
+    kept = kept_by(specs)
+    expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
+    shown = by_run(LocalWindowRun(specs, by_ingress=scene.by_ingress), specs, moves)
+
+    assert [between_times(one, moves) for one in shown] == expected
+
+
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
 @many
 def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], moves: list[Move]) -> None:
@@ -229,9 +285,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
 
 
 @pytest.mark.spark
-@given(
-    specs=st.lists(window_specs(), min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=scripts(moves_max=6)
-)
+@given(case=cases(steps=_SPARK_STEPS, moves_max=6))
 @settings(
     deadline=None,
     max_examples=_SPARK_EXAMPLES,
@@ -239,15 +293,17 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
     suppress_health_check=_SLOW,
 )
 def test_spark_shows_what_the_oracle_shows(
-    specs: list[WindowSpec], moves: list[Move], spark: SparkSession
+    case: tuple[Scene, list[WindowSpec], list[Move]], spark: SparkSession
 ) -> None:
     """
-    Many generated steps in one run on Spark emit the oracle's panes and drops after every move.
+    Many generated steps in one run on Spark emit the oracle's panes and drops between moves of time.
     """
+    scene, specs, moves = case
     kept = kept_by(specs)
-    expected = [by_oracle(spec, moves, kept) for spec in specs]
+    expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
+    shown = by_run(SparkWindowRun(specs, spark, by_ingress=scene.by_ingress), specs, moves)
 
-    assert by_run(SparkWindowRun(specs, spark), specs, moves) == expected
+    assert [between_times(one, moves) for one in shown] == expected
 
 
 def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:

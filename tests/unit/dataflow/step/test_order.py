@@ -1,0 +1,55 @@
+"""
+Element-wise steps keep the order in which a key's elements arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millpond as mp
+
+
+def pairs(size: int, step: str) -> list[Any]:
+    """
+    Sums of two elements each behind a step, of elements that come out of order in bundles of ``size``.
+    """
+    pipeline, seen = mp.Pipeline("order"), Seen()
+    rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
+    if step == "map":
+        rows = rows.map(dict, name="same")
+    else:
+        rows = rows.with_timestamps(lambda _, at: at + 1, name="same")
+    windows = rows.window(mp.GlobalWindows(), trigger=mp.Repeatedly(mp.AfterCount(2)))
+    windows.combine(mp.ToList("at"), name="pairs").apply(seen, name="seen")
+    times = [5, 1, 4, 2, 3, 0]
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for start in range(0, len(times), size):
+            run.inject("in", [{"k": "k", "at": at} for at in times[start : start + size]])
+            run.run_until_quiet()
+    return seen.values
+
+
+class Seen(mp.Computation):
+    """
+    Notes the values of panes.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Note the value.
+        """
+        self.values.append(record.value["value"])
+
+
+@pytest.mark.parametrize("step", ["map", "with_timestamps"])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_counts_behind_a_step_do_not_depend_on_the_cut(size: int, step: str) -> None:
+    """
+    Behind `map` and `with_timestamps` panes are of the elements in the order of arrival, whatever the bundles.
+    """
+    assert pairs(size, step) == [[5, 1], [4, 2], [3, 0]]
