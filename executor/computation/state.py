@@ -2,9 +2,9 @@
 A key's persistent state, as user code sees it (MillWheel §4.4).
 
 State is kept by value, not by reference: `State.set` encodes the object that it is given, and `State.get`
-decodes it, so that what code reads never depends on how records are bundled. Numbers and text, which no code
-can change, are encoded once, at the end of the key's turn in the bundle. A state of many parts need not be
-encoded for each record: `State.open` keeps one object for the whole turn.
+decodes it, so that what code reads never depends on how records are bundled. Numbers and text, and lists and
+dicts of nothing else, come to the same by a copy, and are encoded once, at the end of the key's turn in the
+bundle. A state of many parts need not be copied for each record: `State.open` keeps one object for the turn.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ class State:
             default: returned for a key without state.
         """
         value = self._value
-        if value is _UNREAD:
-            if self._opened is not None:
-                self.settle()
-            if self._encoded is None:
-                return default
-            value = self._codec.decode(self._encoded)
-            if type(value) in _IMMUTABLE:
-                self._value = value
+        if value is not _UNREAD:
+            return value if type(value) in _IMMUTABLE else value.copy()
+        if self._opened is not None:
+            self.settle()
+        if self._encoded is None:
+            return default
+        value = self._codec.decode(self._encoded)
+        if type(value) in _IMMUTABLE:
+            self._value = value
         return value
 
     def set(self, value: Any) -> None:
@@ -89,18 +90,20 @@ class State:
         Replace the state.
 
         The state is the value as it is now: to change it later, call `set` again. `get` returns what the
-        codec makes of it, with lists for tuples. A container is encoded each time; for a large state that
-        many records of a bundle change, use `open`, or set it once in ``process_records``.
+        codec makes of it, with lists for tuples. A container is copied or encoded each time; for a large state
+        that many records of a bundle change, use `open`, or set it once in ``process_records``.
 
         Args:
             value: any value that the computation's ``codec`` encodes.
 
         Raises:
-            InvalidError: the codec refuses the value. A number or text that it refuses, such as NaN, fails
-                the current record or timer when its hook or the key's turn ends.
+            InvalidError: the codec refuses the value. A refused number or text, such as NaN, fails the current
+                record or timer when its hook or the key's turn ends.
         """
         if type(value) in _IMMUTABLE:
             self._value, self._is_live = value, True
+        elif _is_flat(value):
+            self._value, self._is_live = value.copy(), True
         else:
             self._encoded = _checked(self._codec, self._codec.encode(value))
             self._value, self._is_live = _UNREAD, False
@@ -207,6 +210,16 @@ class KeyState(State):
         """
         if not self._is_live:
             self._value = _UNREAD
+
+
+def _is_flat(value: Any) -> bool:
+    """
+    Whether a value is a list or dict of nothing but immutable parts, which a codec returns unchanged.
+    """
+    kind = type(value)
+    if kind is dict:
+        return _IMMUTABLE.issuperset(map(type, value.values())) and _IMMUTABLE.issuperset(map(type, value))
+    return kind is list and _IMMUTABLE.issuperset(map(type, value))
 
 
 def _checked(codec: Codec, encoded: Encoded) -> Encoded:

@@ -1,0 +1,123 @@
+"""
+The stream of signals: who consumes it, and what may be said on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from millpond.executor.pipeline.names import SIGNALS
+
+
+def waiting(**options: Any) -> mp.Pipeline:
+    """
+    A step that waits for a signal, and one that does not.
+    """
+    pipeline = mp.Pipeline("p")
+    rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
+    windows = rows.window(mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterSignal("show")))
+    windows.combine(mp.Count(), name="counts", **options)
+    rows.window(mp.FixedWindows(10)).combine(mp.Count(), name="others")
+    return pipeline
+
+
+class Seen(mp.Computation):
+    """
+    Notes the values of panes.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Note the value.
+        """
+        self.values.append(record.value["value"])
+
+
+def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
+    """
+    The stream is there where a trigger waits, and is no input that a runner must be given.
+    """
+    topology = waiting().check(inputs=["in"])
+
+    assert [consumer.computation.name for consumer in topology.consumers_of(SIGNALS)] == ["counts"]
+    assert topology.injectors[SIGNALS].signals == {"counts": frozenset({"show"})}
+    with pytest.raises(mp.InvalidError, match="no injector names this input"):
+        waiting().check(inputs=["in", SIGNALS])
+
+
+def test_the_name_is_reserved() -> None:
+    """
+    A user's stream cannot have the name of the stream of signals.
+    """
+    with pytest.raises(mp.InvalidError, match="reserved"):
+        mp.Pipeline("p").inject(SIGNALS, key="k", at="at")
+
+
+def test_signals_are_not_dropped_as_late_records() -> None:
+    """
+    A step that drops late records drops no signal.
+    """
+    node = waiting(on_late="drop").check().computations["counts"]
+
+    assert node.drops_late("in")
+    assert not node.drops_late(SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hide", "a"), "no windowed step waits"),
+        (("show", 1), "a signal's key is text"),
+        (("show", "a", (0, 10, 20)), "a window is its start and end"),
+        (("show", "a", (0.5, 10)), "a window is its start and end"),
+    ],
+)
+def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    """
+    An unknown name, a key that is no text and a window that is none are refused at the call.
+    """
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting(), stepping=True) as run:
+        with pytest.raises(mp.InvalidError, match=message):
+            run.signal(*arguments)
+        with pytest.raises(mp.InvalidError, match="no windowed step waits"):
+            run.signal("show", "a", step="others")
+        with pytest.raises(mp.InvalidError, match="a signal's id is text"):
+            run.signal("show", "a", id=7)  # type: ignore[arg-type]
+
+
+def test_a_co_grouping_can_wait_for_a_signal() -> None:
+    """
+    A step over several streams is signalled as any other.
+    """
+    pipeline, seen = mp.Pipeline("p"), Seen()
+    streams = {
+        name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
+        for name in ("left", "right")
+    }
+    strategy = mp.WindowingStrategy(window_fn=mp.FixedWindows(10), trigger=mp.AfterSignal("show"))
+    mp.co_group(streams, strategy, name="both", of={"left": "n", "right": "n"}).apply(seen, name="seen")
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for number, name in enumerate(streams):
+            run.inject(name, [{"k": "a", "at": 1, "n": number}])
+        run.signal("show", "a", (0, 10), step="both")
+        run.run_until_quiet()
+
+    assert seen.values == [{"left": [0], "right": [1]}]
+
+
+def test_a_threaded_run_gives_a_receipt() -> None:
+    """
+    The receipt of a signal tells when it is durable.
+    """
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting()) as run:
+        run.inject("in", [{"k": "a", "at": 1}]).wait()
+        receipt = run.signal("show", "a")
+
+        assert receipt.wait()
+        assert receipt.is_durable
