@@ -57,6 +57,7 @@ class WindowedComputation(Computation):
     """
 
     counters: Collection[str] = WINDOW_COUNTERS
+    holds_watermark: bool = True
 
     def __init__(
         self,

@@ -315,7 +315,9 @@ class KeyExecutor:
         A name that is in the input is the input's mistake: code that routes by a field cannot know all names.
         """
         mistake, self._context.mistake = self._context.mistake, None
-        if mistake is not None and json.dumps(mistake.name) not in describe_value(value).text:
+        if mistake is None:
+            return
+        if mistake.name is None or json.dumps(mistake.name) not in describe_value(value).text:
             raise mistake.error
 
     def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:

@@ -35,6 +35,8 @@ class Computation:
             The output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a
             production before the record's time may be late.
         counters: the names of the counters that the code uses with ``context.count``, over all keys.
+        holds_watermark: whether the code always owes productions at earlier times than those it waits for, as
+            windows do. In a cycle it would wait for itself, so that is refused unless an edge is a ``feedback``.
         in_order_of_arrival: whether a bundle's records are given in the order in which they arrived,
             instead of that of their event times.
         time_sorted: whether a key's records wait in its row until the low watermark has passed them, and are
@@ -57,6 +59,7 @@ class Computation:
     in_order_of_arrival: bool = False
     time_sorted: bool = False
     waiting_max: int = 100_000
+    holds_watermark: bool = False
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """

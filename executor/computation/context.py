@@ -41,12 +41,18 @@ class _Producer(Protocol):
     def percentiles(self) -> Any: ...
     @property
     def counters(self) -> Any: ...
+    @property
+    def cycle(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """
     The name of a stream, counter or percentile that the program does not declare, and the error that says so.
+
+    Attributes:
+        name: the name; ``None`` if the mistake is not one of names, which the input could have brought.
+        error: what ends the run.
     """
 
     name: object
@@ -73,6 +79,7 @@ class Context:
     __slots__ = (
         "_clocks",
         "_counters",
+        "_cycle",
         "_declared_counters",
         "_holds",
         "_input",
@@ -101,6 +108,7 @@ class Context:
     ) -> None:
         self._name = node.name
         self._produces = dict(node.production_names)
+        self._cycle = node.cycle
         self._percentiles = frozenset(node.percentiles)
         self._clocks = clocks
         self._holds = holds
@@ -183,7 +191,9 @@ class Context:
 
         Raises:
             InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared,
-                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false.
+                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the
+                timer could never fire, which stops the run: in a cycle without a ``feedback``, an event timer
+                that holds an ``output_at`` before ``at`` waits for itself.
 
         Example:
             ``context.set_timer(record.at + 60_000_000, tag="flush")``
@@ -206,6 +216,8 @@ class Context:
         timers = self._timers
         # Windows set the same timer with every record: a pending timer has been checked already.
         if not timers.has(tag, known, moment, output, percentile, holds):
+            if self._cycle and holds and known is _EVENT and output < moment:
+                self._refuse_in_cycle(tag, moment, output)
             timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
@@ -278,6 +290,20 @@ class Context:
         )
         if self.mistake is None:
             self.mistake = Mistake(name, error)
+        raise error
+
+    def _refuse_in_cycle(self, tag: str, at: int, output_at: int) -> NoReturn:
+        error = InvalidError(
+            "an event timer that holds the watermark before its own time would never fire in a cycle: "
+            "set it with holds=False, or declare the way back as a feedback",
+            computation=self._name,
+            cycle=list(self._cycle),
+            tag=tag,
+            at=at,
+            output_at=output_at,
+        )
+        if self.mistake is None:
+            self.mistake = Mistake(None, error)
         raise error
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:

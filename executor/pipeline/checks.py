@@ -16,6 +16,7 @@ from typing import Final
 
 import cloudpickle
 
+from millpond.executor.pipeline.cycles import comes_back, cycle_of, holding_edges, is_in_cycle
 from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
@@ -164,19 +165,31 @@ def _computations_can_be_reached(topology: Topology) -> None:
             raise InvalidError("no injected record can ever reach this computation", computation=name)
 
 
-def _horizons_are_in_no_cycle(topology: Topology) -> None:
+def _feedbacks_come_back(topology: Topology) -> None:
     for node in topology.computations.values():
-        if node.horizon_us and node.name in _downstream(topology, node):
+        for subscription in node.subscriptions:
+            if subscription.feedback and not comes_back(topology, node, subscription.stream):
+                raise InvalidError(
+                    "what the computation produces can never come back on this stream: it is no feedback",
+                    computation=node.name,
+                    stream=subscription.stream,
+                )
+
+
+def _horizons_are_in_no_cycle(topology: Topology) -> None:
+    edges = holding_edges(topology)
+    for node in topology.computations.values():
+        if node.horizon_us and cycle_of(edges, node.name):
             raise InvalidError(
                 "a computation in a cycle would hold its own watermark back for ever: "
-                "its late_data_horizon is 0 or unbounded",
+                "its late_data_horizon is 0 or unbounded, or the way back is a feedback of it",
                 computation=node.name,
             )
 
 
 def _time_sorted_is_in_no_cycle(topology: Topology) -> None:
     for node in topology.computations.values():
-        if node.time_sorted and node.name in _downstream(topology, node):
+        if node.time_sorted and is_in_cycle(topology, node):
             raise InvalidError(
                 "a computation in a cycle cannot be time_sorted: a record that waits holds the watermark that it "
                 "waits for",
@@ -184,15 +197,19 @@ def _time_sorted_is_in_no_cycle(topology: Topology) -> None:
             )
 
 
-def _downstream(topology: Topology, node: ComputationNode) -> set[str]:
-    reached: set[str] = set()
-    fresh = [*node.produces, DEAD_LETTERS]
-    while fresh:
-        for consumer in topology.consumers_of(fresh.pop()):
-            if consumer.computation.name not in reached:
-                reached.add(consumer.computation.name)
-                fresh += [*consumer.computation.produces, DEAD_LETTERS]
-    return reached
+def _what_holds_is_in_no_cycle(topology: Topology) -> None:
+    edges = holding_edges(topology)
+    for node in topology.computations.values():
+        cycle = cycle_of(edges, node.name) if node.computation.holds_watermark else ()
+        if cycle:
+            _, last = cycle[-1]
+            raise InvalidError(
+                "a windowed step in a cycle would never show a pane, because it waits for a watermark that it "
+                f"holds itself: give it feedback=[{last!r}], if what comes back on that stream may be late",
+                computation=node.name,
+                cycle=[*(producer for producer, _ in cycle), node.name],
+                streams=[stream for _, stream in cycle],
+            )
 
 
 def _sinks_take_productions(topology: Topology) -> None:
@@ -278,8 +295,10 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _injected_streams_are_not_produced,
     _streams_have_a_source,
     _computations_can_be_reached,
+    _feedbacks_come_back,
     _horizons_are_in_no_cycle,
     _time_sorted_is_in_no_cycle,
+    _what_holds_is_in_no_cycle,
     _sinks_take_productions,
     _sinks_have_their_own_destination,
     _code_can_travel,

@@ -98,10 +98,16 @@ class InjectorNode:
 class Subscription:
     """
     A stream that a computation consumes, and how its records' keys are derived.
+
+    Attributes:
+        stream: its name.
+        key: how keys are derived; ``None`` keeps the record's own.
+        feedback: whether what comes back on it from the computation itself holds the watermark not back.
     """
 
     stream: str
     key: KeyExtractor = None
+    feedback: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +131,8 @@ class ComputationNode:
         renamed_from: the name under which the store may have its rows.
         prefix: what the names of its composite begin with; empty outside of composites.
         time_sorted: whether records wait until they can be given in the order of their event times.
+        cycle: the way on which its own output watermark holds its input watermark back: computations, the first
+            and the last of which is this one. Empty unless there is such a cycle; `Pipeline.check` finds it.
     """
 
     name: str
@@ -141,6 +149,7 @@ class ComputationNode:
     renamed_from: str | None = None
     prefix: str = ""
     time_sorted: bool = False
+    cycle: tuple[str, ...] = ()
 
     @property
     def inbox(self) -> tuple[str, ...]:

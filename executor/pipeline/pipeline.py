@@ -8,7 +8,8 @@ the whole picture is refused by `Pipeline.check`, which every runner calls befor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Generic, Unpack, get_args
 
 from typing_extensions import TypeVar
@@ -23,6 +24,7 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
 from millpond.executor.pipeline.composites import CompositeGraph
+from millpond.executor.pipeline.cycles import cycle_of, holding_edges
 from millpond.executor.pipeline.hooks import check_hooks
 from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.pipeline.names import DEAD_LETTERS
@@ -220,7 +222,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         node = ComputationNode(
             name=name,
             computation=computation,
-            subscriptions=_subscriptions(name, subscribes),
+            subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._composites.prefix),
             produces=tuple(streams.values()),
             prefix=self._composites.prefix,
             **_checked_options(name, options),
@@ -277,18 +279,30 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Raises:
             InvalidError: the graph is invalid; the error names the computation, stream, sink or input.
         """
-        topology = Topology(
-            name=self.name,
-            injectors=dict(self._injectors),
-            computations=dict(self._computations),
-            sinks=dict(self._sinks),
-            drop=self._drop,
-            composites=self._composites.steps,
+        topology = _with_cycles(
+            Topology(
+                name=self.name,
+                injectors=dict(self._injectors),
+                computations=dict(self._computations),
+                sinks=dict(self._sinks),
+                drop=self._drop,
+                composites=self._composites.steps,
+            )
         )
         check_topology(topology)
         if inputs is not None:
             check_inputs(topology, inputs)
         return topology
+
+
+def _with_cycles(topology: Topology) -> Topology:
+    edges = holding_edges(topology)
+    computations = {}
+    for name, node in topology.computations.items():
+        way = cycle_of(edges, name)
+        cycle = (*(producer for producer, _ in way), name) if way else ()
+        computations[name] = replace(node, cycle=cycle)
+    return replace(topology, computations=computations)
 
 
 def _check_field(argument: str, field: object, stream: str) -> None:
@@ -345,7 +359,9 @@ def _check_computation(name: str, computation: object) -> None:
     check_hooks(name, computation)
 
 
-def _subscriptions(name: str, subscribes: Mapping[str, KeyExtractor]) -> tuple[Subscription, ...]:
+def _subscriptions(
+    name: str, subscribes: Mapping[str, KeyExtractor], feedback: Collection[str], prefix: str
+) -> tuple[Subscription, ...]:
     if not isinstance(subscribes, Mapping):
         raise InvalidError(
             "subscribes maps streams to key extractors", computation=name, type=_type_name(subscribes)
@@ -355,7 +371,18 @@ def _subscriptions(name: str, subscribes: Mapping[str, KeyExtractor]) -> tuple[S
     for stream, key in subscribes.items():
         check_name("stream", stream, reserved=frozenset())
         check_key_extractor(key, computation=name, stream=stream)
-    return tuple(Subscription(stream=stream, key=key) for stream, key in subscribes.items())
+    if isinstance(feedback, str) or not isinstance(feedback, Collection):
+        raise InvalidError("feedback is a list of streams", computation=name, feedback=feedback)
+    # Within a composite, its own streams may be named as they are declared.
+    returning = {f"{prefix}{stream}" if f"{prefix}{stream}" in subscribes else stream for stream in feedback}
+    if unknown := sorted(returning - subscribes.keys()):
+        raise InvalidError(
+            "feedback names streams that the computation does not consume", computation=name, streams=unknown
+        )
+    return tuple(
+        Subscription(stream=stream, key=key, feedback=stream in returning)
+        for stream, key in subscribes.items()
+    )
 
 
 def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
@@ -388,7 +415,7 @@ def _check_order(name: str, computation: Computation) -> None:
     _check_count(name, "waiting_max", computation.waiting_max, least=1)
 
 
-def _checked_options(name: str, options: ComputationOptions) -> ComputationOptions:
+def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     for option in options:
         if option not in _OPTIONS:
             raise InvalidError("no such option", computation=name, option=option, options=sorted(_OPTIONS))
@@ -411,7 +438,7 @@ def _checked_options(name: str, options: ComputationOptions) -> ComputationOptio
     intervals = options.get("intervals")
     if intervals is not None:
         _check_count(name, "intervals", intervals, least=1)
-    return options
+    return {option: value for option, value in options.items() if option != "feedback"}
 
 
 def _check_count(name: str, option: str, value: object, *, least: int) -> None:

@@ -4,7 +4,7 @@ Streams: the named edges of a pipeline, and the operations that users call on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -71,6 +71,13 @@ class ComputationOptions(TypedDict, total=False):
     Whether a key's records wait in its row until the low watermark has passed them, and are given in the order of
     their event times with the key's event timers between them, so that the answer is the same however the input
     is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
+    """
+
+    feedback: Collection[str]
+    """
+    The consumed streams on which the computation's own output comes back to it, through any number of others, without
+    holding its watermark back. A windowed step, or a timer that holds an earlier time than its own, would wait for
+    itself in a cycle without one. What comes back is late where the watermark has passed it before it was produced.
     """
 
     renamed_from: str | None

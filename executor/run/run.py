@@ -20,7 +20,7 @@ from millpond.executor.run.lifecycle import Lifecycle
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.types import Clock, EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
 __all__ = ["Run"]
 
@@ -260,8 +260,17 @@ class Run(ABC, Generic[_Accepted]):
 
     def note_end(self) -> None:
         """
-        Say that the run was its input's last.
+        Say that the run was its input's last, and warn if something still keeps event time from passing.
         """
+        held = {name: at for name, at in self._status().watermarks.items() if at != TIME_MAX_US}
+        if held:
+            _LOG.warning(
+                "the input has ended, but a hold, or a timer that waits for the clock, keeps event time from passing:"
+                " windows and event timers after these watermarks have not fired watermarks=`%s` ended=`%s`",
+                held,
+                list(self.summary().ended),
+            )
+            return
         self._say(
             "the input has ended: windows are closed, timers in event time have fired, and what comes later is"
             f" refused (finish=False leaves it open): {', '.join(self.summary().ended)}"

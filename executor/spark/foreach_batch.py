@@ -7,7 +7,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -141,6 +141,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     on_late: OnLate | Mapping[str, OnLate]
     productions: ProductionMode
     user_code_timeout_ms: float | None
+    feedback: Collection[str]
     renamed_from: str | None
     time_sorted: bool
 

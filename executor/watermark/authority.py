@@ -11,7 +11,8 @@ For a computation C that subscribes to the streams s::
 
 In a cycle the definition is recursive and its *greatest* solution is meant: no computation waits for a record
 that no undelivered production, hold or injector can still cause. It follows that inside a cycle a timer that
-holds the watermark before its own firing time never fires: it would wait for its own effect.
+holds the watermark before its own firing time never fires: it would wait for its own effect. So windows and such
+timers are refused there, unless an edge of the cycle is a feedback: there ``output(P)`` does not bound the input.
 
 A published watermark never falls. Where a late record lowers a solution, the published value stays until the
 solution has caught up, and records before the published value are late.
@@ -23,6 +24,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from millpond.executor.event_time.late_data_horizon import held_back
+from millpond.executor.pipeline.cycles import holding_edges
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
@@ -92,7 +94,7 @@ class WatermarkAuthority:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._consumers = {name: _consumers(topology, node) for name, node in topology.computations.items()}
+        self._consumers = _consumers(topology)
         self._injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
         self._horizons = {name: node.horizon_us for name, node in topology.computations.items()}
         self._idle: frozenset[str] = frozenset()
@@ -251,7 +253,6 @@ class WatermarkAuthority:
         return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
 
 
-def _consumers(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
-    streams = [*node.produces, DEAD_LETTERS]
-    names = {c.computation.name: None for stream in streams for c in topology.consumers_of(stream)}
-    return tuple(names)
+def _consumers(topology: Topology) -> dict[str, tuple[str, ...]]:
+    edges = holding_edges(topology)
+    return {name: tuple(dict.fromkeys(consumer for _, consumer in own)) for name, own in edges.items()}

@@ -133,11 +133,30 @@ class ModelPipeline:
             if stream in self._injectors:
                 bounds.append(int(self._injectors[stream].watermark))
             bounds += [p.at for p in self._pending if p.stream == stream]
+            behind = self._after(node) if subscription.feedback else ()
             for producer in self._topology.producers_of(stream):
+                if producer.name in behind:
+                    continue
                 hold = self._intervals[producer.name].hold()
                 lagging = held_back(EventTimeMicros(known[producer.name]), producer.horizon_us)
                 bounds += [lagging] if hold is None else [lagging, hold]
         return min(bounds)
+
+    def _after(self, node: ComputationNode) -> set[str]:
+        """
+        The computations that what ``node`` produces may reach, and itself.
+        """
+        known = {node.name}
+        while True:
+            made = {stream for name in known for stream in self._topology.computations[name].produces}
+            more = {
+                name
+                for name, other in self._topology.computations.items()
+                if any(subscription.stream in made for subscription in other.subscriptions)
+            }
+            if more <= known:
+                return known
+            known |= more
 
     def _injected(
         self, node: ComputationNode, inputs: Mapping[str, Sequence[Mapping[str, Any]]]

@@ -1,0 +1,86 @@
+"""
+Windows in a cycle with a feedback mean the same on both runners, also after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from millpond.dataflow.pipeline import Pipeline
+from millpond.statestore.errors import InvalidError
+from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.determinism import ManualClock
+from millpond.testing.fixtures.feedback import DAY_US, pages, pages_by_day
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Open = Callable[[Callable[[], Pipeline]], Any]
+
+
+class Facts:
+    """
+    One test per fact; subclasses provide the runner.
+    """
+
+    def test_a_cycle_with_a_feedback_shows_its_windows_day_by_day(self, play: Open) -> None:
+        """
+        What a day shows comes back before the next day ends, so it is counted there and none of it is late.
+        """
+        run = play(partial(pages_by_day, feedback=True))
+        run.inject("pages", pages(1))
+        run.advance("pages", DAY_US)
+        run.restart()
+        run.advance("pages", 2 * DAY_US)
+        run.advance("pages", 3 * DAY_US)
+
+        assert orjson.loads(run.states("seen")["page"]) == [[0, 1], [1, 1], [2, 1]]
+        assert run.watermark("days") == 3 * DAY_US
+        assert run.run.summary().totals.late == 0
+
+    def test_what_comes_back_after_the_watermark_is_late_and_counted(self, play: Open) -> None:
+        """
+        A watermark that jumps over the days has passed what comes back, whose windows have expired.
+        """
+        run = play(partial(pages_by_day, feedback=True))
+        run.inject("pages", pages(1))
+        run.advance("pages", 3 * DAY_US)
+
+        assert orjson.loads(run.states("seen")["page"]) == [[0, 1]]
+        counters = run.run.summary().totals.by_computation["days"]
+        assert (counters["late"], counters["dropped"]) == (1, 1)
+
+    def test_windows_in_a_cycle_without_a_feedback_do_not_start(self, play: Open) -> None:
+        """
+        The topology is refused before anything runs.
+        """
+        with pytest.raises(InvalidError, match="cycle"):
+            play(partial(pages_by_day, feedback=False))
+
+
+class TestLocal(Facts):
+    """
+    The local runner.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path) -> Iterator[Open]:
+        with plays(tmp_path, lambda: ManualClock(0)) as start:
+            yield start
+
+
+class TestSpark(Facts):
+    """
+    The Spark runner.
+    """
+
+    @pytest.fixture
+    def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
+        with plays(tmp_path, lambda: ManualClock(0), spark) as start:
+            yield start
