@@ -21,6 +21,8 @@ import orjson
 import pyarrow as pa
 
 from benchmarks.json_result import tell_result
+from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
+from millpond.dataflow.windows.window import Window
 from millpond.executor.sinks.sink import DeltaSink, SinkWriter
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.system import SystemClock
@@ -32,6 +34,7 @@ ROWS = 1_000
 STEPS = 20
 FILL = 50_000
 SECOND_US = 1_000_000
+PANE = Pane(index=0, nonspeculative_index=0, timing=Timing.ON_TIME, is_last=True)
 
 
 def panes(places: Iterator[int]) -> pa.Table:
@@ -41,12 +44,8 @@ def panes(places: Iterator[int]) -> pa.Table:
     rows = []
     for position in places:
         start = position // 100 * SECOND_US
-        value = {
-            "value": position,
-            "window": [start, start + SECOND_US],
-            "at": start,
-            "pane": {"is_retraction": False},
-        }
+        window = Window(start, start + SECOND_US)
+        value = WindowedValue(value=position, window=window, at=start, pane=PANE).to_json()
         rows.append(
             {
                 "stream": "s",

@@ -38,16 +38,14 @@ class Pipeline(EnginePipeline[DataflowStream]):
         """
         Validate everything that can be known before a run, and freeze the topology.
 
-        See the engine's ``Pipeline.check``. On a stream that only an injector feeds, a key given as a
-        string is resolved as a column, not row by row.
+        See the engine's ``Pipeline.check``. A stream that only an injector feeds has no panes: a key given
+        as a string is resolved as a column, not row by row, and a function sees the row as it is.
         """
         topology = EnginePipeline.check(self, inputs)
         computations = {
             name: replace(
                 node,
-                subscriptions=tuple(
-                    _by_column(topology, subscription) for subscription in node.subscriptions
-                ),
+                subscriptions=tuple(_of_rows(topology, subscription) for subscription in node.subscriptions),
             )
             for name, node in topology.computations.items()
         }
@@ -59,8 +57,8 @@ class Pipeline(EnginePipeline[DataflowStream]):
         return with_signals(replace(topology, computations=computations), waiting)
 
 
-def _by_column(topology: Topology, subscription: Subscription) -> Subscription:
+def _of_rows(topology: Topology, subscription: Subscription) -> Subscription:
     key, stream = subscription.key, subscription.stream
-    if stream in topology.injectors and isinstance(key, PaneKey) and isinstance(key.extractor, str):
+    if stream in topology.injectors and isinstance(key, PaneKey):
         return replace(subscription, key=key.extractor)
     return subscription

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.dataflow.step.pane import WindowedValue
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.event_time.duration import Instant, instant_us
 from millpond.executor.event_time.late_data_horizon import LateDataHorizon
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key
+from millpond.statestore.rows.envelope import PlainObject, is_envelope
 
 __all__ = ["ElementWise", "PaneKey", "TimestampShift"]
 
@@ -38,7 +38,7 @@ class PaneKey:
         """
         The key of a value, or of the value inside an envelope.
         """
-        inner = value["value"] if WindowedValue.is_envelope(value) else value
+        inner = value["value"] if is_envelope(value) else value
         return extract_key(self.extractor, None, inner)
 
     @classmethod
@@ -69,9 +69,12 @@ class ElementWise(Computation):
         Produce the function's results, each in the envelope of the value if it has one.
         """
         value = record.value
-        is_envelope = WindowedValue.is_envelope(value)
-        for result in self.function(value["value"] if is_envelope else value):
-            context.produce(self.stream, {**value, "value": result} if is_envelope else result)
+        if is_envelope(value):
+            for result in self.function(value["value"]):
+                context.produce(self.stream, {**value, "value": result})
+            return
+        for result in self.function(value):
+            context.produce(self.stream, PlainObject(result) if is_envelope(result) else result)
 
 
 class TimestampShift(Computation):
@@ -98,7 +101,7 @@ class TimestampShift(Computation):
         Produce the value at its new time; a pane moves, its window does not.
         """
         value = record.value
-        if not WindowedValue.is_envelope(value):
+        if not is_envelope(value):
             context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))
             return
         moved = instant_us(self.function(value["value"], value["at"]))

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from millpond.dataflow.step.json_numbers import as_json_numbers
 from millpond.dataflow.windows.window import Window
+from millpond.statestore.rows.envelope import is_envelope
 
 __all__ = ["Pane", "Timing", "WindowedValue"]
 
@@ -90,10 +91,6 @@ class Pane:
         return cls(**{**known, "timing": Timing(fields["timing"])})
 
 
-_FIELDS: Final = frozenset({"value", "window", "at", "pane"})
-_FIELD_COUNT: Final = len(_FIELDS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedValue:
     """
@@ -114,10 +111,9 @@ class WindowedValue:
     @staticmethod
     def is_envelope(value: object) -> bool:
         """
-        Whether a record's value is an envelope: an object with exactly its four fields.
+        Whether a record's value is an envelope; a row from outside is none, even if it has the same fields.
         """
-        # Called for each record: the length check settles most values.
-        return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
+        return is_envelope(value)
 
     def retraction(self, successor: Pane) -> WindowedValue:
         """

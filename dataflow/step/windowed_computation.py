@@ -9,7 +9,6 @@ from itertools import groupby
 
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, extract
 from millpond.dataflow.step.key_windows import WINDOW_COUNTERS, Finish, KeyWindows
-from millpond.dataflow.step.pane import WindowedValue
 from millpond.dataflow.step.strategy import WindowingStrategy
 from millpond.dataflow.step.window_states import WindowStates
 from millpond.dataflow.step.window_timers import Wanted, add_wanted, as_of, parse_tag, set_hold, set_timers
@@ -22,6 +21,7 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.event_time.clocks import Clocks
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
+from millpond.statestore.rows.envelope import is_envelope
 from millpond.statestore.rows.row import TimeDomain
 
 __all__ = ["WindowedComputation", "element_of"]
@@ -36,7 +36,7 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
         of: which part of the value is the element.
     """
     value = record.value
-    if not WindowedValue.is_envelope(value):
+    if not is_envelope(value):
         return Element(value if of is None else extract(of, value), record.at, record.key)
     inner = value["value"]
     return Element(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.windows.window import Window
@@ -76,11 +77,22 @@ class TriggerTimer:
         """
         The timer's name within its window; `parse_timer` is the inverse.
 
+        Where path or tag has a separator, both are quoted, and a last empty part says so.
+
         Example:
             >>> TriggerTimer("0/", "", TimeDomain.EVENT, 90.0).to_text()
             '0/||event@90.0'
+            >>> TriggerTimer("0/", "a|b", TimeDomain.EVENT).to_text()
+            '0/|a%7Cb|event|'
         """
-        return _SEPARATOR.join((self.path, self.tag, clock_name(self.domain, self.percentile)))
+        clock = clock_name(self.domain, self.percentile)
+        if _SEPARATOR in self.path or _SEPARATOR in self.tag:
+            return _SEPARATOR.join((_quoted(self.path), _quoted(self.tag), clock, ""))
+        return _SEPARATOR.join((self.path, self.tag, clock))
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="/", errors="surrogatepass")
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +100,9 @@ def parse_timer(text: str) -> TriggerTimer:
     """
     The inverse of `TriggerTimer.to_text`.
     """
-    path, tag, clock = text.split(_SEPARATOR)
+    path, tag, clock, *is_quoted = text.split(_SEPARATOR)
+    if is_quoted:
+        path, tag = unquote(path, errors="surrogatepass"), unquote(tag, errors="surrogatepass")
     return TriggerTimer(path, tag, *parse_clock(clock))
 
 
@@ -284,8 +298,7 @@ class TriggerContext:
         Drop this trigger's state and timers, but not its children's.
         """
         self._state.trigger.pop(self.path, None)
-        prefix = self.path + _SEPARATOR
-        for text in [text for text in self._state.timers if text.startswith(prefix)]:
+        for text in [text for text in self._state.timers if parse_timer(text).path == self.path]:
             del self._state.timers[text]
 
     # -- timers ----------------------------------------------------------------------------

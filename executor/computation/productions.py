@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from millpond.statestore.rows.codec import JsonCodec
+from millpond.statestore.rows.envelope import PLAIN_MARK, PlainObject
 
 __all__ = ["Productions"]
 
@@ -39,6 +40,8 @@ class Productions:
         """
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
+        if type(value) is PlainObject:
+            text = f"{PLAIN_MARK}{text}"
         self.streams.append(stream)
         self.keys.append(key)
         self.texts.append(text)

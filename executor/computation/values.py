@@ -8,7 +8,7 @@ value cannot change what a second attempt at the record, or another consumer, wi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import accumulate
 from typing import Any, Final, Protocol
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.rows.envelope import PlainObject, decode_value, has_envelope_fields, has_marks
 
 __all__ = ["ArrowValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
 
@@ -66,13 +67,16 @@ class ArrowValues:
         {'city': 'Bergen', 'rain': True}
     """
 
-    __slots__ = ("_columns", "_names", "_nested", "_rows")
+    __slots__ = ("_columns", "_kind", "_names", "_nested", "_rows")
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
         self._columns = columns if isinstance(columns, pa.StructArray) else _as_struct(columns)
         self._names: list[str] = [field.name for field in self._columns.type]
         self._nested: list[tuple[str, pa.Array]] = []
         self._rows: list[tuple[Any, ...] | None] | None = None
+        self._kind: type[dict[str, Any]] = (
+            PlainObject if has_envelope_fields(dict.fromkeys(self._names)) else dict
+        )
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -87,7 +91,7 @@ class ArrowValues:
         row = rows[index]
         if row is None:
             return None
-        value = dict(zip(self._names, row))  # noqa: B905 - of one length, and strict costs a tenth
+        value = self._kind(zip(self._names, row))  # noqa: B905 - of one length, and strict costs a tenth
         for name, column in self._nested:
             value[name] = column[index].as_py()
         return value
@@ -133,12 +137,13 @@ class JsonValues:
         blobs: binary array as long, or ``None`` when every value is JSON.
     """
 
-    __slots__ = ("_blobs", "_objects", "_texts")
+    __slots__ = ("_blobs", "_load", "_objects", "_texts")
 
     def __init__(self, texts: pa.StringArray, blobs: pa.BinaryArray | None = None) -> None:
         self._texts = texts
         self._blobs = blobs if blobs is not None and blobs.null_count < len(blobs) else None
-        self._objects: list[str | bytes | None] | None = None
+        self._objects: list[str | None] | None = None
+        self._load: Callable[[str], Any] = orjson.loads
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -153,11 +158,13 @@ class JsonValues:
         objects = self._objects
         if objects is None:
             objects = self._objects = self._texts.to_pylist()
+            # Marks are rare: without one no value pays for them.
+            self._load = decode_value if has_marks(self._texts) else orjson.loads
         text = objects[index]
         if text is None:
             return None if self._blobs is None else self._blobs[index].as_py()
         try:
-            return orjson.loads(text)
+            return self._load(text)
         except orjson.JSONDecodeError as error:
             raise DataError("a record's value is not JSON", reason=error) from error
 

@@ -28,6 +28,7 @@ from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.envelope import PlainObject, has_envelope_fields
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = [
@@ -234,7 +235,11 @@ def row_values(rows: Rows) -> Values:
     """
     The rows as record values: each is a ``dict`` of its fields.
     """
-    return ArrowValues(rows) if isinstance(rows, pa.Table) else PythonValues(rows)
+    if isinstance(rows, pa.Table):
+        return ArrowValues(rows)
+    if any(map(has_envelope_fields, rows)):
+        return PythonValues([PlainObject(row) if has_envelope_fields(row) else row for row in rows])
+    return PythonValues(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from typing import Any, Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.envelope import PLAIN_MARK, decode_value, has_marks, is_envelope
 from millpond.statestore.rows.row import TIMESTAMP
 
 __all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "ColumnWatch", "retractions", "sink_table"]
@@ -104,7 +106,7 @@ def sink_table(
     """
     _refuse_bytes(productions, sink)
     if schema is None:
-        return productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA)
+        return _as_texts(productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA))
     values = _decoded(productions, sink)
     if schema is ROW_SCHEMA_BY_WINDOW:
         values = [_with_text(value) for value in values]
@@ -116,6 +118,18 @@ def sink_table(
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _as_texts(table: pa.Table) -> pa.Table:
+    """
+    The text of an object that looks like a pane begins with a space, which means something only within a store.
+    """
+    column = table.column(_VALUE)
+    if not has_marks(column):
+        return table
+    return table.set_column(
+        table.column_names.index(_VALUE), SINK_SCHEMA.field(_VALUE), pc.utf8_ltrim(column, PLAIN_MARK)
+    )
+
+
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
     """
     Which productions take back what was produced before, in their order.
@@ -124,19 +138,14 @@ def retractions(productions: pa.Table, sink: str) -> list[bool]:
         DataError: a value is not JSON.
     """
     values = _decoded(productions, sink)
-    return [_is_envelope(value) and bool(value["pane"].get("is_retraction")) for value in values]
-
-
-def _is_envelope(value: Any) -> bool:
-    # The shape that `millpond.dataflow.step.pane` defines, which lies above this room.
-    return isinstance(value, dict) and value.keys() == _ENVELOPE and isinstance(value["pane"], dict)
+    return [is_envelope(value) and bool(value["pane"]["is_retraction"]) for value in values]
 
 
 def _with_text(value: Any) -> Any:
     """
     The value inside as JSON text, window bounds kept.
     """
-    if _is_envelope(value):
+    if is_envelope(value):
         return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
     return orjson.dumps(value).decode()
 
@@ -151,7 +160,7 @@ def _refuse_plain(productions: pa.Table, values: list[Any], schema: pa.Schema, s
     if not set(schema.names) - {*_OWN, *_ENVELOPE, *_WINDOW_BOUNDS, _IS_RETRACTION}:
         return
     for row, value in enumerate(values):
-        inner = value[_VALUE] if _is_envelope(value) else value
+        inner = value[_VALUE] if is_envelope(value) else value
         if inner is not None and not isinstance(inner, Mapping):
             raise InvalidError(
                 "a value has no fields for the columns of the sink: produce a dict, or add a column named value",
@@ -163,12 +172,12 @@ def _refuse_plain(productions: pa.Table, values: list[Any], schema: pa.Schema, s
 
 
 def _fields(value: Any) -> Sequence[Any]:
-    inner = value[_VALUE] if _is_envelope(value) else value
+    inner = value[_VALUE] if is_envelope(value) else value
     return list(inner) if isinstance(inner, Mapping) else [_VALUE]
 
 
 def _has(value: Any, name: str) -> bool:
-    if _is_envelope(value):
+    if is_envelope(value):
         return name in {*value, *_WINDOW_BOUNDS, _IS_RETRACTION} or name in _fields(value)
     return name in _fields(value)
 
@@ -176,7 +185,7 @@ def _has(value: Any, name: str) -> bool:
 def _decoded(productions: pa.Table, sink: str) -> list[Any]:
     texts = productions.column(_VALUE).to_pylist()
     try:
-        return [None if text is None else orjson.loads(text) for text in texts]
+        return [None if text is None else decode_value(text) for text in texts]
     except orjson.JSONDecodeError as cause:
         raise DataError("a production's value is not JSON", sink=sink) from cause
 
@@ -202,7 +211,7 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
 
 
 def _cell(value: Any, name: str) -> Any:
-    if _is_envelope(value):
+    if is_envelope(value):
         return _pane_cell(value, name)
     if isinstance(value, Mapping):
         return value.get(name)

@@ -17,7 +17,15 @@ import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
 
-__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec", "has_non_finite"]
+__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec", "PlainObject", "has_non_finite"]
+
+
+class PlainObject(dict[str, Any]):
+    """
+    An object that is no more than its fields: codecs encode it as a ``dict``, and nothing else is read into it.
+    """
+
+    __slots__ = ()
 
 
 @runtime_checkable
@@ -104,7 +112,7 @@ class JsonCodec:
             InvalidError: the value contains a type that JSON lacks, NaN or an infinity.
         """
         try:
-            encoded = orjson.dumps(value, option=self._OPTIONS)
+            encoded = orjson.dumps(value, _as_dict, self._OPTIONS)
         except TypeError as error:
             raise _refusal(self, value, str(error)) from error
         # orjson writes NaN and infinities as null, so the value is searched only if there is a null.
@@ -123,6 +131,12 @@ class JsonCodec:
             return orjson.loads(encoded)
         except orjson.JSONDecodeError as error:
             raise _damage(self, str(error)) from error
+
+
+def _as_dict(value: object) -> dict[str, Any]:
+    if isinstance(value, PlainObject):
+        return dict(value)
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
 
 
 def has_non_finite(value: object) -> bool:
