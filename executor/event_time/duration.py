@@ -34,6 +34,7 @@ __all__ = [
     "InstantColumn",
     "InstantText",
     "datetime_us",
+    "duration_text",
     "duration_us",
     "instant_column_us",
     "instant_us",
@@ -122,6 +123,21 @@ def duration_us(value: Duration) -> int:
     return _bounded_duration(
         _integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value
     )
+
+
+def duration_text(duration: int) -> str:
+    """
+    A duration in microseconds as text that `duration_us` reads.
+
+    Example:
+        >>> duration_text(577_000_250), duration_text(0)
+        ('9m37s250us', '0s')
+    """
+    text, rest = "", abs(duration)
+    for unit, size in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
+        count, rest = divmod(rest, size)
+        text += f"{count}{unit}" if count else ""
+    return ("-" if duration < 0 else "") + (text or "0s")
 
 
 def _bounded_duration(duration: int, value: Duration) -> int:

@@ -96,7 +96,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         key: FieldExtractor,
         at: FieldExtractor | IngressTime,
         id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
-        watermark: WatermarkPolicy = _NO_DISORDER,
+        watermark: WatermarkPolicy | None = None,
         idle_after: Duration | None = None,
         members: Sequence[str] = (),
         member: FieldExtractor | None = None,
@@ -117,8 +117,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 arrival instead and brings its own watermark.
             id: where the publisher's id of a record is, likewise. Records that repeat an id are
                 dropped; with ``None`` every row counts, including a repeated one.
-            watermark: how the stream's low watermark follows from its records. The default,
-                ``BoundedDisorder("0s")``, assumes that rows arrive in order of event time.
+            watermark: how the stream's low watermark follows from its records. By default rows are
+                assumed to arrive in order of event time, as ``BoundedDisorder("0s")`` has it; a warning
+                tells of the first record that this drops. On Spark the default is the delay of the
+                frame's own ``withWatermark``, if the column ``at`` has one.
             idle_after: how long the stream, or one of its members, may be silent before it stops
                 holding the watermark back. Records that arrive after that may be late. ``None``
                 waits without a limit.
@@ -154,13 +156,16 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         if name in self._injectors:
             raise InvalidError("two injectors feed one stream", stream=name)
         _check_field("key", key, name)
+        is_assumed = watermark is None
         if isinstance(at, IngressTime):
             _check_ingress(name, watermark, idle_after, members, skew_limit)
-            watermark = at
+            watermark, is_assumed = at, False
         else:
             _check_field("at", at, name)
         if id is not None:
             _check_field("id", id, name)
+        if watermark is None:
+            watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
             raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
         _check_members(name, members, member)
@@ -176,6 +181,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
             id_slack_us=_positive(name, "id_slack", id_slack),
             times=TimeReading.of(at_unit, at_zone, stream=name),
+            is_assumed=is_assumed,
         )
         return self.stream_class(self, name)
 
@@ -324,12 +330,12 @@ def _positive(stream: str, argument: str, duration: Duration) -> int:
 
 def _check_ingress(
     stream: str,
-    watermark: WatermarkPolicy,
+    watermark: WatermarkPolicy | None,
     idle_after: Duration | None,
     members: Sequence[str],
     skew_limit: Duration | None,
 ) -> None:
-    has_own = watermark is not _NO_DISORDER and not isinstance(watermark, IngressTime)
+    has_own = watermark is not None and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
             "a stream by time of arrival has its own watermark, and does not hold others back: "

@@ -61,7 +61,7 @@ class ForeachBatch:
         Raises:
             MillpondError: the error that ended the superstep; Spark stops the query.
         """
-        run = self._opened()
+        run = self._opened(frame)
         try:
             run.on_batch(INPUT)(frame, batch)
         except BaseException:
@@ -113,10 +113,11 @@ class ForeachBatch:
                 self._run = None
                 atexit.unregister(self._close_at_exit)
 
-    def _opened(self) -> SparkRun:
+    def _opened(self, frame: DataFrame) -> SparkRun:
         with self._lock:
             if self._run is None:
-                self._run = self._runner.open(self._pipeline)
+                # The columns of a batch tell of the query's own watermark.
+                self._run = self._runner.open(self._pipeline, {INPUT: frame})
                 self._run.start_ticker(self._tick_ms)
                 atexit.register(self._close_at_exit)
             return self._run
@@ -172,8 +173,8 @@ def foreach_batch(
         key: column (or function of the row) with the key.
         at: column (or function of the row) with the event time, or `IngressTime`.
         id: column (or function of the row) with the record's id; records with the same id count once.
-        watermark: how the low watermark follows from the records; by default they arrive in the order of
-            their times.
+        watermark: how the low watermark follows from the records; by default the delay of the query's own
+            ``withWatermark`` on the column ``at``, and without one they arrive in the order of their times.
         id_slack: how long a sender may repeat a record; see `Pipeline.inject`.
         name: the computation's name in the store; its class's name otherwise.
         produces: the stream or streams that the computation produces to; by default one with its name.

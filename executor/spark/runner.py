@@ -18,6 +18,7 @@ from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
 from millpond.executor.spark.engine import SparkEngine
+from millpond.executor.spark.frame_watermark import with_frame_watermarks
 from millpond.executor.spark.importable import check_importable
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
@@ -238,6 +239,7 @@ class SparkRunner:
         with spark_calls():
             topology = pipeline.check(inputs)
             _check_frames(topology, inputs or {})
+            topology = with_frame_watermarks(topology, inputs or {})
             spark = self._spark or spark_session(pipeline.name)
             check_importable(spark.sparkContext, topology)
             return self._options.open_run(

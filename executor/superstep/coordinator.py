@@ -36,6 +36,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor
 from millpond.executor.superstep.delivery import keys_of, read_productions
+from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks
 from millpond.executor.superstep.input_admission import InputAdmission
 from millpond.executor.superstep.pending import (
     PendingProductions,
@@ -141,6 +142,7 @@ class Coordinator:
             compaction_workers=compaction_workers,
         )
         self._letters = DeadLetterMonitor(dead_letter_limit)
+        self._forgotten = ForgottenWatermarks(topology, self.watermarks)
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
         self._totals = Totals()
@@ -411,6 +413,7 @@ class Coordinator:
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
         self._letters.note(judged)
+        self._forgotten.note(counts)
         self._totals = totals
         self._superstep = plan.superstep
         self._apply(ordered, written_letters)

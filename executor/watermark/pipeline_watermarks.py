@@ -161,6 +161,12 @@ class PipelineWatermarks:
         names = self._topology.computations
         return min((self._authority.output_watermark(name) for name in names), default=TIME_MIN_US)
 
+    def behind_us(self, stream: str) -> int:
+        """
+        How far behind the watermark the latest record of an injected stream was in this run; 0 if none was.
+        """
+        return self._injectors[stream].behind_us
+
     def injector_watermark(self, stream: str) -> EventTimeMicros:
         """
         The injector low watermark of an injected stream.

@@ -76,6 +76,9 @@ class InjectorTime:
         now_us: the monotonic clock.
         percentile_watermarks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
         standings: what `standings` gave last time.
+
+    Attributes:
+        behind_us: how far behind its sender's watermark the latest record so far was; 0 if none was.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class InjectorTime:
         standings: Mapping[str, int] | None = None,
     ) -> None:
         self._node = node
+        self.behind_us: int = 0
         self._watermark = saved
         self._percentile_watermarks = dict(percentile_watermarks or {})
         names = node.members or (DEFAULT_MEMBER,)
@@ -154,6 +158,8 @@ class InjectorTime:
             member = self._members.get(name)
             if member is None:
                 continue
+            if member.logic.watermark != TIME_MAX_US:
+                self.behind_us = max(self.behind_us, member.logic.watermark - times.oldest_at)
             member.heard_us = now_us
             if member.status == "idle":
                 member.stand("expected")

@@ -1,0 +1,81 @@
+"""
+Streams whose watermark nobody has declared: the first record that this drops is told, with what would have kept it.
+
+Without a word about it, rows are assumed to arrive in the order of their times. Where they do not, windows have
+closed before the rows come that belong in them, and without a warning only a counter would tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from millpond.executor.event_time.duration import duration_text
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.totals import Totals
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
+
+__all__ = ["ForgottenWatermarks"]
+
+_LOG: Final = logging.getLogger("millpond")
+_DROPPED: Final = "dropped"
+
+
+class ForgottenWatermarks:
+    """
+    Warns once of each stream that is out of order, whose watermark is only assumed and whose records are dropped.
+
+    Args:
+        topology: the checked pipeline.
+        watermarks: how far behind the records of each stream were.
+    """
+
+    def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
+        self._watermarks = watermarks
+        self._fed = {
+            stream: _fed_by(topology, stream)
+            for stream, node in topology.injectors.items()
+            if node.is_assumed
+        }
+
+    def note(self, counts: Totals) -> None:
+        """
+        Look at what a committed superstep has counted.
+        """
+        if not counts.dropped:
+            return
+        for stream, fed in list(self._fed.items()):
+            behind_us = self._watermarks.behind_us(stream)
+            dropped = {
+                name: counted[_DROPPED]
+                for name, counted in counts.by_computation.items()
+                if name in fed and counted.get(_DROPPED)
+            }
+            if not dropped or not behind_us:
+                continue
+            del self._fed[stream]
+            name, count = next(iter(dropped.items()))
+            _LOG.warning(
+                "records came too late and are dropped, because no watermark was declared and rows are assumed to "
+                'arrive in the order of their times: inject(..., watermark=BoundedDisorder("%s")) would have kept '
+                "them: stream=`%s` computation=`%s` dropped=`%s`; later ones are only counted",
+                duration_text(behind_us),
+                stream,
+                name,
+                count,
+            )
+
+
+def _fed_by(topology: Topology, stream: str) -> Collection[str]:
+    """
+    The computations that records of a stream reach, directly or through others.
+    """
+    reached: dict[str, None] = {}
+    fresh = [stream]
+    while fresh:
+        for consumer in topology.consumers_of(fresh.pop()):
+            if consumer.computation.name not in reached:
+                reached[consumer.computation.name] = None
+                fresh.extend(consumer.computation.produces)
+    return reached.keys()
