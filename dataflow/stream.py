@@ -15,6 +15,7 @@ from millpond.dataflow.step.element_wise import ElementWise, PaneKey, TimestampS
 from millpond.dataflow.step.pane import Pane
 from millpond.dataflow.step.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.dataflow.step.windowed_computation import WindowedComputation
+from millpond.dataflow.top import best_of, entry_of, group_of, of_all_keys, of_each_key
 from millpond.dataflow.triggers.trigger import Trigger
 from millpond.dataflow.triggers.watermark_triggers import Default
 from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
@@ -146,6 +147,40 @@ class DataflowStream(Stream):
             >>> lengths = lines.map(len, name="lengths")
         """
         return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
+
+    def union(
+        self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
+    ) -> DataflowStream:
+        """
+        All records of this stream and of others, as one stream; keys, windows, panes and retractions are kept.
+
+        Args:
+            others: further streams of the same pipeline, at least one.
+            name: the step's name and the name of its output stream.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of all records, in no order between those of different streams.
+
+        Raises:
+            InvalidError: no other stream, a stream of another pipeline, or the same stream twice.
+
+        Example:
+            ``visits = web.union(app, name="visits")``
+        """
+        streams = (self, *others)
+        if not others or len({stream.name for stream in streams}) < len(streams):
+            raise InvalidError("a union is of two or more different streams", computation=name)
+        if any(stream.pipeline is not self.pipeline for stream in others):
+            raise InvalidError("a union is of streams of one pipeline", computation=name)
+        self.pipeline.add(
+            ElementWise(_itself, name),
+            name=name,
+            subscribes={stream.name: None for stream in streams},
+            produces=(name,),
+            **options,
+        )
+        return replace(self, name=name)
 
     def with_timestamps(
         self,
@@ -301,6 +336,53 @@ class WindowedStream:
         computation = WindowedComputation(self.strategy, chosen, name, of=self.of, finish=finish)
         return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
 
+    def top(
+        self,
+        count: int,
+        combine: CombineFn,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        among: Callable[[str], str] | None = None,
+        smallest: bool = False,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """
+        The keys of each window with the greatest combined values, greatest first.
+
+        Two steps: ``{name}_each`` combines each key's elements, ``{name}`` ranks what it shows of a window.
+        Triggers and lateness are those of `DataflowStream.window` in both. A list replaces the one before
+        it, or takes it back with ``accumulation="retracting"``.
+
+        Args:
+            count: the number of keys to show, at least 1.
+            combine: combines the elements of a key into the value to rank by, for example ``Count()``;
+                values must be comparable with each other.
+            name: the name of the second step, its table in SQL, and the name of its output stream.
+            key: how to extract the key from a value; the record's own key by default.
+            among: takes a key and returns the group within which it is ranked; by default all keys are one
+                group, which is one row of the store.
+            smallest: rank the smallest first instead.
+            options: see `ComputationOptions`; for both steps.
+
+        Returns:
+            The stream of panes, by group: lists of ``{"key": …, "value": …}``. Keys with equal values are
+            in the order of the keys, likewise greatest first.
+
+        Raises:
+            InvalidError: a count below 1, or ``combine`` is not a `CombineFn` instance.
+
+        Example:
+            ``best = sales.window(FixedWindows("1d")).top(3, Sum("amount"), key="product", name="best")``
+        """
+        best = best_of(count, smallest=smallest)
+        each = replace(self, strategy=of_each_key(self.strategy)).combine(
+            combine, name=f"{name}_each", key=key, result=entry_of, **options
+        )
+        return WindowedStream(each, of_all_keys(self.strategy)).combine(
+            best, name=name, key=group_of(among), result=_listed, **options
+        )
+
     def process_windows(
         self,
         function: Callable[[list[Any], Window, Pane], Iterable[Any]],
@@ -355,6 +437,14 @@ def _chosen(
     if not isinstance(combine, CombineFn):
         raise InvalidError("combine takes an instance of a CombineFn", computation=step, combine=combine)
     return combine
+
+
+def _itself(value: Any) -> Iterable[Any]:
+    return (value,)
+
+
+def _listed(key: str, best: Any, window: Window) -> Any:  # noqa: ARG001 - a result of `WindowedStream.combine`
+    return [{"key": ranked, "value": value} for value, ranked in best]
 
 
 @dataclass(frozen=True, slots=True)

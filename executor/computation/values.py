@@ -20,9 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.envelope import PlainObject, decode_value, has_envelope_fields, has_marks
+from millpond.statestore.rows.envelope import (
+    PlainObject,
+    change_envelope,
+    decode_value,
+    has_envelope_fields,
+    has_marks,
+)
 
-__all__ = ["ArrowValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
+__all__ = ["ArrowValues", "ChangedValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})
 
@@ -216,6 +222,40 @@ class PythonValues:
         """
         objects = self._objects
         return PythonValues([objects[index] for index in indices.tolist()])
+
+
+class ChangedValues:
+    """
+    Rows of a change stream, each in the envelope of an element or of a retraction.
+
+    Args:
+        rows: the rows.
+        signs: 1 for a row that is new, -1 for one that is taken back.
+        at: their event times.
+    """
+
+    __slots__ = ("_at", "_rows", "_signs")
+
+    def __init__(self, rows: Values, signs: npt.NDArray[np.int8], at: npt.NDArray[np.int64]) -> None:
+        self._rows = rows
+        self._signs = signs
+        self._at = at
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def value(self, index: int) -> Any:
+        """
+        The row at ``index`` in its envelope.
+        """
+        is_retraction = bool(self._signs[index] < 0)
+        return change_envelope(self._rows.value(index), int(self._at[index]), is_retraction=is_retraction)
+
+    def take(self, indices: _Indices) -> ChangedValues:
+        """
+        The values at ``indices``, in that order.
+        """
+        return ChangedValues(self._rows.take(indices), self._signs[indices], self._at[indices])
 
 
 class ConcatenatedValues:

@@ -17,12 +17,13 @@ from millpond.executor.injectors.observation import InputObservation, Watch, obs
 from millpond.executor.pipeline.extract_rows import (
     Injected,
     Rows,
+    delivered_values,
     member_names,
     read_injected,
-    row_values,
     scoped_ids,
     with_marks,
 )
+from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import take
 from millpond.statestore.types import EventTimeMicros
@@ -87,7 +88,7 @@ def extract_inputs(
         readings = _read_for_consumers(topology, entry, watch.stamp_at)
         for name, injected in readings.items():
             scoped = scoped_ids(injected.ids, scope_of(name, entry.stream))
-            deliveries, unreadable = _split(entry, name, injected, scoped)
+            deliveries, unreadable = _split(topology.injectors[entry.stream], entry, name, injected, scoped)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
         node = topology.injectors[entry.stream]
@@ -127,9 +128,9 @@ def _read_for_consumers(
 
 
 def _split(
-    outside: OutsideRows, computation: str, injected: Injected, ids: pa.BinaryArray | None
+    node: InjectorNode, outside: OutsideRows, computation: str, injected: Injected, ids: pa.BinaryArray | None
 ) -> tuple[Deliveries, list[DeadLetter]]:
-    values = row_values(outside.rows)
+    values = delivered_values(node, outside.rows, injected.at)
     deliveries = Deliveries(stream=outside.stream, keys=injected.keys, at=injected.at, values=values, ids=ids)
     if not injected.errors:
         return deliveries, []

@@ -18,6 +18,7 @@ from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
+from millpond.executor.pipeline.changes import flat_rows
 from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import after_the_end
@@ -73,7 +74,7 @@ class LocalRun(Run[Receipt]):
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
             MillpondError: the error that ended the run.
         """
-        given = rows_from(rows)
+        given = self.read_rows(stream, rows)
         self.check_rows(stream, given)
         self._refuse_if_ended(stream)
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
@@ -94,6 +95,17 @@ class LocalRun(Run[Receipt]):
         while not self._worker.is_threaded and not receipt.is_durable:
             self.step()
         receipt.wait()
+
+    def read_rows(self, stream: str, rows: RowsLike) -> Rows:
+        """
+        The rows that a caller hands in; changes of a table as flat rows.
+
+        Raises:
+            InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
+        """
+        change = self._topology.injector(stream).change
+        given = rows_from(rows)
+        return given if change is None else flat_rows(change, given)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
         """

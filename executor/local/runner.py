@@ -14,7 +14,7 @@ from typing import Final
 
 from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
-from millpond.executor.local.rows import RowsLike, rows_from
+from millpond.executor.local.rows import RowsLike
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import LocalWorker
@@ -164,7 +164,7 @@ class LocalRunner:
         """
         run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
         try:
-            given = {stream: rows_from(rows) for stream, rows in inputs.items()}
+            given = {stream: run.read_rows(stream, rows) for stream, rows in inputs.items()}
             consume_inputs(run, given, finish=finish)
             for stream, rows in given.items():
                 if finish:

@@ -19,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import ArrowValues, PythonValues, Values
+from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
 from millpond.executor.event_time.duration import InstantColumn, instant_column_us, parse_instant_us
 from millpond.executor.event_time.time_reading import TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policies import MarkColumn
+from millpond.executor.pipeline.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
@@ -35,6 +36,7 @@ __all__ = [
     "Injected",
     "Rows",
     "check_fields",
+    "delivered_values",
     "member_names",
     "oldest_time",
     "read_injected",
@@ -95,6 +97,9 @@ def read_injected(
         times = _arrival_or(node, rows, stamp_at, _times)
         ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
+    if node.change is not None:
+        errors |= change_errors(rows)
+        ids = None if ids is None else signed_ids(ids, change_signs(rows))
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
 
 
@@ -229,6 +234,20 @@ def row_count(rows: Rows) -> int:
     How many rows there are.
     """
     return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
+
+
+def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
+    """
+    The rows as record values; the rows of a change stream, which are flat, in envelopes.
+
+    Args:
+        node: the injector.
+        rows: the rows.
+        at: their event times.
+    """
+    if node.change is None:
+        return row_values(rows)
+    return ChangedValues(row_values(images(rows)), change_signs(rows), at)
 
 
 def row_values(rows: Rows) -> Values:

@@ -66,6 +66,7 @@ class InjectorNode:
         times: how times are read that do not say their unit or zone.
         signals: of the stream of signals, the names that each windowed step waits for; empty for all others.
             The stream of signals never ends and holds no watermark back.
+        change: the column that says what kind of change a row is; ``None``: each row is an element.
         is_assumed: whether nothing was said of the watermark, so that the policy is only assumed.
     """
 
@@ -81,6 +82,7 @@ class InjectorNode:
     id_slack_us: int = ID_SLACK_US
     times: TimeReading = DEFAULT_READING
     signals: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    change: str | None = None
     is_assumed: bool = False
 
     def check_member(self, member: str | None) -> None:

@@ -104,6 +104,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         id_slack: Duration = "3h",
         at_unit: TimeUnit | None = None,
         at_zone: str | None = None,
+        change: str | None = None,
     ) -> StreamT_co:
         """
         Declare a stream of records from outside (MillWheel §4.3, §5.2).
@@ -142,6 +143,12 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 unreadable, because they would be days in January and February of 1970.
             at_zone: the zone of times that name none, in text as in a ``datetime`` or a column of
                 timestamps: ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
+            change: the column that says what kind of change a row is, if the rows are the changes of a
+                table: Debezium's envelope (``op``, with ``before`` and ``after``), Delta's change data feed
+                (``_change_type``), or ``+I -U +U -D``. The stream then has an element for each row that
+                appears and a retraction for each that goes, in the envelope of a pane, and windows take
+                back what has gone. ``key``, ``at`` and ``id`` are those of the row before or after the
+                change; what the change itself says is beside them as ``__change_ts_ms`` and so on.
 
         Returns:
             The stream.
@@ -164,6 +171,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             _check_field("at", at, name)
         if id is not None:
             _check_field("id", id, name)
+        if change is not None and not (isinstance(change, str) and change):
+            raise InvalidError("change is a column's name", stream=name, type=_type_name(change))
         if watermark is None:
             watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
@@ -181,6 +190,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
             id_slack_us=_positive(name, "id_slack", id_slack),
             times=TimeReading.of(at_unit, at_zone, stream=name),
+            change=change,
             is_assumed=is_assumed,
         )
         return self.stream_class(self, name)

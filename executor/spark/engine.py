@@ -21,6 +21,7 @@ from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.executor.reporting.progress import SuperstepReport
+from millpond.executor.spark.change_frames import flat_frame
 from millpond.executor.spark.routing import Router, routes_of
 from millpond.executor.spark.task import make_task
 from millpond.executor.spark.task_plan import (
@@ -130,6 +131,7 @@ class SparkEngine:
     ) -> SuperstepReport:
         if stream in self._coordinator.inputs.closed and not frame.isEmpty():
             raise after_the_end(stream)
+        frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
         self._create_intervals(frame, stream)
         plan = self._coordinator.begin(inputs={stream}, after=after)
         reports = self._run_input(frame, stream, self._first_wave(plan))
@@ -139,6 +141,12 @@ class SparkEngine:
         for injected, at in after.items():
             self._coordinator.watermarks.promise(injected, at)
         return self._commit(plan, reports, position)
+
+    def count(self, frame: DataFrame, stream: str) -> int:
+        """
+        How many records the whole input of a stream has.
+        """
+        return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
 
     def frame(self, rows: pa.Table) -> DataFrame:
         """

@@ -132,6 +132,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
 
     at_unit: TimeUnit | None
     at_zone: str | None
+    change: str | None
     idle_after: Duration | None
     members: Sequence[str]
     member: FieldExtractor | None

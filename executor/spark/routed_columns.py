@@ -96,6 +96,7 @@ class RoutedColumns:
         id: column of the record id, text, binary or a number; ``None`` if records have none.
         error: column with the reason why a record is unreadable; ``None`` if a null key or time says so.
         own: the input's own columns, which make up a record's value.
+        sign: column that says whether a row is new or taken back; ``None`` if the rows are no changes.
         raw_at: the column that the event time was made of, to say why it is unreadable; ``None`` if ``error``
             says so, or if records are stamped on arrival.
     """
@@ -106,3 +107,4 @@ class RoutedColumns:
     error: str | None
     own: tuple[str, ...]
     raw_at: str | None = None
+    sign: str | None = None

@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries
-from millpond.executor.computation.values import ArrowValues
+from millpond.executor.computation.values import ArrowValues, ChangedValues
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.injectors.observation import InputObservation, observe_times
+from millpond.executor.pipeline.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.pipeline.extract_rows import member_names, scoped_ids, with_marks
 from millpond.executor.spark.routed_columns import (
+    ID,
     TARGET,
     is_readable,
     position_of,
@@ -60,7 +62,10 @@ class RoutedRecords:
         collected = [batch for batch in batches if batch.num_rows]
         if plan.input is None or not collected:
             return None
-        return cls(plan.input, pa.Table.from_batches(collected).combine_chunks(), plan.intervals)
+        table = pa.Table.from_batches(collected).combine_chunks()
+        # A shuffle keeps the order within a partition of the input, not that of commits.
+        ordered = table if plan.input.columns.sign is None else in_commit_order(table)
+        return cls(plan.input, ordered, plan.intervals)
 
     def check_slot(self, slot: int, slots: int) -> None:
         """
@@ -81,12 +86,14 @@ class RoutedRecords:
         if target not in self._targets:
             return ()
         table = self._of_target(target)
+        at = _times(table, self._columns.at).to_numpy(zero_copy_only=False)
+        rows = ArrowValues(table.select(self._columns.own))
         return (
             Deliveries(
                 stream=self._source.stream,
                 keys=_column(table, self._columns.key),
-                at=_times(table, self._columns.at).to_numpy(zero_copy_only=False),
-                values=ArrowValues(table.select(self._columns.own)),
+                at=at,
+                values=rows if self._columns.sign is None else ChangedValues(rows, change_signs(table), at),
                 ids=self._ids(table, self._intervals[position].interval.computation),
             ),
         )
@@ -145,7 +152,7 @@ class RoutedRecords:
             if raw_at is None:
                 parse_instant_us(at)
             else:
-                parse_instant_us(value[raw_at], self._source.times)
+                parse_instant_us(value.get(raw_at), self._source.times)
         except InvalidError as error:
             return str(error)
         return None
@@ -160,7 +167,9 @@ class RoutedRecords:
         at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
         if self._source.injector is None:
             return observe_times(self._source.watch, at, records=records)
-        node, own = cloudpickle.loads(self._source.injector), readable.select(self._columns.own)
+        node, own = cloudpickle.loads(self._source.injector), readable
+        if self._columns.sign is None:
+            own = readable.select(self._columns.own)
         members = member_names(node, own)
         seen = observe_times(self._source.watch, at, members, records=records)
         return with_marks(seen, node, own, members)
@@ -176,7 +185,10 @@ class RoutedRecords:
             ids = ids.cast(pa.string())
         if ids.null_count == len(ids):
             return None
-        return ids.cast(pa.binary())
+        own = ids.cast(pa.binary())
+        # Ids that Python has read have the sign already.
+        is_signed = self._columns.sign is None or self._columns.id == ID
+        return own if is_signed else signed_ids(own, change_signs(table))
 
     def _of_target(self, target: int) -> pa.Table:
         if len(self._targets) == 1:

@@ -21,6 +21,7 @@ from pyspark.sql.functions import expr
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT, NO_ZONE
 from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import InjectorNode
@@ -231,26 +232,29 @@ def _carried(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
-    own = _carried(schema.names)
+    carried = _carried(schema.names)
+    own, sign, error = _parts_of_change(node, carried)
     # What gets its time on arrival is stamped in the task.
     is_stamped = isinstance(node.at, IngressTime)
     at, at_column = (_UNSTAMPED, None) if is_stamped else _time(schema, str(node.at), node.times)
     raw_at = None if is_stamped else str(node.at)
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
-    targets = [_target(key, at, route) for key, route in zip(keys, routes, strict=True)]
+    targets = [_target(key, at, error, route) for key, route in zip(keys, routes, strict=True)]
     added_at = () if at_column is not None else (f"{at} AS {AT}",)
-    quoted = tuple(map(_quoted, own))
+    quoted = tuple(map(_quoted, carried))
     if len(routes) == 1:
         key_column = str(node.key) if routes[0].key is None else str(routes[0].key)
         columns = RoutedColumns(
-            key=key_column, at=at_column or AT, id=record_id, error=None, own=own, raw_at=raw_at
+            key=key_column, at=at_column or AT, id=record_id, error=error, own=own, raw_at=raw_at, sign=sign
         )
         return _Selection(columns=columns, first=(f"{targets[0]} AS {TARGET}", *added_at, *quoted))
     choices = ", ".join(
         f"named_struct('t', {target}, 'k', {key})" for target, key in zip(targets, keys, strict=True)
     )
-    columns = RoutedColumns(key=KEY, at=at_column or AT, id=record_id, error=None, own=own, raw_at=raw_at)
+    columns = RoutedColumns(
+        key=KEY, at=at_column or AT, id=record_id, error=error, own=own, raw_at=raw_at, sign=sign
+    )
     spread = f"explode(array({choices})) AS {_CHOICE}"
     kept_at = () if at_column is not None else (AT,)
     return _Selection(
@@ -260,9 +264,19 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
     )
 
 
-def _target(key: str, at: str, route: Route) -> str:
+def _parts_of_change(
+    node: InjectorNode, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], str | None, str | None]:
+    """
+    The columns that make up a value; of a change stream's flat rows, those of sign and error too.
+    """
+    return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
+
+
+def _target(key: str, at: str, error: str | None, route: Route) -> str:
     # A null key or time makes the condition null, which is not true.
-    readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}"
+    taken = "" if error is None else f" AND {error} IS NULL"
+    readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}{taken}"
     unreadable = unreadable_target(route.first)
     return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {unreadable} END AS INT)"
 
@@ -370,9 +384,9 @@ def _id(schema: T.StructType, name: str) -> str:
 
 def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
     schema = T.StructType([*_ADDED_FIELDS, *frame.schema.fields])
-    own = _carried(frame.columns)
+    own, sign, _ = _parts_of_change(node, _carried(frame.columns))
     record_id = None if node.id is None else ID
-    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own)
+    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own, sign=sign)
     return Routed(frame=frame.mapInArrow(_python_router(node, routes), schema), columns=columns)
 
 

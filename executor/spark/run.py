@@ -186,7 +186,7 @@ class SparkRun(Run[None]):
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
             if self._reported(self._engine.consume(frame, position, is_last=finish)) is None:
                 known = self._coordinator.inputs.input_rows(stream)
-                rows = 0 if known is None else frame.count()
+                rows = 0 if known is None else self._engine.count(frame, stream)
                 self.note_skipped(stream, consumed_before(stream, rows, known))
             if finish:
                 self._coordinator.watermarks.finish(stream)

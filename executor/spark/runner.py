@@ -323,9 +323,10 @@ def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: 
 def _check_frames(topology: Topology, inputs: Mapping[str, object]) -> None:
     from pyspark.sql import DataFrame
 
+    from millpond.executor.spark.change_frames import flat_frame
     from millpond.executor.spark.routing import check_frame
 
     for stream, frame in inputs.items():
         if not isinstance(frame, DataFrame):
             raise InvalidError("the input is no Spark DataFrame", input=stream, type=type(frame).__name__)
-        check_frame(topology, stream, frame.schema)
+        check_frame(topology, stream, flat_frame(topology.injectors[stream].change, frame).schema)

@@ -15,8 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["PLAIN_MARK", "PlainObject", "decode_value", "has_envelope_fields", "has_marks", "is_envelope"]
+__all__ = [
+    "PLAIN_MARK",
+    "PlainObject",
+    "change_envelope",
+    "decode_value",
+    "has_envelope_fields",
+    "has_marks",
+    "is_envelope",
+]
 
 _FIELDS: Final = frozenset({"value", "window", "at", "pane"})
 _FIELD_COUNT: Final = len(_FIELDS)
@@ -34,6 +43,7 @@ _PANE_FIELDS: Final = frozenset(
     }
 )
 _BOUNDS: Final = 2
+_ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
 PLAIN_MARK: Final = " "
 """What the text of an object begins with that has the fields of an envelope and is none."""
 
@@ -55,6 +65,29 @@ def is_envelope(value: object) -> bool:
     window, pane = value["window"], value["pane"]
     has_bounds = type(window) is list and len(window) == _BOUNDS
     return has_bounds and type(pane) is dict and pane.keys() == _PANE_FIELDS
+
+
+def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, Any]:
+    """
+    A change of a source's table as an envelope: an element of no window yet, or the retraction of one.
+
+    Args:
+        value: the row.
+        at: its event time.
+        is_retraction: whether the change takes it back.
+    """
+    pane = {
+        "index": 0,
+        "nonspeculative_index": 0,
+        "timing": "on_time",
+        "is_first": True,
+        "is_last": False,
+        "is_retraction": is_retraction,
+        "watermark_percentile": None,
+        "produced_at": 0,
+        "trigger": "change",
+    }
+    return {"value": value, "window": list(_ALL_TIME), "at": at, "pane": pane}
 
 
 def has_marks(texts: pa.StringArray) -> bool:

@@ -1,0 +1,239 @@
+"""
+Change streams: rows that say what was inserted, replaced or deleted, as elements and retractions.
+
+Before anything else is read of them, such rows are made *flat*: a row for each image, which is the row of the source's
+table as it was before or is after the change, and beside its fields
+
+- ``__change_sign``: 1 if the image is new, -1 if it is taken back,
+- ``__change_error``: why the change cannot be taken, or null,
+- all else that the change says, under its name with ``__change_`` before it.
+
+Three forms are known: Debezium's envelope (``before``, ``after`` and an ``op`` of ``c r u d``), Delta's change data feed
+(``insert``, ``update_preimage``, ``update_postimage``, ``delete``), and ``+I -U +U -D``. Key, time and id are those of
+the image, so what a change takes back falls into the windows that it was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import InvalidError
+
+__all__ = [
+    "CHANGE_ERROR",
+    "CHANGE_SIGN",
+    "DELTA_TYPE",
+    "DELTA_VERSION",
+    "ENVELOPE_WORDS",
+    "SIGN_OF_WORD",
+    "UNKNOWN_CHANGE",
+    "beside",
+    "change_errors",
+    "change_signs",
+    "flat_rows",
+    "image_names",
+    "images",
+    "in_commit_order",
+    "renamed",
+    "signed_ids",
+]
+
+_BESIDE: Final = "__change_"
+CHANGE_SIGN: Final = "__change_sign"
+CHANGE_ERROR: Final = "__change_error"
+DELTA_TYPE: Final = "_change_type"
+DELTA_VERSION: Final = "__change__commit_version"
+_DELTA_META: Final = (DELTA_TYPE, "_commit_version", "_commit_timestamp")
+
+SIGN_OF_WORD: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("insert", "update_postimage", "+I", "+U", "c", "r"), 1),
+    **dict.fromkeys(("delete", "update_preimage", "-D", "-U", "d"), -1),
+}
+"""What a word makes of a row that is an image itself: an element, or the retraction of one."""
+
+ENVELOPE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "c": ("after",),
+    "r": ("after",),
+    "u": ("before", "after"),
+    "d": ("before",),
+}
+"""Which images a change in an envelope needs, in the order in which they count."""
+
+UNKNOWN_CHANGE: Final = "no such change, or it does not have the row that it takes back or brings"
+"""Why a change cannot be taken; the dead letter has it."""
+
+
+_NO_WORD: Final = "the row has no field that says what kind of change it is"
+
+
+def beside(name: str) -> str:
+    """
+    The field of a flat row for what the change itself says under ``name``.
+
+    Example:
+        >>> beside("ts_ms")
+        '__change_ts_ms'
+    """
+    return _BESIDE + name
+
+
+def image_names(names: Sequence[str]) -> tuple[str, ...]:
+    """
+    The fields of flat rows that are those of the images.
+    """
+    return tuple(name for name in names if not name.startswith(_BESIDE))
+
+
+def renamed(change: str, name: str) -> str:
+    """
+    The name in a flat row of a field that stands beside the image's in the change.
+    """
+    is_meta = name == change or (change == DELTA_TYPE and name in _DELTA_META)
+    return beside(name) if is_meta else name
+
+
+def flat_rows(change: str, rows: Any) -> Any:
+    """
+    Changes as flat rows.
+
+    Args:
+        change: the field that says what kind of change a row is.
+        rows: an Arrow table, or mappings of fields.
+
+    Raises:
+        InvalidError: the table has no such column.
+    """
+    if not isinstance(rows, pa.Table):
+        flat = [image for row in rows for image in _flat(change, row)]
+        return _in_order(flat)
+    if change not in rows.column_names:
+        raise InvalidError("the input has no such change column", column=change, columns=rows.column_names)
+    if {"before", "after"} <= set(rows.column_names):
+        return [image for row in rows.to_pylist() for image in _flat(change, row)]
+    return in_commit_order(_flat_table(change, rows))
+
+
+def _in_order(rows: list[Any]) -> list[Any]:
+    if not any(isinstance(row, Mapping) and DELTA_VERSION in row for row in rows):
+        return rows
+    # What is no mapping stays where it is among the first: it becomes a dead letter.
+    return sorted(rows, key=lambda row: _rank(row) if isinstance(row, Mapping) else (0, 0))
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row.get(DELTA_VERSION) or 0, row[CHANGE_SIGN]
+
+
+def in_commit_order(table: pa.Table) -> pa.Table:
+    """
+    Flat rows of a Delta feed in the order of their commits; of a commit, what is taken back goes first.
+    """
+    if DELTA_VERSION not in table.column_names:
+        return table
+    order = pc.sort_indices(table, [(DELTA_VERSION, "ascending"), (CHANGE_SIGN, "ascending")])
+    return table.take(order)
+
+
+def _flat(change: str, row: Any) -> list[Any]:
+    if not isinstance(row, Mapping):
+        return [row]
+    if change not in row:
+        return [{**row, CHANGE_SIGN: 0, CHANGE_ERROR: _NO_WORD}]
+    word = row[change]
+    if _is_change_envelope(row):
+        return _images_of(change, word, row)
+    sign = SIGN_OF_WORD.get(word, 0) if isinstance(word, str) else 0
+    fields = {renamed(change, name): value for name, value in row.items()}
+    return [{**fields, CHANGE_SIGN: sign, CHANGE_ERROR: None if sign else UNKNOWN_CHANGE}]
+
+
+def _is_change_envelope(row: Mapping[str, Any]) -> bool:
+    return (
+        "before" in row
+        and "after" in row
+        and all(row[name] is None or isinstance(row[name], Mapping) for name in ("before", "after"))
+    )
+
+
+def _images_of(change: str, word: Any, row: Mapping[str, Any]) -> list[Any]:
+    meta = {beside(name): value for name, value in row.items() if name not in ("before", "after")}
+    if row[change] is None and row["before"] is None and row["after"] is None:
+        # A tombstone: it says of the change before it that it was the last one of its key.
+        return []
+    wanted = ENVELOPE_WORDS.get(word, ()) if isinstance(word, str) else ()
+    if not wanted or any(row[name] is None for name in wanted):
+        image = row["after"] or row["before"] or {}
+        return [{**meta, **image, CHANGE_SIGN: 0, CHANGE_ERROR: UNKNOWN_CHANGE}]
+    return [
+        {**meta, **row[name], CHANGE_SIGN: -1 if name == "before" else 1, CHANGE_ERROR: None}
+        for name in wanted
+    ]
+
+
+def _flat_table(change: str, rows: pa.Table) -> pa.Table:
+    words = rows.column(change).combine_chunks().cast(pa.string())
+    known = pc.index_in(words, pa.array(list(SIGN_OF_WORD)))
+    signs = pa.array([*SIGN_OF_WORD.values()], pa.int8()).take(known)
+    errors = pa.array([UNKNOWN_CHANGE]).take(pc.if_else(pc.is_null(known), 0, None))
+    names = [renamed(change, name) for name in rows.column_names]
+    flat = _without_views(rows.rename_columns(names))
+    return flat.append_column(CHANGE_SIGN, pc.fill_null(signs, 0)).append_column(CHANGE_ERROR, errors)
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """
+    Text as Arrow can put it in another order; Delta's reader gives views of it.
+    """
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return table.cast(
+        pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
+    )
+
+
+def change_errors(rows: Any) -> dict[int, str]:
+    """
+    Why flat rows cannot be taken, by their position.
+    """
+    cells = _cells(rows, CHANGE_ERROR)
+    return {index: str(error) for index, error in enumerate(cells) if error is not None}
+
+
+def change_signs(rows: Any) -> npt.NDArray[np.int8]:
+    """
+    1 for each flat row that is new, -1 for one that is taken back, 0 for one that cannot be taken.
+    """
+    return np.array([sign or 0 for sign in _cells(rows, CHANGE_SIGN)], np.int8)
+
+
+def _cells(rows: Any, name: str) -> list[Any]:
+    if isinstance(rows, pa.Table):
+        return rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows
+    return [row.get(name) if isinstance(row, Mapping) else None for row in rows]
+
+
+def signed_ids(ids: pa.BinaryArray, signs: npt.NDArray[np.int8]) -> pa.BinaryArray:
+    """
+    Ids of flat rows: the image that a change takes back has another id than the one that it brings.
+    """
+    marks = pa.array([b"-" if sign < 0 else b"" for sign in signs.tolist()], pa.binary())
+    return pc.binary_join_element_wise(ids, marks, pa.scalar(b"", pa.binary()))
+
+
+def images(rows: Any) -> Any:
+    """
+    The images alone.
+    """
+    if isinstance(rows, pa.Table):
+        return rows.select(list(image_names(rows.column_names)))
+    return [
+        {name: value for name, value in row.items() if not name.startswith(_BESIDE)}
+        if isinstance(row, Mapping)
+        else row
+        for row in rows
+    ]
