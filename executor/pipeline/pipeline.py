@@ -238,7 +238,9 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         node = ComputationNode(
             name=name,
             computation=computation,
-            subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._composites.prefix),
+            subscriptions=_subscriptions(
+                name, subscribes, options.get("feedback", ()), self._composites.prefix
+            ),
             produces=tuple(streams.values()),
             prefix=self._composites.prefix,
             **_checked_options(name, options),

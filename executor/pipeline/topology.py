@@ -14,7 +14,7 @@ from functools import cached_property
 
 from millpond.executor.event_time.clocks import EXACT
 from millpond.executor.pipeline.fusion import fused_order, fused_streams
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, SinkNode, Subscription
 from millpond.executor.pipeline.positions import stream_number
 from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
@@ -67,6 +67,14 @@ class Topology:
         """
         consumers = (consumer for stream in streams for consumer in self.consumers_of(stream))
         return frozenset(consumer.computation.name for consumer in consumers)
+
+    def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
+        """
+        The names of the computations whose keys are seen in ``streams``.
+
+        A signal is no sample of a step's keys: it finds no windows where there are no intervals.
+        """
+        return self.readers_of(stream for stream in streams if stream != SIGNALS)
 
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """

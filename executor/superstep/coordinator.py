@@ -29,7 +29,7 @@ from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import OwnedInterval, Ownership
-from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
+from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
@@ -262,11 +262,8 @@ class Coordinator:
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
         """
         Consumers of ``streams`` that have never run, so that their key intervals are not chosen yet.
-
-        A signal is no sample of a step's keys: it finds no windows where there are no intervals.
         """
-        nodes = self.topology.computations.values()
-        readers = self.topology.readers_of(stream for stream in streams if stream != SIGNALS)
+        nodes, readers = self.topology.computations.values(), self.topology.sampled_by(streams)
         return tuple(node for node in nodes if node.name in readers and not self._ownership.of(node.name))
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
