@@ -20,6 +20,7 @@ __all__ = [
     "TriggerSpec",
     "percentiles_of",
     "trigger_text",
+    "waits_for_signal",
 ]
 
 TriggerSpec: TypeAlias = tuple[Any, ...]
@@ -130,6 +131,13 @@ class OracleTrigger:
         An element has arrived.
         """
 
+    def signal(self, moment: Moment) -> None:
+        """
+        The signal has come for the window; those that listen are told.
+        """
+        for part in self.parts():
+            part.signal(moment)
+
     def merge(self, sources: Sequence[Any], moment: Moment) -> None:
         """
         Take over the state of triggers of the same kind, whose windows have merged.
@@ -146,6 +154,21 @@ class OracleTrigger:
         Fire; returns whether it has finished.
         """
         raise NotImplementedError
+
+
+def waits_for_signal(spec: Any) -> bool:
+    """
+    Whether a trigger waits for a signal from outside.
+
+    Example:
+        >>> waits_for_signal(("AfterAny", ("AfterSignal", "'go'"), ("Default",)))
+        True
+    """
+    if isinstance(spec, dict):
+        return waits_for_signal(tuple(spec.values()))
+    if not isinstance(spec, tuple):
+        return False
+    return spec[:1] == ("AfterSignal",) or any(map(waits_for_signal, spec))
 
 
 def percentiles_of(spec: Any) -> set[int]:

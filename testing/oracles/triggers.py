@@ -97,6 +97,29 @@ class _ResultIsOdd(OracleTrigger):
         return True
 
 
+class _Signal(OracleTrigger):
+    """
+    Fires once, when the signal comes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = False
+
+    def signal(self, moment: Moment) -> None:  # noqa: ARG002
+        self.has_come = True
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:  # noqa: ARG002
+        self.has_come = any(source.has_come for source in sources)
+
+    def is_ready(self, moment: Moment) -> bool:  # noqa: ARG002
+        return self.has_come
+
+    def fire(self, moment: Moment) -> bool:  # noqa: ARG002
+        self.has_come = False
+        return True
+
+
 class _AtTime(OracleTrigger):
     """
     Fires once, at a time that the first element determines; merged windows keep the earliest.
@@ -390,6 +413,8 @@ def _of_contents(spec: TriggerSpec) -> OracleTrigger | None:
             return _UpTo(bound)
         case ("ResultIsOdd",):
             return _ResultIsOdd()
+        case ("AfterSignal", _):
+            return _Signal()
     return None
 
 

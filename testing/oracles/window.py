@@ -16,7 +16,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
-from millpond.testing.oracles.trigger import EXACT, Moment, OracleTrigger, TriggerSpec, percentiles_of
+from millpond.testing.oracles.trigger import (
+    EXACT,
+    Moment,
+    OracleTrigger,
+    TriggerSpec,
+    percentiles_of,
+    waits_for_signal,
+)
 from millpond.testing.oracles.triggers import oracle_trigger
 
 __all__ = ["Arrival", "OraclePane", "WindowOracle", "WindowSpec"]
@@ -196,6 +203,20 @@ class WindowOracle:
         if self._by_ingress:
             self._promise(self.wall, EXACT)
         for key in self._keys:
+            self._ring(key)
+
+    def signal(self, key: str) -> None:
+        """
+        The signal that triggers wait for comes, for all windows of a key; a step whose trigger does not, gets none.
+        """
+        if not waits_for_signal(self.spec.trigger):
+            return
+        for bounds, window in sorted(self._keys.get(key, {}).items()):
+            if not window.is_finished:
+                moment = self._moment(bounds)
+                window.trigger.signal(moment)
+                self._ask(key, window, moment, by_event_time=False)
+        if key in self._keys:
             self._ring(key)
 
     # -- elements --------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from millpond.testing.transcripts.runs import (
 )
 from millpond.testing.transcripts.setting import TranscriptSetting, value_of
 from millpond.testing.transcripts.transcript import Arrived
+from millpond.testing.transcripts.window_scripts import SIGNAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,6 +155,15 @@ class _WindowRun(TranscriptRun):
         """
         self.settle()
         return self._steps.take()
+
+    def give_signal(self, key: str) -> None:
+        """
+        Give the signal that triggers wait for, for all windows of a key, if any step listens.
+        """
+        if any(strategy.trigger.signals for strategy in self._steps.strategies):
+            self.settle()
+            self._run.signal(SIGNAL, key)
+            self._touch(0)
 
     def drops(self) -> list[int]:
         """

@@ -22,6 +22,7 @@ from millpond.testing.oracles.window import Arrival, WindowSpec
 __all__ = [
     "MODES",
     "PERCENTILES",
+    "SIGNAL",
     "Move",
     "Scene",
     "arrivals",
@@ -38,6 +39,9 @@ __all__ = [
 SECOND_US: Final = 1_000_000
 _SPAN_S: Final = 25
 
+SIGNAL: Final = "go"
+"""The signal that triggers wait for."""
+
 PERCENTILES: Final = (50, 90)
 """Percentiles whose watermarks triggers wait for, in addition to the low watermark."""
 
@@ -48,7 +52,8 @@ MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", 
 @dataclass(frozen=True, slots=True)
 class Move:
     """
-    One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration) or ``restart``.
+    One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration),
+    ``signal`` (a key) or ``restart``.
     """
 
     kind: str
@@ -131,6 +136,7 @@ def _leaves() -> _Specs:
         st.tuples(st.just("WatermarkPercentile"), st.sampled_from([*PERCENTILES, 100])),
         st.just(("Never",)),
         st.just(("ResultIsOdd",)),
+        st.just(("AfterSignal", f"'{SIGNAL}'")),
         st.tuples(st.just("AfterBytes"), st.integers(1, 6)),
         st.tuples(st.just("UpTo"), st.integers(1, 60)),
         st.tuples(st.just("AfterProcessingTime"), st.integers(0, 5)),
@@ -239,10 +245,11 @@ def scripts(
     Moves in any order; watermarks rise, and values are unique.
     """
     setting = scene or Scene()
-    kinds = ["feed", "feed", "watermark", "wall", "mark"] + (["restart"] if with_restarts else [])
+    kinds = ["feed", "feed", "watermark", "wall", "mark", "signal"]
+    kinds += ["restart"] if with_restarts else []
     if setting.by_ingress:
         # A restart before anything is committed goes back to the watermark that is.
-        kinds = ["feed", "wall"]
+        kinds = ["feed", "wall", "signal"]
     moves: list[Move] = []
     watermark, value, base = -1, 0, setting.base
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=moves_max)):
@@ -259,6 +266,8 @@ def scripts(
             moves.append(Move("mark", (draw(st.sampled_from(PERCENTILES)), draw(instants()) + base)))
         elif kind == "wall":
             moves.append(Move("wall", draw(st.integers(1, 8)) * SECOND_US))
+        elif kind == "signal":
+            moves.append(Move("signal", draw(st.sampled_from("ab"))))
         else:
             moves.append(Move("restart"))
     return moves

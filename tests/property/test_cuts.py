@@ -52,6 +52,8 @@ def played(
             run.advance_watermark(move.argument)
         elif move.kind == "wall":
             run.advance_clock(move.argument)
+        elif move.kind == "signal":
+            run.give_signal(move.argument)
         elif move.argument[0] in kept:
             run.advance_watermarks(dict([move.argument]))
         since = run.shown()

@@ -80,6 +80,8 @@ def by_oracle(
             oracle.move_watermark(at, percentile)
         elif move.kind == "wall":
             oracle.move_wall(move.argument)
+        elif move.kind == "signal":
+            oracle.signal(move.argument)
         shown.append(sorted(oracle.panes[seen:]))
     return shown, oracle.dropped
 
@@ -103,6 +105,8 @@ def by_run(
                 run.advance_watermarks({percentile: at})
         elif move.kind == "wall":
             run.advance_clock(move.argument)
+        elif move.kind == "signal":
+            run.give_signal(move.argument)
         else:
             run.restart()
         for step, panes in zip(shown, run.shown(), strict=True):
@@ -192,8 +196,11 @@ def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
 def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ingress: bool) -> Shown:
     """
     What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
+
+    Arrival itself moves time, which elements see that are moved to another: their pieces are not the same as the whole.
     """
-    pieces = together(moves) if spec.asked == "element" else moves
+    is_whole = spec.asked == "element" and not (by_ingress and spec.shift)
+    pieces = together(moves) if is_whole else moves
     return between_times(by_oracle(spec, pieces, kept, by_ingress=by_ingress), pieces)
 
 
