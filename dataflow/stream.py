@@ -4,7 +4,7 @@ Streams with windows: the methods that the dataflow layer adds to the engine's s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -173,14 +173,14 @@ class DataflowStream(Stream):
             raise InvalidError("a union is of two or more different streams", computation=name)
         if any(stream.pipeline is not self.pipeline for stream in others):
             raise InvalidError("a union is of streams of one pipeline", computation=name)
-        self.pipeline.add(
+        produced = self.pipeline.add(
             ElementWise(_itself, name),
             name=name,
             subscribes={stream.name: None for stream in streams},
             produces=(name,),
             **options,
         )
-        return replace(self, name=name)
+        return replace(self, name=produced[name].name)
 
     def with_timestamps(
         self,
@@ -288,6 +288,8 @@ class WindowedStream:
         on_late: OnLate | Mapping[str, OnLate] = "process",
         productions: ProductionMode = "strong",
         user_code_timeout_ms: float | None = None,
+        time_sorted: bool = False,
+        feedback: Collection[str] = (),
         renamed_from: str | None = None,
         **fields: CombineFn,
     ) -> DataflowStream: ...

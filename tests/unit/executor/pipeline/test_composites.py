@@ -260,3 +260,27 @@ def test_a_malformed_composite_is_refused(declare: Any) -> None:
     """
     with pytest.raises(mp.InvalidError):
         declare(mp.Pipeline("p"))
+
+
+def test_a_feedback_and_a_union_within_a_composite_have_its_names() -> None:
+    """
+    A composite names its own stream as a feedback by the stream's own name, and a union in it goes on under the whole one.
+    """
+    pipeline = mp.Pipeline("p")
+
+    def around(numbers: mp.DataflowStream) -> mp.DataflowStream:
+        produced = numbers.pipeline.add(
+            Halve(),
+            name="halve",
+            subscribes={numbers.name: None, numbers.pipeline.stream("again").name: None},
+            produces=["again", "done"],
+            feedback=["again"],
+        )
+        return produced["done"].union(numbers, name="all")
+
+    together = _numbers(pipeline).transform("halving", around)
+    together.apply(Tally(), name="tally")
+
+    (again,) = [one for one in pipeline.check().computations["halving.halve"].subscriptions if one.feedback]
+    assert (together.name, again.stream) == ("halving.all", "halving.again")
+    assert _states(_run(pipeline), "tally") == ["14"]
