@@ -25,7 +25,7 @@ from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import PythonValues
 from millpond.statestore.errors import DataError, InvalidError
-from millpond.statestore.rows.codec import has_non_finite
+from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US
 
@@ -59,6 +59,9 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
     if record_id is not None:
         header["id"] = base64.b64encode(record_id).decode()
     value = columns.value(index)
+    if type(value) is PlainObject:
+        # It has the fields of a pane and is none; that has to be so when it is read again.
+        header["plain"], value = True, dict(value)
     text, marks = _marked_text(value)
     if text is None:
         described = typed_text(value)
@@ -142,6 +145,8 @@ def _read(timer: Timer) -> dict[str, Any]:
             entry["value"] = _unmarked(entry["value"])
         if "types" in entry:
             entry["value"] = typed_value(entry["value"], entry["types"])
+        if "plain" in entry:
+            entry["value"] = PlainObject(entry["value"])
     except (ValueError, LookupError, TypeError) as cause:
         raise DataError("a record that waits cannot be read", at=timer.at - 1, tag=timer.tag[:200]) from cause
     return entry

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,12 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.soft_state.row_cache import timers_weight, waiting_weight
 from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
 class Seen(Computation):
@@ -180,6 +183,19 @@ class TestEntry:
         )
         assert repr(again.value(0)) == repr(value) or _same(again.value(0), value)
         assert (again.at, again.streams, again.scoped_id(0)) == ([at], ["s"], record_id)
+
+    @pytest.mark.parametrize("moment", [7, NOON])
+    def test_a_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
+        """
+        A value that has the fields of a pane and is none is not taken for one after its wait.
+        """
+        value = PlainObject({"value": 1, "window": [0, 1], "at": moment, "pane": {}})
+        columns = RecordColumns(
+            np.array([5]), ["s"], np.array([0]), PythonValues([value]), pa.array([None], pa.binary()), 0
+        )
+        again = waiting_columns([waiting_timer(columns, 0, superstep=3, lag_us=0)]).value(0)
+
+        assert (type(again), again) == (PlainObject, value)
 
     def test_one_that_cannot_be_read_is_damage(self) -> None:
         """
