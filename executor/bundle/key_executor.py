@@ -105,7 +105,7 @@ class KeyExecutor:
         self.resumed: int = 0
         self._node = node
         self._columns = columns
-        self._records = Records(columns, self._input, self.state)
+        self._records = Records(columns, self._input)
         self._context = Context(
             node,
             self.state,
@@ -193,11 +193,9 @@ class KeyExecutor:
         return self.state.settle()
 
     def _fire_due(self) -> None:
-        self.state.end_hook()
         while (timer := self.timers.pop_due()) is not None:
             self._count_firing()
             self._process_timer(timer)
-            self.state.end_hook()
 
     def _process_timer(self, timer: Timer) -> None:
         if timer.domain is TimeDomain.RECORD:
@@ -219,7 +217,7 @@ class KeyExecutor:
         self._node.computation.process_records(self._context, records)
 
     def _waiting(self, timers: Sequence[Timer]) -> Records:
-        return Records(waiting_columns(timers), self._input, self.state)
+        return Records(waiting_columns(timers), self._input)
 
     def _on_time(self, timer: Timer) -> Timer:
         """
@@ -304,7 +302,6 @@ class KeyExecutor:
                 self._go_back(savepoint)
             self._check_program(value)
             if failure is None or failure.attempt < attempt:
-                self.state.end_hook()
                 return None
         return failure
 

@@ -30,7 +30,7 @@ from millpond.statestore.types import EventTimeMicros
 if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
     from millpond.executor.computation.context import Context
-    from millpond.executor.computation.record_columns import HookEnd, InputTime, RecordColumns
+    from millpond.executor.computation.record_columns import InputTime, RecordColumns
     from millpond.executor.computation.state import Encoded
     from millpond.executor.computation.watchdog import UserCodeWatchdog
     from millpond.executor.pipeline.nodes import ComputationNode
@@ -163,7 +163,6 @@ class _TimeSortedRecords(Records):
     Args:
         columns: the records.
         input_time: the time of the input.
-        hook_end: told where each record's hook ends.
         context: shows the time of each record as the watermark.
         due: the due event timers.
         fire: fires those up to a time.
@@ -175,13 +174,12 @@ class _TimeSortedRecords(Records):
         self,
         columns: RecordColumns,
         input_time: InputTime,
-        hook_end: HookEnd,
         *,
         context: Context,
         due: list[tuple[int, str, Timer]],
         fire: Callable[[int], None],
     ) -> None:
-        super().__init__(columns, input_time, hook_end)
+        super().__init__(columns, input_time)
         self._context = context
         self._due = due
         self._fire = fire
@@ -198,8 +196,8 @@ class _TimeSortedRecords(Records):
         Iterate the records, each as a separate input, after the timers that come before it.
         """
         # What `Records.one_by_one` does, and a look at the timers.
-        input_time, end_hook = self._input, self._hook_end.end_hook
-        new, columns, key, context = Record.__new__, self._columns, self._key, self._context
+        input_time, context = self._input, self._context
+        new, columns, key = Record.__new__, self._columns, self._key
         at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
         for index in range(self._start, self._stop):
             moment = at[index]
@@ -216,7 +214,6 @@ class _TimeSortedRecords(Records):
             if columns.values_are_wanted:
                 read_value(record, columns, index)
             yield record
-            end_hook()
 
 
 class TimeSortedExecutor(KeyExecutor):
@@ -248,7 +245,6 @@ class TimeSortedExecutor(KeyExecutor):
         return _TimeSortedRecords(
             columns,
             self._input,
-            self.state,
             context=self._context,
             due=self.timers.event_due,
             fire=self._fire_until,
@@ -327,18 +323,15 @@ class TimeSortedExecutor(KeyExecutor):
             self._fire_until(at[index])
             records.bind(key, index, index + 1)
             process_records(context, records)
-            self.state.end_hook()
 
     def _fire_until(self, limit: int) -> None:
         due = self.timers.event_due
         if not due or due[0][0] > limit:
             return
-        self.state.end_hook()
         while (timer := self.timers.pop_event_due(limit)) is not None:
             self._count_firing()
             self._context.watermark = EventTimeMicros(timer.at)
             self._process_timer(timer)
-            self.state.end_hook()
         self._input.slack_us = self._records_slack_us
 
     def _fire_rest(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, overload
 
-from millpond.executor.computation.record_columns import HookEnd, InputTime, RecordColumns
+from millpond.executor.computation.record_columns import InputTime, RecordColumns
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["Record", "Records", "read_value"]
@@ -113,12 +113,11 @@ class Records(Sequence[Record]):
         ``total = sum(record.value for record in records)``
     """
 
-    __slots__ = ("_columns", "_hook_end", "_input", "_key", "_start", "_stop")
+    __slots__ = ("_columns", "_input", "_key", "_start", "_stop")
 
-    def __init__(self, columns: RecordColumns, input_time: InputTime, hook_end: HookEnd) -> None:
+    def __init__(self, columns: RecordColumns, input_time: InputTime) -> None:
         self._columns = columns
         self._input = input_time
-        self._hook_end = hook_end
         self._key = ""
         self._start = 0
         self._stop = 0
@@ -153,12 +152,11 @@ class Records(Sequence[Record]):
         """
         Iterate the records, each as a separate input, as ``process_record`` sees them.
 
-        No production may be before the current record, and a state that was read but not set is
-        decoded again for the next one.
+        No production may be before the current record.
         """
         # The hottest loop of the engine: what `_made` does, without a second generator.
-        input_time, end_hook = self._input, self._hook_end.end_hook
-        new, columns, key = Record.__new__, self._columns, self._key
+        input_time, new = self._input, Record.__new__
+        columns, key = self._columns, self._key
         at, streams, watermark = columns.at, columns.streams, columns.watermark
         for index in range(self._start, self._stop):
             record = new(Record)
@@ -171,7 +169,6 @@ class Records(Sequence[Record]):
             if columns.values_are_wanted:
                 read_value(record, columns, index)
             yield record
-            end_hook()
 
     def _made(self) -> Iterator[Record]:
         new, columns, key = Record.__new__, self._columns, self._key

@@ -5,7 +5,7 @@ A bundle's records in columns, and the input time that bounds their productions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.executor.computation.values import Values
 
-__all__ = ["HookEnd", "InputTime", "RecordColumns"]
+__all__ = ["InputTime", "RecordColumns"]
 
 
 class InputTime:
@@ -38,18 +38,6 @@ class InputTime:
         Set the time of a single record or timer.
         """
         self.at = self.floor_at = at
-
-
-class HookEnd(Protocol):
-    """
-    Receives the end of each record's hook.
-    """
-
-    def end_hook(self) -> None:
-        """
-        The hook has returned.
-        """
-        ...
 
 
 class RecordColumns:

@@ -204,13 +204,6 @@ class KeyState(State):
         self._is_live = False
         self._opened = None
 
-    def end_hook(self) -> None:
-        """
-        Drop a value that was read, and perhaps modified, but not set.
-        """
-        if not self._is_live:
-            self._value = _UNREAD
-
 
 def _is_flat(value: Any) -> bool:
     """

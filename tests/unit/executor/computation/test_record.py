@@ -19,21 +19,6 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.types import EventTimeMicros
 
 
-class Hooks:
-    """
-    Counts the ends of hooks.
-    """
-
-    def __init__(self) -> None:
-        self.ended = 0
-
-    def end_hook(self) -> None:
-        """
-        One more.
-        """
-        self.ended += 1
-
-
 def columns_of(texts: list[str] | None = None) -> RecordColumns:
     """
     Three records that arrived in the order 2, 0, 1.
@@ -48,14 +33,14 @@ def columns_of(texts: list[str] | None = None) -> RecordColumns:
     )
 
 
-def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[Records, InputTime, Hooks]:
+def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[Records, InputTime]:
     """
     The key's records, bound.
     """
-    input_time, hooks = InputTime(), Hooks()
-    records = Records(columns, input_time, hooks)
+    input_time = InputTime()
+    records = Records(columns, input_time)
     records.bind("k", start, stop)
-    return records, input_time, hooks
+    return records, input_time
 
 
 def summary(record: Record) -> tuple[Any, ...]:
@@ -76,7 +61,7 @@ def test_every_way_of_looking_gives_the_same_records() -> None:
     """
     Iterating, iterating one by one, indexing and slicing agree, again and again.
     """
-    records, _, _ = records_of(columns_of())
+    records, _ = records_of(columns_of())
 
     for _ in range(2):
         assert [summary(record) for record in records] == ALL
@@ -89,7 +74,7 @@ def test_a_key_sees_its_own_records_only() -> None:
     """
     Length, indices and negative indices stay within the key's part.
     """
-    records, _, _ = records_of(columns_of(), 1, 2)
+    records, _ = records_of(columns_of(), 1, 2)
 
     assert (len(records), summary(records[-1])) == (1, ALL[1])
     with pytest.raises(IndexError):
@@ -102,29 +87,28 @@ def test_a_record_outlives_the_hook() -> None:
     """
     Binding the sequence to another key does not change an existing record.
     """
-    records, _, _ = records_of(columns_of(), 0, 1)
+    records, _ = records_of(columns_of(), 0, 1)
     kept = records[0]
     records.bind("other", 1, 3)
 
     assert summary(kept) == ALL[0]
 
 
-def test_one_by_one_moves_default_and_floor_and_ends_hooks() -> None:
+def test_one_by_one_moves_default_and_floor() -> None:
     """
     Each record is an input of its own: its time is default and floor of what is produced.
     """
-    records, input_time, hooks = records_of(columns_of())
-    seen = [(input_time.at, input_time.floor_at, hooks.ended) for _ in records.one_by_one()]
+    records, input_time = records_of(columns_of())
+    seen = [(input_time.at, input_time.floor_at) for _ in records.one_by_one()]
 
-    assert seen == [(10, 10, 0), (20, 20, 1), (30, 30, 2)]
-    assert hooks.ended == 3
+    assert seen == [(10, 10), (20, 20), (30, 30)]
 
 
 def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_seen() -> None:
     """
     Before and after iteration productions get the newest time, during it that of the record.
     """
-    records, input_time, _ = records_of(columns_of())
+    records, input_time = records_of(columns_of())
     before = (input_time.at, input_time.floor_at)
     during = [(input_time.at, input_time.floor_at) for _ in records]
 
@@ -136,7 +120,7 @@ def test_an_unread_value_may_be_broken() -> None:
     """
     Broken values raise where they are read and nowhere else, also after others were read.
     """
-    records, _, _ = records_of(columns_of(["30", "10", "{"]))
+    records, _ = records_of(columns_of(["30", "10", "{"]))
     read = [record.value for record in records if record.at != 20]
 
     assert read == [10, 30]
@@ -149,7 +133,7 @@ def test_records_compare_copy_and_travel_by_their_fields() -> None:
     """
     Equality, deep copies and pickles know fields only, not the bundle behind them.
     """
-    records, _, _ = records_of(columns_of())
+    records, _ = records_of(columns_of())
     record = records[1]
 
     assert record == Record("k", 20, EventTimeMicros(20), "b", late=False, id=b"y")

@@ -55,7 +55,6 @@ def test_an_opened_state_is_made_once_and_stored_at_the_end() -> None:
     state = _state('["a"]')
     opened = state.open(_Names)
     opened.names.append("b")
-    state.end_hook()
 
     assert state.open(_Names) is opened
     assert state.settle() == '["a","b"]'
@@ -99,7 +98,6 @@ def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> 
     state = _state()
     state.set(value)
     within = state.get()
-    state.end_hook()
     encoded = state.settle()
     state.bind(encoded)
 
@@ -115,7 +113,6 @@ def test_what_changes_after_set_is_not_set() -> None:
     state.set(given)
     given["seen"].append(2)
     state.get()["seen"].append(3)
-    state.end_hook()
 
     assert state.get() == {"seen": [1]}
     assert state.settle() == '{"seen":[1]}'
