@@ -6,6 +6,7 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
+CLASSES   := build/spark-classes.jsa
 PYTEST_ARGS ?=
 # Of tests, one of them with the run's Spark session: half of the time of a test is waiting.
 PROCESSES ?= 3
@@ -29,7 +30,7 @@ help: ## Show this list
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
-test: java $(JARS) ## Run the tests (15 to 20 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+test: java $(CLASSES) ## Run the tests (about 20 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
 	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
 
 test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)
@@ -98,6 +99,11 @@ $(INSTALLED): $(MADE) requirements.lock pyproject.toml
 	@$(PYTHON_IN_VENV) -m pip install --require-hashes -r requirements.lock
 	@$(PYTHON_IN_VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Spark's classes as Java maps them into memory: tests start Spark some thirty times. Java ignores another Java's archive.
+$(CLASSES): $(JARS) tests/spark_classes.py
+	@mkdir -p build && echo "Archiving Spark's classes, so that tests start it faster …"
+	@$(PYTHON_IN_VENV) -m tests.spark_classes 2>build/spark-classes.log || { cat build/spark-classes.log; exit 1; }
 
 $(JARS): $(INSTALLED)
 	@$(PYTHON_IN_VENV) -m millpond.tools.jars

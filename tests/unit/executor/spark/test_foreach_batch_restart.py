@@ -4,6 +4,7 @@ An embedded computation after a failed batch, without Spark.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ class Runner:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def open(self, _pipeline: EnginePipeline) -> Runner:
+    def open(self, _pipeline: EnginePipeline, _frames: Mapping[str, Any]) -> Runner:
         self.events.append("open")
         return self
 
