@@ -259,6 +259,8 @@ class RowFileWriter:
         """
         Write whole row groups; wide rows make smaller groups.
         """
+        if not self._waiting:
+            return
         table = pa.concat_tables(self._waiting)
         rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
         with _disk(self._path):

@@ -182,6 +182,27 @@ def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
         through_disk(objects, Compaction(interval=INTERVAL, files=live, is_complete=True))
 
 
+@pytest.mark.parametrize("rows", [49, 50, 51, 100])
+def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -> None:
+    """
+    A file whose rows fill its row groups exactly is written like any other.
+    """
+    objects = open_objects(str(tmp_path / "table"))
+    updates = [
+        {"key": f"{key:06}", "state": str(key), "commit_number": 1, "superstep": 1} for key in range(rows)
+    ]
+    (tmp_path / "scratch").mkdir()
+    writer = RowFileWriter(
+        tmp_path / "scratch", INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32
+    )
+    for start in range(0, rows, 25):
+        writer.write(row_updates(updates[start : start + 25]))
+    file = writer.finish(objects)
+
+    assert file is not None
+    assert read_row_files(objects, [file.path]).num_rows == rows
+
+
 def test_a_stretch_of_keys_has_all_their_updates() -> None:
     """
     Runs of any lengths are cut at the same keys, and an empty batch ends none.
