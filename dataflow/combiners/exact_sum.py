@@ -23,7 +23,17 @@ from typing import Any, Final, TypeAlias
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Total", "merged", "number_of", "quotient", "with_number", "with_numbers", "without"]
+__all__ = [
+    "JSON_MAX",
+    "JSON_MIN",
+    "Total",
+    "merged",
+    "number_of",
+    "quotient",
+    "with_number",
+    "with_numbers",
+    "without",
+]
 
 Total: TypeAlias = int | float | dict[str, Any]
 """A sum as plain JSON data; see the module's description."""
@@ -36,8 +46,10 @@ _SPECIAL: Final = ("inf", "-inf", "nan")
 _UNITS_IN_ONE: Final = 1 << 1074
 """Every finite float is a multiple of the smallest, 2**-1074."""
 
-_JSON_MIN: Final = -(2**63)
-_JSON_MAX: Final = 2**64 - 1
+JSON_MIN: Final = -(2**63)
+JSON_MAX: Final = 2**64 - 1
+"""JSON says whole numbers of 64 bits, with a sign or without."""
+
 _EXACT_INT_MAX: Final = 2**53
 """Whole numbers up to this are floats as they are."""
 
@@ -334,7 +346,7 @@ def _stored_int(number: int) -> int | str:
     """
     A whole number as JSON has it; as text beyond 64 bits.
     """
-    return number if _JSON_MIN <= number <= _JSON_MAX else str(number)
+    return number if JSON_MIN <= number <= JSON_MAX else str(number)
 
 
 def _plain(number: Any) -> int | float:

@@ -8,12 +8,11 @@ bits. The pane is shown nevertheless: with null, and with the nearest float.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
+
+from millpond.dataflow.combiners.exact_sum import JSON_MAX, JSON_MIN
 
 __all__ = ["as_json_numbers"]
-
-_MIN: Final = -(2**63)
-_MAX: Final = 2**64 - 1
 
 
 def as_json_numbers(value: Any) -> Any:
@@ -35,7 +34,7 @@ def _is_sayable(value: Any) -> bool:
     kind = type(value)
     if kind is float:
         return math.isfinite(value)
-    return kind is not int or _MIN <= value <= _MAX
+    return kind is not int or JSON_MIN <= value <= JSON_MAX
 
 
 def _sayable(value: Any) -> Any:

@@ -106,12 +106,10 @@ class _TimeSortedTimers(KeyTimers):
         """
         Remove and return the first event timer that is due and not after ``limit``.
         """
-        due, pending = self.event_due, self._opened()
+        due = self.event_due
         while due and due[0][0] <= limit:
             timer = heappop(due)[2]
-            name = (timer.tag, timer.domain)
-            if pending.get(name) is timer:
-                del pending[name]
+            if self._take(timer):
                 return timer
         return None
 

@@ -115,13 +115,9 @@ class KeyTimers:
         """
         Remove and return the first due timer by (time, domain, percentile, tag); ``None`` if none is due.
         """
-        pending = self._opened()
         while self.due:
             timer = heappop(self.due)[4]
-            name = (timer.tag, timer.domain)
-            # The entry of a timer that was deleted or replaced is not the pending object any more.
-            if pending.get(name) is timer:
-                del pending[name]
+            if self._take(timer):
                 return timer
         return None
 
@@ -154,6 +150,16 @@ class KeyTimers:
         self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)
+
+    def _take(self, timer: Timer) -> bool:
+        """
+        Remove a timer, if it is still the pending one: the entry of one that was deleted or replaced stays in its heap.
+        """
+        pending, name = self._opened(), (timer.tag, timer.domain)
+        if pending.get(name) is not timer:
+            return False
+        del pending[name]
+        return True
 
     def _opened(self) -> dict[_TimerId, Timer]:
         pending = self._pending

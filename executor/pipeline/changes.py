@@ -208,6 +208,9 @@ def change_signs(rows: Any) -> npt.NDArray[np.int8]:
     """
     1 for each flat row that is new, -1 for one that is taken back, 0 for one that cannot be taken.
     """
+    if isinstance(rows, pa.Table) and CHANGE_SIGN in rows.column_names:
+        signs: npt.NDArray[np.int8] = pc.fill_null(rows.column(CHANGE_SIGN), 0).to_numpy().astype(np.int8)
+        return signs
     return np.array([sign or 0 for sign in _cells(rows, CHANGE_SIGN)], np.int8)
 
 

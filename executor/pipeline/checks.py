@@ -153,13 +153,7 @@ def _streams_have_a_source(topology: Topology) -> None:
 
 
 def _computations_can_be_reached(topology: Topology) -> None:
-    reached: set[str] = set()
-    fresh: list[str] = [*topology.injectors, DEAD_LETTERS]
-    while fresh:
-        for consumer in topology.consumers_of(fresh.pop()):
-            if consumer.computation.name not in reached:
-                reached.add(consumer.computation.name)
-                fresh.extend(consumer.computation.produces)
+    reached = topology.reached_from([*topology.injectors, DEAD_LETTERS])
     for name in topology.computations:
         if name not in reached:
             raise InvalidError("no injected record can ever reach this computation", computation=name)
@@ -177,9 +171,8 @@ def _feedbacks_come_back(topology: Topology) -> None:
 
 
 def _horizons_are_in_no_cycle(topology: Topology) -> None:
-    edges = holding_edges(topology)
     for node in topology.computations.values():
-        if node.horizon_us and cycle_of(edges, node.name):
+        if node.horizon_us and node.cycle:
             raise InvalidError(
                 "a computation in a cycle would hold its own watermark back for ever: "
                 "its late_data_horizon is 0 or unbounded, or the way back is a feedback of it",
@@ -198,16 +191,15 @@ def _time_sorted_is_in_no_cycle(topology: Topology) -> None:
 
 
 def _what_holds_is_in_no_cycle(topology: Topology) -> None:
-    edges = holding_edges(topology)
     for node in topology.computations.values():
-        cycle = cycle_of(edges, node.name) if node.computation.holds_watermark else ()
-        if cycle:
+        if node.computation.holds_watermark and node.cycle:
+            cycle = cycle_of(holding_edges(topology), node.name)
             _, last = cycle[-1]
             raise InvalidError(
                 "a windowed step in a cycle would never show a pane, because it waits for a watermark that it "
                 f"holds itself: give it feedback=[{last!r}], if what comes back on that stream may be late",
                 computation=node.name,
-                cycle=[*(producer for producer, _ in cycle), node.name],
+                cycle=list(node.cycle),
                 streams=[stream for _, stream in cycle],
             )
 

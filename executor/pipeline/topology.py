@@ -68,6 +68,19 @@ class Topology:
         consumers = (consumer for stream in streams for consumer in self.consumers_of(stream))
         return frozenset(consumer.computation.name for consumer in consumers)
 
+    def reached_from(self, streams: Iterable[str]) -> frozenset[str]:
+        """
+        The names of the computations that records of ``streams`` reach, directly or through others.
+        """
+        reached: set[str] = set()
+        fresh = [*streams]
+        while fresh:
+            for consumer in self.consumers_of(fresh.pop()):
+                if consumer.computation.name not in reached:
+                    reached.add(consumer.computation.name)
+                    fresh.extend(consumer.computation.produces)
+        return frozenset(reached)
+
     def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
         """
         The names of the computations whose keys are seen in ``streams``.

@@ -8,7 +8,6 @@ closed before the rows come that belong in them, and without a warning only a co
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import Final
 
 from millpond.executor.event_time.duration import duration_text
@@ -34,7 +33,7 @@ class ForgottenWatermarks:
     def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
         self._watermarks = watermarks
         self._fed = {
-            stream: _fed_by(topology, stream)
+            stream: topology.reached_from([stream])
             for stream, node in topology.injectors.items()
             if node.is_assumed
         }
@@ -65,17 +64,3 @@ class ForgottenWatermarks:
                 name,
                 count,
             )
-
-
-def _fed_by(topology: Topology, stream: str) -> Collection[str]:
-    """
-    The computations that records of a stream reach, directly or through others.
-    """
-    reached: dict[str, None] = {}
-    fresh = [stream]
-    while fresh:
-        for consumer in topology.consumers_of(fresh.pop()):
-            if consumer.computation.name not in reached:
-                reached[consumer.computation.name] = None
-                fresh.extend(consumer.computation.produces)
-    return reached.keys()

@@ -7,39 +7,23 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-import orjson
-import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.panes import ShownPanes
 
 _SCORES = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([1e17, -1e17, 2.5, 1e-300]))
 _ROWS = st.lists(st.tuples(st.sampled_from("xyz"), _SCORES), min_size=1, max_size=8)
 _EACH = mp.Repeatedly(mp.AfterCount(1))
 
 
-class _Shelf:
-    identity = "memory://shelf"
-
-    def __init__(self) -> None:
-        self.delivered = Superstep(0)
-        self.envelopes: list[dict[str, Any]] = []
-
-    def open(self, store_id, pipeline, name, *, clock=None, rng=None) -> _Shelf:
-        return self
-
-    def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        self.envelopes += map(orjson.loads, productions.column("value").to_pylist())
-
-
 def _shown(mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]) -> tuple[list[dict[str, Any]], int]:
     """
     What a step over the players' last scores shows, and how many dead letters there are.
     """
-    pipeline, shelf, clock = mp.Pipeline("p"), _Shelf(), ManualClock()
+    pipeline, shelf, clock = mp.Pipeline("p"), ShownPanes(), ManualClock()
     scores = pipeline.inject("scores", key="player", at="at", at_unit="us", watermark=mp.ManualWatermark())
     last = scores.window(mp.GlobalWindows(), trigger=_EACH, accumulation="retracting").process_windows(
         lambda rows, window, pane: [rows[-1]["score"]], name="last"

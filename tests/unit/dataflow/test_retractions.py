@@ -6,33 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-import pyarrow as pa
 import pytest
 
 import millpond as mp
 from millpond.dataflow.step.key_windows import KeyWindows
 from millpond.dataflow.step.window_states import WindowStates
-from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-
-
-class _Shelf:
-    identity = "memory://shelf"
-
-    def __init__(self) -> None:
-        self.delivered = Superstep(0)
-        self.envelopes: list[dict[str, Any]] = []
-
-    def open(self, store_id, pipeline, name, *, clock=None, rng=None) -> _Shelf:
-        return self
-
-    def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        self.envelopes += map(orjson.loads, productions.column("value").to_pylist())
-
-    @property
-    def values(self) -> list[Any]:
-        return [envelope["value"] for envelope in self.envelopes]
+from millpond.testing.fixtures.panes import ShownPanes
 
 
 def _injected(pipeline: mp.Pipeline) -> mp.DataflowStream:
@@ -55,11 +35,11 @@ def _score(player: str, score: float, at: int) -> dict[str, Any]:
     return {"player": player, "score": score, "at": at}
 
 
-def _run(pipeline: mp.Pipeline, shown: mp.DataflowStream, *bundles: Any) -> tuple[_Shelf, mp.RunSummary]:
+def _run(pipeline: mp.Pipeline, shown: mp.DataflowStream, *bundles: Any) -> tuple[ShownPanes, mp.RunSummary]:
     """
     Run one bundle after the other, then end the input.
     """
-    shelf, clock = _Shelf(), ManualClock()
+    shelf, clock = ShownPanes(), ManualClock()
     shown.sink("out", shelf)
     store = mp.Store.in_memory(clock=clock, rng=SeededRng(1))
     runner = mp.LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, dead_letter_limit=None)

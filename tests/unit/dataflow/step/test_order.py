@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import millpond as mp
+from millpond.testing.fixtures.panes import SeenPanes
 
 
 def pairs(size: int, step: str) -> list[Any]:
     """
     Sums of two elements each behind a step, of elements that come out of order in bundles of ``size``.
     """
-    pipeline, seen = mp.Pipeline("order"), Seen()
+    pipeline, seen = mp.Pipeline("order"), SeenPanes()
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
     if step == "map":
         rows = rows.map(dict, name="same")
@@ -29,21 +30,6 @@ def pairs(size: int, step: str) -> list[Any]:
             run.inject("in", [{"k": "k", "at": at} for at in times[start : start + size]])
             run.run_until_quiet()
     return seen.values
-
-
-class Seen(mp.Computation):
-    """
-    Notes the values of panes.
-    """
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Note the value.
-        """
-        self.values.append(record.value["value"])
 
 
 @pytest.mark.parametrize("step", ["map", "with_timestamps"])

@@ -10,6 +10,7 @@ import pytest
 
 import millpond as mp
 from millpond.dataflow.windows.window_state import WindowState
+from millpond.testing.fixtures.panes import SeenPanes
 
 
 class Above(mp.Trigger):
@@ -42,28 +43,13 @@ class Above(mp.Trigger):
         return True
 
 
-class Seen(mp.Computation):
-    """
-    Notes the values of panes.
-    """
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Note the value.
-        """
-        self.values.append(record.value["value"])
-
-
 def shown(
     trigger: mp.Trigger, *numbers: int, combine: mp.CombineFn | None = None, **options: Any
 ) -> list[Any]:
     """
     The values of the panes of one window, whose elements come in one bundle.
     """
-    pipeline, seen = mp.Pipeline("contents"), Seen()
+    pipeline, seen = mp.Pipeline("contents"), SeenPanes()
     rows = pipeline.inject("in", key="k", at="n", at_unit="us", watermark=mp.ManualWatermark())
     windows = rows.window(mp.FixedWindows(100), trigger=trigger, **options)
     windows.combine(combine or mp.Sum("n"), name="sums").apply(seen, name="seen")

@@ -10,6 +10,7 @@ import pytest
 
 import millpond as mp
 from millpond.executor.pipeline.names import SIGNALS
+from millpond.testing.fixtures.panes import SeenPanes
 
 
 def waiting(**options: Any) -> mp.Pipeline:
@@ -22,21 +23,6 @@ def waiting(**options: Any) -> mp.Pipeline:
     windows.combine(mp.Count(), name="counts", **options)
     rows.window(mp.FixedWindows(10)).combine(mp.Count(), name="others")
     return pipeline
-
-
-class Seen(mp.Computation):
-    """
-    Notes the values of panes.
-    """
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Note the value.
-        """
-        self.values.append(record.value["value"])
 
 
 def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
@@ -95,7 +81,7 @@ def test_a_co_grouping_can_wait_for_a_signal() -> None:
     """
     A step over several streams is signalled as any other.
     """
-    pipeline, seen = mp.Pipeline("p"), Seen()
+    pipeline, seen = mp.Pipeline("p"), SeenPanes()
     streams = {
         name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
         for name in ("left", "right")

@@ -192,9 +192,7 @@ def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -
         {"key": f"{key:06}", "state": str(key), "commit_number": 1, "superstep": 1} for key in range(rows)
     ]
     (tmp_path / "scratch").mkdir()
-    writer = RowFileWriter(
-        tmp_path / "scratch", INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32
-    )
+    writer = RowFileWriter(tmp_path / "scratch", INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32)
     for start in range(0, rows, 25):
         writer.write(row_updates(updates[start : start + 25]))
     file = writer.finish(objects)
