@@ -64,6 +64,7 @@ def test_twice_the_windows_cost_twice_as_much(window_fn: WindowFn) -> None:
     """
     The work of a bounded run over one key grows with the number of the key's windows, not with its square.
     """
-    start, once, twice = (calls(window_fn, rows) for rows in (1, _WINDOWS, 2 * _WINDOWS))
+    # The first run of a process also imports and fills caches.
+    _, start, once, twice = (calls(window_fn, rows) for rows in (1, 1, _WINDOWS, 2 * _WINDOWS))
 
     assert (twice - start) / (once - start) < 2.2
