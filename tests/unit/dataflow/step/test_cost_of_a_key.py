@@ -4,8 +4,8 @@ What the windows of one key cost: as much again for twice as many.
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from cProfile import Profile
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,7 +29,7 @@ def calls(window_fn: WindowFn, rows: int) -> int:
     """
     How many functions a bounded run calls over rows of one key, one in each of ``window_fn``'s windows.
     """
-    clock, count = ManualClock(), 0
+    clock, profile = ManualClock(), Profile()
     pipeline = Pipeline("one_key")
     stream = pipeline.inject("s", key="k", at="t")
     stream.window(window_fn, timestamp_combiner="OUTPUT_AT_EARLIEST").combine(Count(), name="counts")
@@ -37,18 +37,10 @@ def calls(window_fn: WindowFn, rows: int) -> int:
         Store.in_memory(clock=clock, rng=SeededRng(1)), clock=clock, progress=False, upkeep=None
     )
 
-    def note(_: Any, event: str, __: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
     inputs = {"s": [{"k": "only", "t": number * 2 * _MINUTE_US} for number in range(rows)]}
-    sys.setprofile(note)
-    try:
-        summary = runner.run(pipeline, inputs)
-    finally:
-        sys.setprofile(None)
+    summary = profile.runcall(runner.run, pipeline, inputs)
     assert summary.totals.productions >= rows
-    return count
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 @pytest.mark.parametrize(
