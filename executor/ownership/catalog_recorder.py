@@ -1,10 +1,10 @@
 """
 Records a pipeline in the catalog: its topology once, and the facts of every commit.
 
-Nothing waits for the catalog and nothing depends on it: it is rebuilt from the log if it is lost.
-So an error of the catalog is logged, and the pipeline continues. A catalog that is slow to open is
-opened while supersteps run: a former owner that was stopped within a transaction may hold SQLite's
-lock for any time.
+Nothing waits for the catalog and nothing depends on it: a lost catalog is rebuilt from the log.
+So a catalog error is logged, and the pipeline continues. A catalog that is slow to open is opened
+while supersteps run: a former owner that was stopped inside a transaction may hold SQLite's lock
+indefinitely.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class CatalogRecorder:
 
     def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
         """
-        Note the facts of a commit; those of the takeover are kept until the catalog is open.
+        Record the facts of a commit; until the catalog is open, keep them in memory.
 
         Args:
             request: what was committed.
-            committed: as which version.
+            committed: the version that it became.
             commit_ms: how long the commit took; ``None`` if unknown.
         """
         if self._state in (_State.ABSENT, _State.CLOSED):
@@ -111,12 +111,12 @@ class CatalogRecorder:
             write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
             for write in request.writes
         }
-        marks = {w.interval.app_id: int(w.watermark) for w in request.writes if w.watermark is not None}
+        watermarks = {w.interval.app_id: int(w.watermark) for w in request.writes if w.watermark is not None}
         facts = CommitFacts(
             version=committed.version,
             wall_us=self._clock.now_us(),
             txns=fences | dict(request.positions),
-            metadata={**request.metadata, "kind": request.kind, "watermarks": marks},
+            metadata={**request.metadata, "kind": request.kind, "watermarks": watermarks},
             commit_ms=commit_ms,
         )
         with self._lock:
@@ -130,7 +130,7 @@ class CatalogRecorder:
 
     def close(self) -> None:
         """
-        Write the facts that wait and stop; give up on a catalog that is still being opened.
+        Write the pending facts and stop; abandon a catalog that is still opening.
         """
         if self._opening is not None:
             self._opening.join(_OPENING_S)
@@ -175,7 +175,7 @@ class CatalogRecorder:
 
 def definition_of(topology: Topology) -> PipelineDefinition:
     """
-    A topology as the catalog keeps it; the code's version is a hash of the pickled computation.
+    A topology in the catalog's form; the code's version is a hash of the pickled computation.
     """
     computations = tuple(
         ComputationDefinition(
@@ -193,11 +193,13 @@ def definition_of(topology: Topology) -> PipelineDefinition:
         for node in topology.computations.values()
     )
     subscriptions = tuple(
-        SubscriptionDefinition(consumer=node.name, stream=one.stream, key_extractor=_text(one.key))
+        SubscriptionDefinition(
+            consumer=node.name, stream=subscription.stream, key_extractor=_text(subscription.key)
+        )
         for node in topology.computations.values()
-        for one in node.subscriptions
+        for subscription in node.subscriptions
     )
-    names = {one.stream for one in subscriptions} | {sink.stream for sink in topology.sinks.values()}
+    names = {entry.stream for entry in subscriptions} | {sink.stream for sink in topology.sinks.values()}
     names |= {stream for node in topology.computations.values() for stream in node.produces}
     streams = tuple(
         StreamDefinition(

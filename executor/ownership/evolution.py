@@ -1,11 +1,11 @@
 """
-Evolution: what has changed in a pipeline since the store was written, and whether that may be.
+Evolution: what has changed in a pipeline since the store was written, and whether its rows allow it.
 
-A pipeline's code changes between runs, and its rows do not. So before a pipeline opens, what the store says of
-its computations is compared with their declarations: which names have rows, which codec wrote the states, into
-how many intervals the keys were cut. All of that is in the table itself (claims and other ``txn`` actions, the
-partitions of live files, the rows), so a lost catalog changes nothing. What does not fit and is not explained by
-``renamed_from`` or ``drop`` is refused, for going on would mean empty state and timers that never fire.
+A pipeline's code changes between runs; its rows do not. So before a pipeline opens, its declarations are compared
+with what the table records about its computations: which names have rows, which codec wrote the states, how many
+intervals the keys were cut into. The table itself holds all of that (in claims and other ``txn`` actions, in the
+partitions of live files, in rows), so a lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor
+``drop`` explains is refused: to continue would mean empty state and timers that never fire.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _LOG = logging.getLogger("millpond")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
     """
-    What is to become of the rows of computations that the pipeline no longer has.
+    What happens to the rows of computations that the pipeline no longer has.
 
     Attributes:
-        renames: whose rows go to which computation, former name to name.
-        drops: whose rows are removed.
+        renames: computations whose rows move: former name to new name.
+        drops: computations whose rows are removed.
     """
 
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -75,18 +75,18 @@ class Evolution:
     @property
     def leaving(self) -> frozenset[str]:
         """
-        The computations that will have no rows.
+        The computations that end up without rows.
         """
         return self.drops.union(self.renames)
 
 
 def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
     """
-    How the table gets from the pipeline that wrote it to the pipeline that opens.
+    Plan the change from the pipeline that wrote the table to the pipeline that opens it.
 
     Raises:
-        InvalidError: a computation of which the table has rows has vanished, a renamed one cannot move, or
-            another number of intervals is declared. The error names the computation and the ways out.
+        InvalidError: a computation with rows in the table has vanished, a renamed one cannot move, or a
+            different number of intervals is declared. The error names the computation and the ways out.
     """
     claimed = claimed_by(snapshot.txns, topology.name)
     stored = frozenset(name for name in claimed if snapshot.files_in(name))
@@ -97,7 +97,7 @@ def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
     if vanished:
         fresh = sorted(topology.computations.keys() - claimed - set(evolution.renames.values()))
         raise InvalidError(
-            "the store has rows of a computation that the pipeline no longer has: say renamed_from= in the "
+            "the store has rows of a computation that the pipeline no longer has: set renamed_from= in the "
             "computation that takes them over, or drop= in the pipeline to remove them",
             pipeline=topology.name,
             computation=vanished[0],
@@ -130,8 +130,8 @@ def _renames(topology: Topology, snapshot: Snapshot, stored: frozenset[str]) -> 
 def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
     if snapshot.files_in(new):
         raise InvalidError(
-            "the store has rows under both names: leave renamed_from out, and give the former computation back "
-            "or say drop= in the pipeline",
+            "the store has rows under both names: remove renamed_from=, and restore the former computation "
+            "or drop= it in the pipeline",
             computation=new,
             renamed_from=old,
         )
@@ -139,7 +139,7 @@ def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
     bare, former_bare = (snapshot.txns.get(bare_ids_app_id(name)) for name in (new, old))
     if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
         raise InvalidError(
-            "an earlier computation had this name and other intervals or ids: choose another name",
+            "an earlier computation had this name with different intervals or ids: choose another name",
             computation=new,
             renamed_from=old,
         )
@@ -147,31 +147,33 @@ def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
 
 def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | None]]:
     intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
-    return frozenset((each.low, each.high) for each in intervals if each.computation == computation)
+    return frozenset(
+        (interval.low, interval.high) for interval in intervals if interval.computation == computation
+    )
 
 
 def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
     """
-    Refuse another number of intervals than the one that was declared, or came of it, when the keys were cut.
+    Refuse a number of intervals that is neither what was declared when the keys were cut nor what they were cut into.
     """
     count = 0 if node.intervals is None else len(_cuts(snapshot, name))
     if count in (0, node.intervals):
         return
     recorded = recorded_word(snapshot.txns, DECLARED_INTERVALS_PREFIX, name)
     if recorded == str(node.intervals):
-        # There were fewer distinct keys than that.
+        # The sample had fewer distinct keys than that.
         return
     if recorded is None and count < (node.intervals or 0):
         _LOG.warning(
-            "%s declares intervals=%s, and its keys were cut into %s by a version that did not record the "
-            "declared number; it stays at that",
+            "%s declares intervals=%s, but a version that did not record the declared number cut its keys "
+            "into %s; that number stays",
             node.name,
             node.intervals,
             count,
         )
         return
     raise InvalidError(
-        "the computation's keys were cut into another number of intervals at its first input, which stays: "
+        "the computation's keys were cut into another number of intervals at its first input, and stay cut: "
         "declare that number or none; to cut them again, start a computation of another name and drop= this one",
         computation=node.name,
         intervals=node.intervals,
@@ -183,7 +185,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
     """
     Refuse to read states with another codec than the one that wrote them.
 
-    Stores of versions that recorded no codec still tell text from bytes by the column that a state is in.
+    In a store of a version that recorded no codec, the column of a state still tells text from bytes.
 
     Raises:
         InvalidError: names the computation, both codecs and the ways out.
@@ -200,8 +202,8 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
         if written not in (None, str(codec.name)):
             raise InvalidError(
-                "the computation's states were written by another codec: go on with that one, or start a "
-                "computation of another name, with drop= of this one in the pipeline",
+                "the computation's states were written by another codec: keep that codec, or start a "
+                "computation of another name and drop= this one in the pipeline",
                 computation=node.name,
                 codec=codec.name,
                 written_by=written,
@@ -223,7 +225,7 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
 
 def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
     """
-    The positions that record the codecs of some computations, where the table does not have them already.
+    The positions that record the codecs of computations, except those that the table already has.
     """
     records: dict[str, int] = {}
     for name in sorted(names & topology.computations.keys()):
@@ -235,13 +237,13 @@ def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
 
 def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
     """
-    What the table says of renamed computations, said of their new names.
+    The positions of renamed computations, under their new names.
     """
     positions: dict[str, int] = {}
     for old, new in evolution.renames.items():
         positions |= _moved(topology, snapshot, old, new)
     stored = snapshot.txns
-    # A name that is used again may stand higher already, and no position goes back.
+    # A reused name may already have a higher position, and positions never go back.
     return {app_id: max(version, stored.get(app_id, version)) for app_id, version in positions.items()}
 
 
@@ -272,18 +274,18 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
     """
-    The intervals into which the table has cut the keys of some computations.
+    The intervals of some computations, as the table has cut their keys.
     """
     intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
-    return sorted(each for each in intervals if each.computation in computations)
+    return sorted(interval for interval in intervals if interval.computation in computations)
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
     """
-    The interval that each one of a renamed computation takes the place of, by the new one.
+    For each new interval of a renamed computation, the former interval that it replaces.
     """
     return {
-        replace(each, computation=evolution.renames[each.computation]): each
-        for each in leaving
-        if each.computation in evolution.renames
+        replace(former, computation=evolution.renames[former.computation]): former
+        for former in leaving
+        if former.computation in evolution.renames
     }

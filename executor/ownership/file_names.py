@@ -1,10 +1,9 @@
 """
-File names that an owner draws: never those of an earlier owner, whatever the randomness.
+File names that an owner draws: never those of an earlier owner, even from the same seed.
 
-A process that is started again from the same seed draws the same tokens, and would write over,
-or stumble upon, the files that it left uncommitted. So a token is mixed with the pipeline and the
-sequencer of its lease: both together no two owners ever share, and the same run draws the same
-names again.
+A process that restarts with the same seed draws the same tokens, and would overwrite files that
+it left uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer
+of its lease: no two owners share both, and a repeated run draws the same names.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class OwnedNames:
     An `Rng` whose tokens belong to one owner of a pipeline.
 
     Args:
-        rng: what is drawn from.
-        pipeline: whose files are named.
-        sequencer: of the owner's lease on the pipeline, asked at every draw.
+        rng: the source of tokens.
+        pipeline: the pipeline whose files are named.
+        sequencer: returns the sequencer of the owner's lease on the pipeline; called at every draw.
 
     Example:
         >>> from millpond.testing.fixtures.determinism import SeededRng

@@ -58,13 +58,13 @@ from millpond.statestore.types import Clock, CommitNumber, Sequencer
 __all__ = ["KeepUndelivered", "OwnedInterval", "Ownership", "boundaries_of"]
 
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
-"""Writes what computations have produced and no one has got yet to a file of the control interval, under a fence."""
+"""Writes the undelivered productions of computations to a file of the control interval, under a fence."""
 
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits for as long as the owner lives: ten years, say. An owner does not wait for a successor that has fenced it."""
+"""A standby waits while the owner lives: ten years, in effect for ever. An owner does not wait for a successor that has fenced it."""
 
 _CUT_CHARACTERS_MAX: Final = 256
-"""A cut is part of application ids and of ZooKeeper's paths; so much of a key tells enough."""
+"""Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
 
 
 class OwnedInterval:
@@ -87,7 +87,7 @@ class OwnedInterval:
 
     def observe(self, result: BundleResult) -> None:
         """
-        Take over what a committed bundle says is pending.
+        Replace the summary by what a committed bundle reports as pending.
         """
         self.summary = IntervalSummary(
             next_event_timer=result.next_event_timer,
@@ -105,12 +105,12 @@ class Ownership:
     Args:
         store: the open store.
         topology: the checked pipeline.
-        clock: for waiting.
-        intervals: how many intervals a computation gets unless it names a number.
-        on_held: what to do about an interval that another process holds.
+        clock: times the waits.
+        intervals: how many intervals a computation gets unless it declares a number.
+        on_held: what to do when another process holds an interval.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        on_taken: told of every commit that takes intervals over.
-        keep_undelivered: keeps the productions of computations that are dropped.
+        on_taken: called after every commit that takes over intervals.
+        keep_undelivered: saves the undelivered productions of dropped computations.
     """
 
     def __init__(
@@ -163,24 +163,28 @@ class Ownership:
 
     def open(self) -> None:
         """
-        Take every interval that the table knows of this pipeline, and the control interval.
+        Take every interval that the table has for this pipeline, and the control interval.
 
         Computations that were renamed or dropped leave the table before this returns.
 
         Raises:
             InvalidError: a computation of this name belongs to another pipeline of the store, or the
-                pipeline has changed in a way that its rows do not bear; see `plan_evolution`.
+                pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
         self._store.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
-        coming = frozenset(self._plan_evolution().renames.values())
-        self._take([self._control, *(each for each in self._known() if each.computation not in coming)])
+        new_names = frozenset(self._plan_evolution().renames.values())
+        known = [interval for interval in self._known() if interval.computation not in new_names]
+        self._take([self._control, *known])
         try:
-            # A former owner may have cut keys up to that fence; no process can after it.
+            # A former owner may have cut keys until that fence; no process can after it.
             evolution = self._plan_evolution()
-            coming = frozenset(evolution.renames.values())
-            missed = [each for each in self._known() if each not in self._owned]
-            missed = [each for each in missed if each.computation not in coming]
+            new_names = frozenset(evolution.renames.values())
+            missed = [
+                interval
+                for interval in self._known()
+                if interval not in self._owned and interval.computation not in new_names
+            ]
             if missed:
                 self._take(missed)
             if evolution:
@@ -199,7 +203,7 @@ class Ownership:
         """
         Move or remove the rows of computations that the pipeline no longer has, in one commit.
 
-        All their intervals are fenced first, so that nothing of a former owner lands behind it.
+        All their intervals are fenced first, so that no write of a former owner lands after it.
         """
         leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
         coming = moved_intervals(evolution, leaving)
@@ -213,8 +217,8 @@ class Ownership:
                 interval=self._control, fence=control.next_fence, added=() if kept is None else (kept,)
             ),
             *(
-                IntervalWrite(interval=each, fence=self._owned[each].next_fence)
-                for each in (*leaving, *coming)
+                IntervalWrite(interval=interval, fence=self._owned[interval].next_fence)
+                for interval in (*leaving, *coming)
             ),
         ]
         request = CommitRequest(
@@ -254,10 +258,10 @@ class Ownership:
 
     def check_owner(self) -> None:
         """
-        Return if the pipeline is this process's own, by its leases and by the fence in the table.
+        Check that this process owns the pipeline, by its leases and by the fence in the table.
 
         Raises:
-            FencedError: another process has taken it.
+            FencedError: another process has taken the pipeline.
             UnavailableError: ZooKeeper did not come back within the pause timeout.
         """
         self.wait_until_held()
@@ -269,7 +273,7 @@ class Ownership:
 
     def check_leases(self) -> None:
         """
-        Return unless a lease is known to be lost; asks no service.
+        Check that no lease is known to be lost, without asking a service.
 
         Raises:
             FencedError: another process has taken an interval.
@@ -290,10 +294,10 @@ class Ownership:
 
     def commit(self, request: CommitRequest) -> Committed:
         """
-        Commit, and move the fences of the touched intervals on.
+        Commit, and advance the fences of the intervals that it writes.
 
-        Waits while a lease is suspended or the store's answer is unknown, up to the pause
-        timeout; settles an unknown outcome by reading back, never by a blind retry.
+        Waits while a lease is suspended or the outcome is unknown, up to the pause timeout;
+        settles an unknown outcome by reading back, never by a blind retry.
         """
         committed = self._commit_settled(request)
         self._move_on(request)
@@ -301,11 +305,11 @@ class Ownership:
 
     def wait_until_held(self) -> None:
         """
-        Wait while ZooKeeper is away.
+        Wait while ZooKeeper is unavailable.
 
         Raises:
             FencedError: a lease is lost.
-            UnavailableError: it did not come back within the pause timeout.
+            UnavailableError: ZooKeeper did not come back within the pause timeout.
         """
 
         def check() -> None:
@@ -341,13 +345,13 @@ class Ownership:
 
         Args:
             intervals: the intervals.
-            records: what else the commit that fences them records.
-            above: by interval, another one whose rows it gets: its sequencer has to be above theirs.
-            is_scanned: whether to look for timers and holds in their rows.
+            records: further positions for the commit that fences them.
+            above: by interval, the one whose rows it receives and whose sequencer it must exceed.
+            is_scanned: whether to scan their rows for timers and holds.
         """
         snapshot = self._store.committer.refresh()
         claims = {
-            **self._claims(intervals, frozenset(each.computation for each in above or ())),
+            **self._claims(intervals, frozenset(interval.computation for interval in above or ())),
             **(records or {}),
         }
         owned_before = self._owned.get(self._control)
@@ -356,7 +360,7 @@ class Ownership:
             wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(former)))
         timeout_ms = TIMEOUT_MS
         if self._on_held == "wait" and owned_before is None:
-            # Arrow imports pandas when it first meets numpy: half a second that a standby has now.
+            # Arrow imports pandas when it first sees a numpy array: half a second, which a standby has now.
             pa.array(np.empty(0))
             timeout_ms = _STANDBY_MS
         leases = self._store.leases.take_all(wanted, on_held=self._on_held, timeout_ms=timeout_ms)
@@ -377,7 +381,7 @@ class Ownership:
             self._on_taken(request, committed)
         reach("lease.fenced")
         if is_scanned:
-            # Only now is the scan final: nothing of a former owner can land after the fence.
+            # The scan is final only now: no write of a former owner can land after the fence.
             self._scan(intervals)
         self._index()
 
@@ -393,9 +397,9 @@ class Ownership:
 
     def _claims(self, intervals: Sequence[Interval], moved: frozenset[str]) -> dict[str, int]:
         """
-        What the commit that takes ``intervals`` must claim, after a look at who else does.
+        The claims of the commit that takes ``intervals``, none of which another pipeline may have.
 
-        Computations in ``moved`` get rows whose ids are scoped already.
+        The rows that computations in ``moved`` receive have scoped ids already.
         """
         pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
         names = {interval.computation for interval in intervals if interval != self._control}
@@ -433,10 +437,10 @@ class Ownership:
 
     def _commit_settled(self, request: CommitRequest) -> Committed:
         """
-        Commit the request once, however often the store has to be asked.
+        Commit the request once, over any number of retries.
 
-        ``commit`` settles what it left unknown before, and equal requests are one commit, so
-        asking again is a read-back first and never a blind retry.
+        ``commit`` first settles what an earlier call left unknown, and equal requests are one
+        commit, so a retry reads back before it writes.
         """
 
         def commit() -> Committed:
@@ -450,8 +454,8 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
     """
     Cuts that give each of ``count`` intervals about the same share of the sampled keys.
 
-    Fewer cuts come back when the sample has fewer distinct keys. Of a long key its beginning is
-    the cut, which divides the keys nearly as well.
+    A sample with fewer distinct keys gives fewer cuts. A long key is cut at its prefix, which
+    divides the keys nearly as well.
 
     Example:
         >>> boundaries_of(pa.array(["a", "b", "c", "d"]), 2)

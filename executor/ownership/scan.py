@@ -1,9 +1,8 @@
 """
-The initial scan: what a new owner must know of the rows before it may work.
+The initial scan: what a new owner must know about the rows before it works.
 
-It finds the pending timers, the holds and the undelivered productions of each interval
-in the committed files (MillWheel §6.2, §7.1). Rows themselves stay where they are: the
-soft state of a worker reads them when it needs them.
+It finds the pending timers and the holds of each interval in the committed files (MillWheel
+§6.2, §7.1). The rows stay in their files; a worker's soft state reads them when it needs them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUM
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSummary:
     """
-    What the driver keeps of an interval between supersteps.
+    What the driver keeps about an interval between supersteps.
 
     Attributes:
         next_event_timer: earliest pending timer in event time.
@@ -71,7 +70,7 @@ def scan_interval(
 
     Args:
         objects: where the files are.
-        interval: whose.
+        interval: the interval.
         files: all its live files.
         percentiles: the percentile watermarks that the pipeline keeps.
 
@@ -83,7 +82,7 @@ def scan_interval(
     updates = read_row_files(
         objects, [file.path for file in files], columns=list(_SCAN_COLUMNS), interval=interval
     )
-    # State is the bulk of a row and has no say in timers and holds: it is not read.
+    # State is the bulk of a row and does not affect timers or holds, so it is not read.
     for name in _STATE_COLUMNS:
         updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
     rows = combine_updates(updates)

@@ -1,5 +1,5 @@
 """
-ServiceRetry: how long a run waits for services that are away, and that it stops waiting when it is told to.
+ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _Result = TypeVar("_Result")
 
 class ServiceRetry:
     """
-    Asks again while ZooKeeper or the object store is away; safe to `end` from any thread.
+    Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
 
     Args:
         clock: the source of time.
-        timeout_ms: how long each wait may take.
+        timeout_ms: how long each `run` may wait.
     """
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
@@ -32,23 +32,23 @@ class ServiceRetry:
 
     def end(self) -> None:
         """
-        Wait no more: what is away from now on fails at once, and so does what is being waited for.
+        Stop retrying: from now on `run` raises the next error at once, also where it is already waiting.
         """
         self._ended = True
 
     def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
         """
-        What ``action`` returns, asked again while it says that a service is away.
+        Call ``action``, again while it reports that a service is unavailable, and return its result.
 
-        It must bear to be asked again: what it left unknown it reads back first.
+        It must be safe to repeat: it first reads back what its last call left unknown.
 
         Args:
-            action: what is wanted.
-            meanwhile: called before each further try.
+            action: the call to retry.
+            meanwhile: called before each retry.
 
         Raises:
-            OutcomeUnknownError: it still does not say when the time is over.
-            UnavailableError: it is still away then.
+            OutcomeUnknownError: the outcome is still unknown at the timeout.
+            UnavailableError: the service is still unavailable at the timeout.
         """
         deadline_us = self._clock.monotonic_us() + self._timeout_ms * 1_000
         while True:
