@@ -1,3 +1,3 @@
 """
-Taking a damaged store back to its newest sound version.
+Takes a damaged store back to its newest intact version.
 """

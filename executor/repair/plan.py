@@ -1,10 +1,10 @@
 """
-What a repair would do: the newest state of a damaged store that can be put together again.
+Plans a repair: finds the newest state of a damaged store that can be restored.
 
-In this order: a damaged file that a compaction made is replaced by the files that it was compacted from, where
-these are still there, and nothing is lost. Else the whole table goes back to the newest version
-all of whose files are whole: state, timers, ids and productions of all keys together with the
-positions of all inputs, so that what was consumed since is read again. Nothing here changes anything.
+A damaged file that a compaction wrote is replaced by the files that it was compacted from, if these
+still exist; nothing is lost. Otherwise the whole table goes back to the newest version all of whose
+files are intact: state, timers, ids and productions of all keys together with the positions of all
+inputs, so that what was consumed since is read again. Planning changes nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["RepairPlan", "Restored", "plan_repair"]
 
 
 _COMPACTION_KINDS: Final = frozenset({"compaction", "fold"})
-"""Kinds of a compaction's commit: today's, and that of stores of 0.1."""
+"""The kinds of a compaction's commit: the current one, and that of stores of 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """
-    A damaged file, and the whole ones that say the same.
+    A damaged file, and the intact files that have the same contents.
     """
 
     path: str
@@ -47,17 +47,17 @@ class Restored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
     """
-    How a store becomes whole again.
+    How to repair a store.
 
     Attributes:
-        newest: the newest version that there ever was, as far as log and mark tell.
-        state: what the table will be: live files, and transactions before they are moved on.
-        history: what the log tells, up to where it can be read.
+        newest: the newest version that ever existed, by the log and the mark.
+        state: the table after the repair: live files, and transactions before the repair advances them.
+        history: the log's history, up to where it can be read.
         healed: files in which one bit was flipped, as they were written, by path.
-        restored: damaged files whose contents are found elsewhere.
-        lost: damaged or missing live files whose contents are not.
-        set_aside: files of the log that cannot stay; copies are kept.
-        txns: the newest transactions that any readable commit tells of.
+        restored: damaged files whose contents exist in other files.
+        lost: damaged or missing live files whose contents do not.
+        set_aside: files to remove from the log; copies are kept.
+        txns: the newest transactions of any readable commit.
         is_readable: whether the log can be read to its end, so that older versions stay readable.
     """
 
@@ -87,19 +87,19 @@ class RepairPlan:
 
     def supersteps(self) -> dict[str, tuple[int, int]]:
         """
-        By application id of a pipeline's superstep, the last that stays and the last that there was.
+        By application id of a pipeline's superstep: the last one after the repair, and before it.
         """
         return self._moved(SUPERSTEP_PREFIX)
 
     def inputs(self) -> dict[str, tuple[int, int]]:
         """
-        By application id of an input, how far it stays consumed and how far it was; -1 for not at all.
+        By application id of an input: the consumed position after the repair, and before it; -1 for none.
         """
         return self._moved(INPUT_PREFIX)
 
     def consumed(self) -> dict[str, int]:
         """
-        By source of an input, how far the store will have consumed it; -1 for not at all.
+        By source of an input: the consumed position after the repair; -1 for none.
         """
         newest: dict[str, int] = {}
         for app_id in self.txns:
@@ -111,7 +111,7 @@ class RepairPlan:
     @property
     def is_after_repair(self) -> bool:
         """
-        Whether the newest commit is that of an earlier repair, which may have been cut short after it.
+        Whether the newest commit is an earlier repair's, which may have been interrupted after it.
         """
         return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
 
@@ -125,7 +125,7 @@ class RepairPlan:
 
 class _Files:
     """
-    Which row files are whole, or would be if a bit were turned back; each is read once.
+    Which row files are intact, or would be with one bit flipped back; each is read once.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -152,10 +152,10 @@ class _Files:
         whole = repair_bit_flip(damaged, lambda data: parquet_seal_holds(memoryview(data), name))
         if whole is None:
             return False
-        held = MemoryObjects()
-        held.put(path, whole)
+        memory = MemoryObjects()
+        memory.put(path, whole)
         try:
-            read_row_files(held, [path])
+            read_row_files(memory, [path])
         except DataError:
             return False
         self.healed[path] = whole
@@ -163,20 +163,20 @@ class _Files:
 
     def sources_of(self, path: str, history: TableHistory) -> tuple[Add, ...] | None:
         """
-        The whole files that a damaged one was compacted from; ``None`` if some of them are gone.
+        The intact files that a damaged one was compacted from; ``None`` if some of them are gone.
         """
-        made = history.maker_of(path)
-        if made is None or made.kind not in _COMPACTION_KINDS:
+        change = history.maker_of(path)
+        if change is None or change.kind not in _COMPACTION_KINDS:
             return None
-        interval = next(add.tags.get("interval") for add in made.added if add.path == path)
+        interval = next(add.tags.get("interval") for add in change.added if add.path == path)
         sources: list[Add] = []
-        for source in made.removed:
+        for source in change.removed:
             if source.tags.get("interval") != interval:
                 continue
-            deeper = (source,) if self.is_whole(source.path) else self.sources_of(source.path, history)
-            if deeper is None:
+            intact = (source,) if self.is_whole(source.path) else self.sources_of(source.path, history)
+            if intact is None:
                 return None
-            sources += deeper
+            sources += intact
         return tuple(sources) or None
 
 
@@ -189,8 +189,8 @@ def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
         mark: the high-water mark; ``None`` if it is not known.
 
     Raises:
-        DataError: there is none; only a copy of the store helps.
-        UnavailableError: the store is away.
+        DataError: there is none; restore the store from a copy.
+        UnavailableError: the store is unavailable.
     """
     log, files = Log(objects), _Files(objects)
     inventory = log.inventory()
@@ -225,7 +225,7 @@ def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
                 is_readable=is_readable,
             )
     raise DataError(
-        "no version of the store is whole any more: restore it from a copy", store=objects.url, lost=len(lost)
+        "no version of the store is intact: restore it from a copy", store=objects.url, lost=len(lost)
     )
 
 
@@ -246,7 +246,7 @@ def _set_aside(
         before.append(history.start)
     whole = range(before[0], history.start) if before else range(0)
     if before and (list(whole) != before or any(not _is_whole(log, version) for version in before)):
-        # A reader begins with the first commit, so all before the checkpoint go together.
+        # A reader begins with the first commit, so all commits before the checkpoint are removed together.
         broken.update(commit_path(version) for version in before)
         broken.update(
             path
@@ -271,7 +271,7 @@ def _is_whole(log: Log, version: TableVersion) -> bool:
 
 def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
     """
-    Where transactions stood at last: by the history, and by single commits after it that can be read.
+    The last known transactions: from the history, and from single readable commits after it.
     """
     txns = dict(history.state.txns)
     for version in inventory.versions:

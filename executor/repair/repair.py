@@ -1,16 +1,16 @@
 """
-Repair: a damaged store made whole again, by one fenced commit that says what it did.
+Repair: restores a damaged store in one fenced commit that records what it did.
 
-Everything goes back together. Going back to version *g* means the rows of *g* and the input
-positions of *g*, so a runner reads again what was consumed since, where its source still has it. Two
-numbers do not go back. Fences rise, through leases taken for the repair: a former owner of the pipeline
-cannot write any more. And supersteps rise above every earlier one: a sink that has the outputs of the
-undone supersteps must not mistake their successors for repetitions. So rows whose productions are
-undelivered at *g* are rewritten under the new number.
+Everything goes back together. A store that goes back to version *g* has the rows of *g* and the input
+positions of *g*, so a runner reads again what was consumed since, if its source still has it. Two
+numbers do not go back. Fences rise, through leases taken for the repair, so a former owner of the
+pipeline can no longer write. Supersteps rise above every earlier one, so a sink that has the outputs of
+undone supersteps does not mistake their successors for repetitions. Rows whose productions are
+undelivered at *g* are therefore rewritten under the new number.
 
-The log stays what it is where it can be read to its end: older versions stay readable. Where it cannot,
-the repair's commit says everything, a checkpoint repeats it, and the files of the old log are
-set aside. Killed at any moment, a repair leaves a store that can be repaired again. What is to follow
+If the log can be read to its end, it stays, and older versions stay readable. If not, the repair's
+commit holds the whole state, a checkpoint repeats it, and the files of the old log are set aside.
+A repair that is killed at any moment leaves a store that can be repaired again. Work that follows
 the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
 pipeline starts in between.
 """
@@ -69,9 +69,9 @@ from millpond.statestore.types import (
 __all__ = ["SET_ASIDE_FOLDER", "hold_store", "repair_store"]
 
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
-"""Where copies of what was taken out of the log lie, a folder a repair."""
+"""Holds copies of the files that were removed from the log, in one folder per repair."""
 
-_LOST_TOLD_MAX: Final = 100
+_LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
     TOTAL_PREFIX: 0,
     COUNT_PREFIX: 0,
@@ -90,22 +90,22 @@ def repair_store(
     then: Callable[[], None] | None = None,
 ) -> Committed:
     """
-    Do what a plan says.
+    Carry out a plan.
 
     Args:
         objects: the table's root.
-        plan: made just before; no commit may have followed it.
+        plan: the plan; the table has no commit since it was made.
         leases: the store's leases; those of every interval are taken and released.
         clock: the source of time.
         rng: the source of file names.
-        then: what to do after the commit, before the leases are given back.
+        then: called after the commit, before the leases are released.
 
     Returns:
         The repair's commit: the newest version of the table.
 
     Raises:
-        ConflictError: a pipeline of the store is running; stop it first. Or another repair or a collection by
-            hand is, or took files that the plan needs. Nothing was changed.
+        ConflictError: a pipeline of the store is running (stop it first), another repair or an offline
+            collection is running, or a collection removed files that the plan needs. Nothing was changed.
         FencedError: this process was suspended for longer than its session; repair again.
         ObjectExistsError: another process has committed since the plan was made. Nothing was changed.
         UnavailableError: a service does not respond; repair again.
@@ -129,7 +129,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
 
     Raises:
         ConflictError: one of them is running.
-        UnavailableError: the lease service is away.
+        UnavailableError: the lease service is unavailable.
     """
     fences = {
         interval: _fence_of(plan, app_id)
@@ -180,7 +180,7 @@ def _commit(
             "writer": rng.token(),
             "previous": plan.history.digest if plan.is_readable else "",
             "restored_version": int(plan.state.version),
-            "lost": list(plan.lost[:_LOST_TOLD_MAX]),
+            "lost": list(plan.lost[:_LOST_NAMED_MAX]),
         },
     )
     data = encode([info, *changes])
@@ -199,12 +199,12 @@ def _commit(
 
 def _check_files(objects: Objects, plan: RepairPlan) -> None:
     """
-    Refuse a plan whose files have gone since: a collection ran in between, which changes no version.
+    Refuse a plan whose files are gone: a collection may have removed them, which makes no new version.
     """
     gone = plan.state.live.keys() - set(objects.list(""))
     if gone:
         raise ConflictError(
-            "garbage was collected meanwhile, and files went that the repair needs; repair again",
+            "garbage collection has removed files that the repair needs since it was planned; repair again",
             path=min(gone),
             files=len(gone),
         )
@@ -212,7 +212,7 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
     """
-    What makes the table consist of ``live``: all of it where nothing of the log can be built on.
+    The actions that make ``live`` the table's files: all actions if the log cannot be read to its end.
     """
     if not plan.is_readable:
         yield plan.history.protocol
@@ -234,7 +234,7 @@ def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator
 
 def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
     """
-    By pipeline, a superstep above every one that the log or any file's name tells of.
+    By pipeline: a superstep above every one in the log or in a file's name.
     """
     supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
@@ -255,7 +255,8 @@ def _transactions(
     plan: RepairPlan, supersteps: Mapping[str, Superstep], owners: Mapping[Interval, Fence]
 ) -> dict[str, int]:
     fences = {
-        interval.app_id: pack_fence(each.sequencer, each.commit_number) for interval, each in owners.items()
+        interval.app_id: pack_fence(fence.sequencer, fence.commit_number)
+        for interval, fence in owners.items()
     }
     if not plan.is_rollback:
         return fences
@@ -285,7 +286,7 @@ def _rewritten_rows(
     rng: Rng,
 ) -> Iterator[tuple[str, Add]]:
     """
-    Files with rows of a pipeline's last superstep, whose productions are undelivered, under its new number.
+    Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number.
     """
     for pipeline, superstep in sorted(supersteps.items()):
         last = plan.state.txns.get(superstep_app_id(pipeline))
@@ -325,7 +326,7 @@ def _rewritten_rows(
 
 def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> None:
     """
-    Take files out of the log, oldest first, and keep copies.
+    Remove files from the log, oldest first, and keep copies.
     """
     gone = []
     for path in plan.set_aside:

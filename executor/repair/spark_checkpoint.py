@@ -1,9 +1,9 @@
 """
-Spark's streaming checkpoints, taken back to an earlier batch: for repair.
+Takes Spark's streaming checkpoints back to an earlier batch, for a repair.
 
-A checkpoint has a folder ``offsets`` with what each batch covers and a folder ``commits`` with the batches
-that are done, a file a batch, and a file ``metadata`` with the query's id. Without the files after a batch,
-the query begins with the next one and reads its offsets from the source again.
+A checkpoint has a folder ``offsets`` with what each batch covers, a folder ``commits`` with the batches
+that are done, one file per batch, and a file ``metadata`` with the query's id. Once the files after a batch
+are removed, the query continues with the next batch and reads its offsets from the source again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PARTS: Final = ("commits", "offsets")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """
-    How far a query has come, by its checkpoint.
+    A query's progress, by its checkpoint.
 
     Attributes:
         done: the last batch that is done; -1 before the first.
-        planned: the last batch that was begun; -1 before the first.
+        planned: the last batch that has started; -1 before the first.
     """
 
     done: int
@@ -49,10 +49,10 @@ class Reached:
 
 def reached_batches(folder: Path) -> dict[str, Reached]:
     """
-    How far the checkpoints of a folder have come, by query id.
+    The progress of the checkpoints in a folder, by query id.
 
     Args:
-        folder: where checkpoints are, at any depth; one that does not exist has none.
+        folder: contains the checkpoints, at any depth; if it does not exist, there are none.
     """
     reached = {}
     for metadata in sorted(folder.rglob("metadata")):
@@ -71,12 +71,12 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
     Take the checkpoints of some queries back.
 
     Args:
-        folder: where checkpoints are, at any depth.
+        folder: contains the checkpoints, at any depth.
         batches: by query id, the last batch that stays; -1 for none.
         dry_run: change nothing.
 
     Returns:
-        The ids of the queries whose checkpoint was found there and goes, or went, back.
+        The ids of the queries whose checkpoints went back, or would in a run that is not dry.
     """
     rewound = []
     for metadata in sorted(folder.rglob("metadata")):
@@ -84,7 +84,7 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
         if query is None or query not in batches:
             continue
         later = list(_later(metadata.parent, batches[query]))
-        # Commits first: killed in between, Spark runs a batch again, which the store recognises.
+        # Commits first: after a kill in between, Spark repeats a batch, which the store recognises.
         for path in () if dry_run else later:
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
 
 
 def _later(checkpoint: Path, batch: int) -> Iterator[Path]:
-    # From the newest on: killed in between, what is left has no gap.
+    # Newest first: a kill in between leaves no gap.
     for part in _PARTS:
         later = [path for path in _batches(checkpoint, part) if int(path.name) > batch]
         yield from sorted(later, key=lambda path: int(path.name), reverse=True)
@@ -108,7 +108,7 @@ def _id_of(metadata: Path) -> str | None:
     if not metadata.is_file():
         return None
     try:
-        said = orjson.loads(metadata.read_bytes())
+        fields = orjson.loads(metadata.read_bytes())
     except ValueError:
         return None
-    return said.get("id") if isinstance(said, dict) else None
+    return fields.get("id") if isinstance(fields, dict) else None
