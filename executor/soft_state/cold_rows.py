@@ -1,9 +1,9 @@
 """
-Cold rows: rows as they were read, still in Arrow, until they are needed.
+Cold rows: rows that stay in Arrow, as read, until they are needed.
 
 A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a
-while: making Python objects of a million rows would take longer than reading them, so a row is made
-into objects when its key first has something to do.
+while, and decoding a million rows into Python objects takes longer than reading them. So a row is
+decoded when its key is first needed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["ColdRows"]
 
 _COLUMNS: Final = ("key", "state", "state_bytes", "timers")
 _COMPACT: Final = 2
-"""When no more than one in so many rows is left, the others' memory is given back."""
+"""When at most one in so many rows is left, the memory of the others is released."""
 
 
 class ColdRows:
     """
-    Rows of which each is taken once.
+    Rows that are taken out one by one.
 
     Args:
-        merged: one row a key.
-        weights: what each would cost in the cache.
+        merged: one row per key.
+        weights: what each row would cost in the cache.
     """
 
     def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64]) -> None:
@@ -44,7 +44,7 @@ class ColdRows:
 
     def among(self, keys: Iterable[str]) -> list[str]:
         """
-        Those of the keys whose rows are here.
+        The subset of the keys whose rows are here.
         """
         indices = self._indices
         return [key for key in keys if key in indices]
@@ -59,14 +59,14 @@ class ColdRows:
     @property
     def weights(self) -> npt.NDArray[np.int64]:
         """
-        What each of `keys` would cost in the cache.
+        What the row of each of `keys` would cost in the cache.
         """
         weights: npt.NDArray[np.int64] = self._weights[list(self._indices.values())]
         return weights
 
     def take(self, keys: Sequence[str]) -> tuple[LoadedRows, int]:
         """
-        The rows of keys that are all here, which they are no more, and their weight.
+        Remove and return the rows of keys that are all here, with their total weight.
         """
         indices = list(map(self._indices.pop, keys))
         rows = pa.array(indices, pa.int64())
@@ -78,7 +78,7 @@ class ColdRows:
 
     def drop(self, keys: Iterable[str]) -> int:
         """
-        Forget rows of keys that are all here; their weight.
+        Remove the rows of keys that are all here, and return their total weight.
         """
         indices = list(map(self._indices.pop, keys))
         weight = int(self._weights[indices].sum())
@@ -90,7 +90,7 @@ class ColdRows:
             return
         kept = np.zeros(self._table.num_rows, np.bool_)
         kept[list(self._indices.values())] = True
-        # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
+        # A filter works chunk by chunk: all states together may be more than one array holds.
         self._table, self._weights = self._table.filter(pa.array(kept)), self._weights[kept]
         self._indices = dict(
             zip(self._table.column("key").to_pylist(), range(self._table.num_rows), strict=True)

@@ -1,9 +1,9 @@
 """
 Which rows to evict when memory is short (MillWheel §8.3).
 
-A row that waits for its window to close was modified last and will be needed last, which
-is just what a least-recently-used cache gets wrong. The engine knows the timers, so it
-evicts rows that wait for nothing first, then those whose next timer is furthest.
+A row that waits for its window to close was modified last and will be needed last: the case
+that a least-recently-used cache gets wrong. The engine knows the timers, so it first evicts
+rows that wait for nothing, then those whose next timer is furthest away.
 Policies are functions of plain columns; `least_recently_used` is the baseline to beat.
 """
 
@@ -24,14 +24,14 @@ Waits: TypeAlias = npt.NDArray[np.float64]
 
 EvictionPolicy: TypeAlias = Callable[[Waits], npt.NDArray[np.intp]]
 """
-From how long each row waits for its next timer in microseconds (`NEVER`: it has none), rows
-in order of their last use, to the positions of the rows in the order of letting them go.
+Takes how long each row waits for its next timer, in microseconds (`NEVER`: it has none), for
+rows in order of their last use; returns the positions of the rows in order of eviction.
 """
 
 
 def window_aware(waits: Waits) -> npt.NDArray[np.intp]:
     """
-    Rows without timers first, then the furthest next timer; the longest unused among equals.
+    Rows without timers first, then those with the furthest next timer; among equals, the least recently used.
 
     Example:
         >>> window_aware(np.array([5.0, NEVER, 90.0])).tolist()
@@ -42,6 +42,6 @@ def window_aware(waits: Waits) -> npt.NDArray[np.intp]:
 
 def least_recently_used(waits: Waits) -> npt.NDArray[np.intp]:
     """
-    The longest unused first, whatever the rows wait for.
+    The least recently used first, whatever the rows wait for.
     """
     return np.arange(len(waits), dtype=np.intp)

@@ -1,9 +1,9 @@
 """
-Which committed files soft state rests on, and what another list of them means.
+The committed files that soft state has read, and what to read when the list of files changes.
 
-Soft state knows the files it has taken in and the superstep that they reach. A file that
-holds only later supersteps is new; one that can only repeat what is known is a rewrite
-(OPTIMIZE, a compaction). Anything else proves nothing, and then all rows are read again.
+Soft state knows the files that it has read and the superstep that they reach. A file that
+holds only later supersteps is new; one that can only repeat known rows is a rewrite
+(OPTIMIZE, a compaction). If a change has any other cause, all rows are read again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class FileKeys:
 
 class KnownFiles:
     """
-    The files that soft state has taken in.
+    The files that soft state has read or adopted.
 
     Attributes:
         position: the last one that is known to be committed.
-        superstep: everything that was committed up to this superstep has been taken in.
+        superstep: all that was committed up to this superstep has been read.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class KnownFiles:
     @property
     def all(self) -> list[FileKeys]:
         """
-        The files, those included that are only adopted.
+        The files, including those that are only adopted.
         """
         return list(self._files.values())
 
@@ -65,39 +65,39 @@ class KnownFiles:
 
     def disown(self, path: str) -> None:
         """
-        Take out a file that was adopted in vain.
+        Remove an adopted file that was never committed.
         """
         self._files.pop(path, None)
 
     def confirm(self, path: str, superstep: int) -> None:
         """
-        A file that was adopted has been committed.
+        Note that an adopted file has been committed.
         """
         self.position = path
         self.superstep = max(self.superstep, superstep)
 
     def are(self, files: Sequence[LiveFile]) -> bool:
         """
-        Whether these are the very files, so that there is nothing to do.
+        Whether these are exactly the known files, so that there is nothing to do.
         """
         return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
 
     def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
         """
-        The committed files that must be read to be up to date; ``None``: all of them, from nothing.
+        The committed files that must be read to be up to date; ``None`` if all must be read from the start.
         """
         if not self._files:
             return None
         added = [file for file in files if file.path not in self._files]
         rewrites = [file for file in added if self._is_rewrite(file)]
         unread = [file for file in added if self._is_unread(file)]
-        # Files that went without a trace, or that hold old and new rows alike, prove nothing.
+        # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
         has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
         return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
 
     def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
         """
-        Rest on ``files`` from now on; ``unread`` are those whose rows are not taken in yet.
+        Replace the known files by ``files``; ``unread`` are those whose rows the caller reads next.
         """
         self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
         if unread:

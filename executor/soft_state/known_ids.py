@@ -1,9 +1,9 @@
 """
-Which record ids an interval has consumed already (MillWheel §6.1.1).
+Which record ids an interval has already consumed (MillWheel §6.1.1).
 
-A Bloom filter says "never seen" for nearly every fresh id. A hit is settled exactly, by
-the ``record_ids`` of the key: those of the newest files are still in memory, those of
-older ones are read. False hits cost a read and never a record.
+A Bloom filter answers "never seen" for nearly every new id. A hit is checked exactly, against
+the ``record_ids`` of the key: those of the newest files are still in memory, those of older
+files are read. A false hit costs a read and never a record.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _CAPACITY_MAX: Final = 16_777_216
 _ERROR_RATE: Final = 1e-6
 _FILES_AT_ONCE: Final = 8
 _IDS: Final = pa.list_(pa.binary())
-# What Arrow's objects around a small table take, which `nbytes` leaves out.
+# The size of Arrow's objects around a small table, which `nbytes` leaves out.
 _TABLE_BYTES: Final = 4_096
 
 
 class KnownIds:
     """
-    The ids of one interval: a filter, built at the first question, and the newest ids themselves.
+    The ids of one interval: a filter, built when first needed, and the newest ids themselves.
 
     A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is rebuilt from the
-    files when as many ids have been added to it as it was made for.
+    files once as many ids have been added to it as it was built for.
 
     Args:
-        interval: whose ids.
+        interval: the interval.
         reader: reads ``record_ids`` back.
         budget_bytes: how much of the newest ids stays in memory.
-        capacity_max: how many ids the filter is made for at most, at 8 bytes each.
+        capacity_max: the most ids that the filter is built for, at 8 bytes each.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class KnownIds:
         Build the filter from the files, unless there is one that is not full.
 
         Args:
-            files: all that hold rows of the interval, those of adopted bundles included.
+            files: all that hold rows of the interval, including those of adopted bundles.
         """
         if self._filter is not None and self._filter.count < self._full_at:
             return
         built = RecordIdFilter(
             min(_CAPACITY_MIN, self._capacity_max), _ERROR_RATE, capacity_max=self._capacity_max
         )
-        # A few files at a time: all ids of an interval may be more than should be in memory at once.
+        # A few files at a time: all ids of an interval may not fit in memory at once.
         for start in range(0, len(files), _FILES_AT_ONCE):
             paths = [file.path for file in files[start : start + _FILES_AT_ONCE]]
             built.add(ids_in(self._reader.read(paths, ID_COLUMNS, interval=self._interval)))
-        # Where more ids are alive than it is made for, reading them again soon would win nothing.
+        # If more ids are live than the filter is built for, to read them again soon gains nothing.
         self._full_at = built.count + max(built.count, self._capacity_max)
         self._filter = built
 
@@ -127,7 +127,7 @@ class KnownIds:
 
     def keep_only(self, files: Sequence[FileKeys]) -> None:
         """
-        Drop the ids of files that are no longer among the interval's.
+        Drop the ids of all files but these.
         """
         for path in self._recent.keys() - {file.path for file in files}:
             self.drop(path)
@@ -144,19 +144,19 @@ class KnownIds:
         self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
     ) -> npt.NDArray[np.bool_]:
         """
-        Exactly whether each (key, id) has been consumed.
+        Whether each (key, id) has been consumed, without false hits.
         """
         wanted = pa.array(sorted(set(ids)), pa.binary())
         low, high = min(keys), max(keys)
-        near = [file.path for file in files if file.may_hold_any(low, high)]
-        tables = [self._recent[path] for path in near if path in self._recent]
-        far = [path for path in near if path not in self._recent]
+        paths = [file.path for file in files if file.may_hold_any(low, high)]
+        tables = [self._recent[path] for path in paths if path in self._recent]
+        unread = [path for path in paths if path not in self._recent]
         consumed: set[tuple[str, bytes]] = set()
         for table in tables:
             consumed |= _pairs(table, wanted)
         missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
-        if far and missing:
-            read = self._reader.read(far, ID_COLUMNS, keys=missing, interval=self._interval)
+        if unread and missing:
+            read = self._reader.read(unread, ID_COLUMNS, keys=missing, interval=self._interval)
             consumed |= _pairs(_keys_and_ids(read), wanted)
         return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
 
@@ -176,7 +176,7 @@ def _size_bytes(table: pa.Table) -> int:
 
 def _keys_and_ids(updates: pa.Table) -> pa.Table:
     """
-    Each key with its ids; the times that a compaction goes by would take as much memory again.
+    Each key with its ids, without their times, which only compactions use and which would double the memory.
     """
     lists = updates.column("record_ids").combine_chunks()
     ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())

@@ -1,8 +1,8 @@
 """
 The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
 
-While nothing was ever evicted, a key that is not here provably has no row. After that a
-filter of all keys that ever had one answers for most new keys, and the others are read.
+Until the first eviction, a key that is not here has no row. After it, a filter of all keys
+that ever had a row answers for most new keys, and the others are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["CacheUndo", "RowCache", "timers_weight", "waiting_weight"]
 
 _KEEP: Final = 0.9
-"""Eviction stops at this share of the budget, so that it does not come with every bundle."""
+"""Eviction stops at this share of the budget, so that it does not run in every bundle."""
 
 _FILTER_CAPACITY_MIN: Final = 65_536
 _FILTER_CAPACITY_MAX: Final = 16_777_216
@@ -64,7 +64,7 @@ def timers_weight(timers: Timers) -> int:
 
 def waiting_weight(timers: Timers) -> int:
     """
-    The same where records may wait among them.
+    What timers cost in the cache, by estimate, where records may wait among them.
     """
     return TIMER_BYTES * len(timers) + sum(
         len(timer.tag) for timer in timers if timer.domain is TimeDomain.RECORD
@@ -77,7 +77,7 @@ class RowCache:
 
     Args:
         budget_bytes: what rows may occupy, by estimate.
-        policy: whom to evict first.
+        policy: which rows to evict first.
         weigh: what a key's timers cost, by estimate.
     """
 
@@ -112,13 +112,13 @@ class RowCache:
     @property
     def is_over_budget(self) -> bool:
         """
-        Whether rows should go.
+        Whether rows must be evicted.
         """
         return self.used_bytes > self._budget_bytes
 
     def warm(self, keys: Sequence[str]) -> None:
         """
-        Make objects of those of the keys' rows that are still as they were read; before all else with them.
+        Decode those of the keys' rows that are still cold; comes before any other use of the keys.
         """
         cold = self._cold
         if cold is None:
@@ -133,7 +133,7 @@ class RowCache:
 
     def replace_cold(self, keys: Sequence[str]) -> None:
         """
-        Forget these keys' rows as they were read: all of each is about to be put.
+        Forget the cold rows of these keys, each of which is about to be put in full.
         """
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(self._cold.among(keys))
@@ -153,7 +153,7 @@ class RowCache:
 
     def states_of(self, keys: Sequence[str]) -> list[Encoded | None]:
         """
-        The states of keys of which none is `absent`; ``None`` for a key without one.
+        The states of keys, none of them `absent`; ``None`` for a key without a state.
         """
         return list(map(self._states.get, keys))
 
@@ -165,7 +165,7 @@ class RowCache:
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
         """
-        Take in as many of all rows as the budget allows, those that would be evicted last, as they are.
+        Keep as many of all rows as the budget allows, in reverse order of eviction, as cold rows.
         """
         if int(summary.weights.sum()) <= self._budget_bytes:
             self._keep_cold(merged, summary.weights)
@@ -176,7 +176,7 @@ class RowCache:
         used = np.cumsum(summary.weights[order])
         kept = np.zeros(merged.num_rows, np.bool_)
         kept[order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))]] = True
-        # A filter, for it goes chunk by chunk: all states together may be more than one array holds.
+        # A filter works chunk by chunk: all states together may be more than one array holds.
         self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
 
     def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
@@ -186,7 +186,7 @@ class RowCache:
 
     def load(self, rows: LoadedRows) -> None:
         """
-        Take in rows as they were read.
+        Add rows that were read from files.
         """
         self._take_in(rows)
         if self._existing is not None:
@@ -202,7 +202,7 @@ class RowCache:
         self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
     ) -> CacheUndo:
         """
-        Take in a bundle's outcome: states of all its keys, timers of those whose timers changed.
+        Apply a bundle's outcome: states of all its keys, timers of those whose timers changed.
         """
         overwritten = {key: self._timers.get(key, ()) for key in timers}
         before = self._take_out(keys)
@@ -218,11 +218,11 @@ class RowCache:
 
     def undo(self, undo: CacheUndo) -> None:
         """
-        Bring back what `put` overwrote, or forget it where files can tell.
+        Restore what `put` overwrote, or forget it if it can be read again.
         """
         if self._existing is not None:
-            # Some of these rows may have been evicted since: only files know them whole. A row that
-            # the bundle deleted is in no filter that was made after it, though a file may have it.
+            # Some of these rows may have been evicted since, and only files have all of them. A filter
+            # made after the bundle lacks the rows that it deleted, though a file may have them.
             self._forget(undo.keys)
             self._remember(pa.array(undo.keys, pa.string()))
             return
@@ -240,7 +240,7 @@ class RowCache:
 
     def evict(self, waits: Mapping[str, float]) -> int:
         """
-        Let rows go until the budget holds; returns how many went.
+        Evict rows until the cache is below its budget; returns how many.
 
         Args:
             waits: how long each key with timers waits for the next one.
@@ -259,10 +259,10 @@ class RowCache:
         freed = np.cumsum(weights[order])
         surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
-        gone = order[:count]
-        self._forget([keys[index] for index in gone[gone >= len(cold)].tolist()])
+        evicted = order[:count]
+        self._forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])
         if self._cold is not None:
-            self.used_bytes -= self._cold.drop(keys[index] for index in gone[gone < len(cold)].tolist())
+            self.used_bytes -= self._cold.drop(keys[index] for index in evicted[evicted < len(cold)].tolist())
         return count
 
     def _forget(self, keys: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
 """
-How soft state reads the rows of its interval back from committed files.
+Reads the rows of an interval back from committed files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_chan
 
 class RowReader(Protocol):
     """
-    Reads row updates of named files.
+    Reads row updates from files.
     """
 
     def read(
@@ -72,7 +72,7 @@ class StoreRowReader:
 @dataclass(frozen=True, slots=True)
 class LoadedRows:
     """
-    Rows as Python objects: one key, one state, and the timers of the keys that have any.
+    Rows as Python objects: keys, a state for each, and the timers of the keys that have any.
     """
 
     keys: list[str]
@@ -100,7 +100,7 @@ class RowChanges:
 
 def load_rows(merged: pa.Table) -> LoadedRows:
     """
-    Merged rows as Python objects, a column at a time.
+    Decode merged rows into Python objects, a column at a time.
     """
     keys = merged.column("key").to_pylist()
     return LoadedRows(keys, _load_states(merged), _load_timers(keys, merged.column("timers")))
@@ -108,7 +108,7 @@ def load_rows(merged: pa.Table) -> LoadedRows:
 
 def load_changes(combined: pa.Table) -> RowChanges:
     """
-    Combined updates, in the meaning of a row update, as Python objects.
+    Decode combined row updates into Python objects; nulls keep their meaning of "unchanged".
     """
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")

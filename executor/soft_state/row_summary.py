@@ -1,8 +1,8 @@
 """
-What soft state needs to know of all rows at once, without making Python objects of them.
+What soft state needs to know about all rows at once, without decoding them.
 
-When a new owner scans its rows (MillWheel §7.1) there may be millions: their next timers,
-holds and sizes are found in whole columns, and only rows that fit the cache are decoded.
+When a new owner scans its rows (MillWheel §7.1), there may be millions: their next timers,
+holds and sizes are computed on whole columns, and only rows that fit the cache are decoded.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["ROW_BYTES", "TIMER_BYTES", "ClockNames", "RowSummary", "clock_names", "summarise_rows"]
 
 ROW_BYTES: Final = 240
-"""What a cached row costs in CPython, its characters excepted: two strings and its share of a dict."""
+"""What a cached row costs in CPython without its characters: two strings and its share of a dict."""
 
 TIMER_BYTES: Final = 160
-"""What a cached timer costs, its tag excepted: only that of a waiting record is long, and is counted."""
+"""What a cached timer costs without its tag. Only a waiting record's tag is long, and is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSummary:
     """
-    Merged rows at a glance.
+    Next timers, holds and costs of merged rows.
 
     Attributes:
         event: the earliest event timer of each key that has one.
         wall: the same for wall timers.
         percentiles: the same for those that wait for a percentile watermark, by percentile.
-        hold: the oldest output time that each key's timers hold, of those that hold any.
+        hold: the oldest output time that the timers of each key hold, for keys that hold any.
         waits: for each row, the time of its next timer on either clock; `NEVER`: none.
         weights: for each row, what it costs in the cache, by estimate.
     """
@@ -54,7 +54,7 @@ class RowSummary:
 
 def summarise_rows(merged: pa.Table) -> RowSummary:
     """
-    The summary of merged rows: one row a key.
+    Summarise merged rows, one per key.
     """
     keys = merged.column("key").combine_chunks()
     lists = merged.column("timers").combine_chunks()
@@ -85,7 +85,7 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
 @dataclass(frozen=True, slots=True)
 class ClockNames:
     """
-    The names of the clocks that some timers wait for: several timers of one clock may have several names.
+    The names of the clocks that timers wait for; one clock may have several names.
 
     Records that wait for the low watermark count as its timers.
     """
@@ -97,7 +97,7 @@ class ClockNames:
 
 def clock_names(clocks: pa.Array) -> ClockNames:
     """
-    The names of the clocks that any of some timers waits for; holds wait for none.
+    The names of the clocks that timers wait for; holds wait for none.
     """
     names = ClockNames()
     for name in pc.unique(clocks).to_pylist():
@@ -113,7 +113,7 @@ def clock_names(clocks: pa.Array) -> ClockNames:
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:
     """
-    The least time of each row; ``rows`` rises.
+    The earliest time of each row; ``rows`` is sorted.
     """
     if not len(rows):
         return KeyTimes(keys.slice(0, 0), at)

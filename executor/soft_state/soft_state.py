@@ -1,10 +1,10 @@
 """
 Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
 
-Everything here can be rebuilt from committed files at any time, and nothing is believed
-beyond them. `SoftState.synchronise` is told the committed files before each bundle: what
-others committed is read, and what this process did that was not committed is taken back.
-Nothing else makes a retried, speculated or moved task safe.
+Everything here can be rebuilt from committed files at any time, and must agree with them.
+`SoftState.synchronise` gets the committed files before each bundle: it reads what other
+processes committed, and undoes what this process did without a commit. That alone makes a
+retried, speculated or moved task safe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUDGET_BYTES: Final = 256 * 2**20
 """Default budget of an interval's row cache."""
 
 _TENTATIVE_MAX: Final = 64
-"""So many bundles may be adopted between two calls of `SoftState.synchronise`."""
+"""How many bundles may be adopted between two calls of `SoftState.synchronise`."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class SoftState:
     Rows, timers and record ids of one interval.
 
     Args:
-        interval: whose rows.
+        interval: the interval.
         reader: reads committed row updates.
         budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
         policy: which rows to evict first.
@@ -99,7 +99,7 @@ class SoftState:
     @property
     def position(self) -> str | None:
         """
-        The last file applied, be it only adopted; ``None`` before the first.
+        The last file applied, committed or only adopted; ``None`` before the first.
         """
         adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
         return adopted[-1] if adopted else self._files.position
@@ -107,28 +107,28 @@ class SoftState:
     @property
     def timers(self) -> TimerQueue:
         """
-        When each key wants to be woken.
+        The next timers of each key.
         """
         return self._timers
 
     @property
     def ids(self) -> KnownIds:
         """
-        The record ids that were consumed.
+        The consumed record ids.
         """
         return self._ids
 
     @property
     def files(self) -> list[FileKeys]:
         """
-        The files that hold the interval's rows, adopted ones included.
+        The files that hold the interval's rows, including adopted ones.
         """
         return self._files.all
 
     @property
     def used_bytes(self) -> int:
         """
-        What the cached rows occupy, by estimate.
+        An estimate of what the cached rows occupy.
         """
         return self._cache.used_bytes
 
@@ -136,13 +136,13 @@ class SoftState:
 
     def synchronise(self, files: Sequence[LiveFile]) -> None:
         """
-        Become what the committed files say.
+        Follow the committed files: read what is new in them, and undo what they lack.
 
         Args:
             files: all live files that may hold the interval's rows.
 
         Raises:
-            DataError: a file is missing or its bytes are wrong; nothing is believed then.
+            DataError: a file is missing or its bytes are wrong; the soft state is then empty.
         """
         try:
             self._settle_tentative({file.path for file in files})
@@ -156,7 +156,7 @@ class SoftState:
         """
         Note that the last adopted bundle was committed, and that no other process has changed anything.
 
-        It says what `synchronise` would find out, at a cost that does not grow with the files.
+        `synchronise` would find the same, at a cost that grows with the number of files.
 
         Args:
             file: the bundle's file; ``None`` when it changed nothing.
@@ -165,13 +165,13 @@ class SoftState:
 
     def _settle_tentative(self, committed: set[str]) -> None:
         while self._tentative and self._tentative[-1].path not in committed:
-            self._take_back(self._tentative.pop())
+            self._undo(self._tentative.pop())
         for bundle in self._tentative:
             if bundle.path is not None:
                 self._files.confirm(bundle.path, bundle.superstep)
         self._tentative.clear()
 
-    def _take_back(self, bundle: _Tentative) -> None:
+    def _undo(self, bundle: _Tentative) -> None:
         self._cache.undo(bundle.undo)
         self._timers.put(bundle.undo.timers)
         if bundle.path is not None:
@@ -230,10 +230,10 @@ class SoftState:
 
     def begin(self) -> None:
         """
-        Make ready for a bundle: one that was processed but never adopted is taken back.
+        Prepare for a bundle: undo the last one if it was processed but never adopted.
         """
         if self._tentative and self._tentative[-1].path is None:
-            self._take_back(self._tentative.pop())
+            self._undo(self._tentative.pop())
 
     def load(self, keys: Sequence[str]) -> list[Encoded | None]:
         """
@@ -274,7 +274,7 @@ class SoftState:
             keys: all keys of the bundle.
             states: their states now.
             timers: the timers of those whose timers changed.
-            fingerprints: fingerprints of the ids that were consumed.
+            fingerprints: fingerprints of the consumed ids.
             clocks: low watermark and wall time, for choosing what to evict.
         """
         undo = self._cache.put(keys, states, timers)
@@ -286,7 +286,7 @@ class SoftState:
 
     def adopt(self, file: RowFile | None) -> None:
         """
-        The last bundle's updates have been written to ``file``; ``None``: there were none.
+        Note that the last bundle's updates were written to ``file``; ``None`` if there were none.
 
         The next `synchronise` finds out whether the file was committed.
         """
