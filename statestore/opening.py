@@ -16,7 +16,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.types import Clock, Objects, Rng
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
-from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
@@ -42,7 +42,7 @@ def mark_to_read(
         UnavailableError: the ensemble does not answer.
         InvalidError: it refuses the credentials.
     """
-    hosts = zookeeper or server_beside(place)
+    hosts = zookeeper or local_server(place)
     if hosts is None:
         return None
     try:

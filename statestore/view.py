@@ -296,7 +296,7 @@ class _Lazy:
 
 def _fields_of(name: str) -> list[pa.Field]:
     """
-    The columns of a table of ids or productions beside their key; a production's own key has another name.
+    The columns of a table of ids or productions except their key; a production's own key has another name.
     """
     fields = list(ROW_SCHEMA.field(name).type.value_type)
     return [field.with_name("production_key") if field.name == "key" else field for field in fields]

@@ -156,6 +156,9 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.dialect, "executor/x.py", "# Nobody waits."),
     (tidy.dialect, "docs/x.md", "A sink starts anew."),
     (tidy.dialect, "tests/unit/test_x.py", "# What becomes of it."),
+    (tidy.dialect, "executor/x.py", "def _starts_anew(): ..."),
+    (tidy.dialect, "executor/x.py", "_BESIDE_IT = 1"),
+    (tidy.dialect, "tests/transcripts/x.yaml", "name: a_pane_without_news"),
     (tidy.missing_docstrings, "executor/x.py", "x = 1"),
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\ndef public(): ..."),
     (tidy.missing_docstrings, "executor/x.py", "'''M.'''\nclass A:\n    '''A.'''\n    def f(self): ..."),
@@ -175,6 +178,13 @@ def test_planted_violation_is_found(rule: Rule, path: str, text: str) -> None:
 
     assert len({finding.line for finding in findings}) == 1
     assert str(findings[0]).startswith(f"{path}:")
+
+
+def test_every_rule_with_a_planted_violation_is_run() -> None:
+    """
+    The rules that are run over the repository are those with planted violations.
+    """
+    assert {rule for rule, _, _ in PLANTED} == set(tidy.RULES)
 
 
 ALLOWED: list[tuple[Rule, str, str]] = [
@@ -226,6 +236,6 @@ ALLOWED: list[tuple[Rule, str, str]] = [
 @pytest.mark.parametrize(("rule", "path", "text"), ALLOWED)
 def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
     """
-    A rule has nothing to say about code beside its mark.
+    A rule has no findings in code that only resembles a violation.
     """
     assert list(rule(Source(path, text))) == []

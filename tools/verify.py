@@ -13,7 +13,7 @@ from millpond.statestore.integrity.verification import Verified, verify_store
 from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.zookeeper.mark import ask_for_mark, server_beside
+from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
@@ -78,7 +78,7 @@ def _print(verified: Verified) -> None:
 def _read_mark(store: Store, zookeeper: str | None, given: ZooKeeperSecurity | None) -> Mark | None:
     security = security_of(zookeeper, given)
     stored = read_stored_mark(store)
-    hosts = zookeeper or server_beside(store.path)
+    hosts = zookeeper or local_server(store.path)
     if hosts is None:
         if stored is None:
             note("the high-water mark is not checked: the store's ZooKeeper server is not running")

@@ -1,9 +1,9 @@
 """
-The value of a dead letter: JSON text that SQL can read, and from which the value can be had again.
+The value of a dead letter: JSON text that SQL can read, and from which the value can be restored.
 
-What JSON has no word for is written as text, as a reader expects it (a time in ISO 8601, bytes in base64), and
-its type is kept next to it, under the place where it stands as a JSON pointer (RFC 6901). `letter_value` undoes
-that, so the record can be injected again as it was.
+A value of a type that JSON lacks is written as the text that a reader expects (a time in ISO 8601, bytes in base64),
+and its type is kept next to it, under its JSON pointer (RFC 6901). `letter_value` reverses this, so the record can
+be injected again as it was.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Change streams: rows that say what was inserted, replaced or deleted, as elements and retractions.
 
 Before anything else is read of them, such rows are made *flat*: a row for each image, which is the row of the source's
-table as it was before or is after the change, and beside its fields
+table as it was before or is after the change, and next to its fields
 
 - ``__change_sign``: 1 if the image is new, -1 if it is taken back,
 - ``__change_error``: why the change cannot be taken, or null,
@@ -33,18 +33,18 @@ __all__ = [
     "ENVELOPE_WORDS",
     "SIGN_OF_WORD",
     "UNKNOWN_CHANGE",
-    "beside",
     "change_errors",
     "change_signs",
     "flat_rows",
     "image_names",
     "images",
     "in_commit_order",
+    "meta_field",
     "renamed",
     "signed_ids",
 ]
 
-_BESIDE: Final = "__change_"
+_META_PREFIX: Final = "__change_"
 CHANGE_SIGN: Final = "__change_sign"
 CHANGE_ERROR: Final = "__change_error"
 DELTA_TYPE: Final = "_change_type"
@@ -72,30 +72,30 @@ UNKNOWN_CHANGE: Final = "no such change, or it does not have the row that it tak
 _NO_WORD: Final = "the row has no field that says what kind of change it is"
 
 
-def beside(name: str) -> str:
+def meta_field(name: str) -> str:
     """
     The field of a flat row for what the change itself says under ``name``.
 
     Example:
-        >>> beside("ts_ms")
+        >>> meta_field("ts_ms")
         '__change_ts_ms'
     """
-    return _BESIDE + name
+    return _META_PREFIX + name
 
 
 def image_names(names: Sequence[str]) -> tuple[str, ...]:
     """
     The fields of flat rows that are those of the images.
     """
-    return tuple(name for name in names if not name.startswith(_BESIDE))
+    return tuple(name for name in names if not name.startswith(_META_PREFIX))
 
 
 def renamed(change: str, name: str) -> str:
     """
-    The name in a flat row of a field that stands beside the image's in the change.
+    The name in a flat row of a change's field, which is one of the image's or says something about the change.
     """
     is_meta = name == change or (change == DELTA_TYPE and name in _DELTA_META)
-    return beside(name) if is_meta else name
+    return meta_field(name) if is_meta else name
 
 
 def flat_rows(change: str, rows: Any) -> Any:
@@ -162,7 +162,7 @@ def _is_change_envelope(row: Mapping[str, Any]) -> bool:
 
 
 def _images_of(change: str, word: Any, row: Mapping[str, Any]) -> list[Any]:
-    meta = {beside(name): value for name, value in row.items() if name not in ("before", "after")}
+    meta = {meta_field(name): value for name, value in row.items() if name not in ("before", "after")}
     if row[change] is None and row["before"] is None and row["after"] is None:
         # A tombstone: it says of the change before it that it was the last one of its key.
         return []
@@ -235,7 +235,7 @@ def images(rows: Any) -> Any:
     if isinstance(rows, pa.Table):
         return rows.select(list(image_names(rows.column_names)))
     return [
-        {name: value for name, value in row.items() if not name.startswith(_BESIDE)}
+        {name: value for name, value in row.items() if not name.startswith(_META_PREFIX)}
         if isinstance(row, Mapping)
         else row
         for row in rows

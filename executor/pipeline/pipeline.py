@@ -148,7 +148,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 (``_change_type``), or ``+I -U +U -D``. The stream then has an element for each row that
                 appears and a retraction for each that goes, in the envelope of a pane, and windows take
                 back what has gone. ``key``, ``at`` and ``id`` are those of the row before or after the
-                change; what the change itself says is beside them as ``__change_ts_ms`` and so on.
+                change; the other fields of the change are next to them, as ``__change_ts_ms`` and so on.
 
         Returns:
             The stream.

@@ -14,7 +14,7 @@ from millpond.executor.pipeline.changes import (
     ENVELOPE_WORDS,
     SIGN_OF_WORD,
     UNKNOWN_CHANGE,
-    beside,
+    meta_field,
     renamed,
 )
 from millpond.statestore.errors import InvalidError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["flat_frame"]
 
-_IMAGE: Final = beside("image")
+_IMAGE: Final = meta_field("image")
 _SIGN_OF_IMAGE: Final = {"before": -1, "after": 1}
 
 
@@ -74,9 +74,9 @@ def _unfolded(change: str, frame: DataFrame) -> DataFrame:
     tombstone = f"WHEN {word} IS NULL AND before IS NULL AND after IS NULL THEN NULL"
     other = f"ELSE array({_image(0, 'coalesce(after, before)')})"
     images = f"explode(CASE {tombstone} {' '.join(whens)} {other} END) AS {_IMAGE}"
-    unfolded = frame.selectExpr(*(f"{_quoted(name)} AS {_quoted(beside(name))}" for name in meta), images)
+    unfolded = frame.selectExpr(*(f"{_quoted(name)} AS {_quoted(meta_field(name))}" for name in meta), images)
     return unfolded.selectExpr(
-        *(_quoted(beside(name)) for name in meta),
+        *(_quoted(meta_field(name)) for name in meta),
         f"{_IMAGE}.sign AS {CHANGE_SIGN}",
         f"{_IMAGE}.error AS {CHANGE_ERROR}",
         f"{_IMAGE}.image.*",

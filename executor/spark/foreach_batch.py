@@ -77,7 +77,7 @@ class ForeachBatch:
         delivered, all timers that the watermark has passed have fired, and the sink is written.
 
         Raises:
-            MillpondError: what that work has failed with; the leases are given back all the same.
+            MillpondError: what that work has failed with; the leases are released anyway.
         """
         run = self._released()
         if run is None:

@@ -289,7 +289,7 @@ def _position(key: str, route: Route) -> str:
 
 
 def _literal(text: str) -> str:
-    # In hexadecimal no key needs escaping, whatever is in it; Spark folds the cast away.
+    # In hexadecimal no key needs escaping, whatever is in it; Spark evaluates the cast when it plans.
     return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 

@@ -428,7 +428,7 @@ class SparkRun(Run[None]):
             had_ended = self._is_bounded and not self._queries.are_active
             self._queries.stop()
         except UnavailableError as failure:
-            # With the JVM the queries have ended too; the leases are given back all the same.
+            # With the JVM the queries have ended too; the leases are released anyway.
             self._lifecycle.fail(failure)
             had_ended = False
         if self._ticker is not None:

@@ -160,7 +160,7 @@ class SparkRunner:
         that was killed, run it again.
 
         With ``finish=False`` more is to come: the run does all that its input has made due, and leaves
-        the watermarks where their policies have them. A later run goes on with what is new in its
+        the watermarks where their policies have them. A later run continues with what is new in its
         streams. A bounded DataFrame is consumed once, and refused if it has grown since; next to
         streams it is complete and ends, as in `start`, so that it does not hold back their watermark.
 

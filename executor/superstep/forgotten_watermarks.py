@@ -1,8 +1,8 @@
 """
-Streams whose watermark nobody has declared: the first record that this drops is told, with what would have kept it.
+Streams without a declared watermark: warns of the first record that is dropped for it, with what would have kept it.
 
-Without a word about it, rows are assumed to arrive in the order of their times. Where they do not, windows have
-closed before the rows come that belong in them, and without a warning only a counter would tell.
+Without a declaration, rows are assumed to arrive in the order of their times. If they do not, windows close
+before their rows arrive, and without a warning only a counter would show it.
 """
 
 from __future__ import annotations

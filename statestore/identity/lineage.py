@@ -32,7 +32,7 @@ class Origin(StrEnum):
     """
     How an incarnation came about.
 
-    ``CREATED``: it is the first. ``COPY``: beside the store that it was copied from. ``RESTORED``: in place of it.
+    ``CREATED``: it is the first. ``COPY``: a second store next to its original. ``RESTORED``: in place of it.
     """
 
     CREATED = "created"

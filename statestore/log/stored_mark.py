@@ -159,7 +159,7 @@ class StoredMark:
             self.tidy()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._noted_is_news())
+                self._changed.wait_for(lambda: self._closed or self._has_unstored_mark())
                 closed = self._closed
             try:
                 self.flush()
@@ -172,7 +172,7 @@ class StoredMark:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, timeout=self._linger_s)
 
-    def _noted_is_news(self) -> bool:
+    def _has_unstored_mark(self) -> bool:
         return self._noted is not None and (self._kept is None or self._noted.version > self._kept)
 
     def _write(self, mark: Mark) -> None:

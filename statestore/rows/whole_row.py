@@ -2,7 +2,7 @@
 The rest of a row: its record ids and its undelivered productions, of all its updates together.
 
 State, timers and hold of a key follow from its last updates (`millpond.statestore.rows.merge`); ids and
-productions are spread over all of them. They are read apart, so that whoever asks for state does not pay for
+productions are spread over all of them. They are read separately, so that reading state does not pay for
 them.
 """
 

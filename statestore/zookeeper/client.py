@@ -2,7 +2,7 @@
 kazoo's client, made for one ensemble: its hosts, its retries, and how it proves itself.
 
 With TLS or credentials kazoo gets another handler, which makes the connections: kazoo's own trusts every
-authority of the system besides the one that is named, waits for data that TLS has decrypted already, and
+authority of the system in addition to the one that is named, waits for data that TLS has decrypted already, and
 takes a server that dies while it checks credentials for one that refuses them for good.
 """
 

@@ -15,13 +15,13 @@ from millpond.statestore.zookeeper.process import noted
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.session import Connection, Deadline, ZooKeeperSession
 
-__all__ = ["ask_for_mark", "server_beside"]
+__all__ = ["ask_for_mark", "local_server"]
 
 _TIMEOUT_MS: Final = 4_000
 _OPEN: Final = ZooKeeperSecurity()
 
 
-def server_beside(place: str) -> str | None:
+def local_server(place: str) -> str | None:
     """
     Where the server of a store's own folder answers, ``host:port``; ``None`` when none runs.
 

@@ -107,7 +107,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
     @property
     def access_list(self) -> tuple[Grant, ...]:
         """
-        Who may do what with the nodes that this client makes; empty for everybody and everything.
+        The access list of the nodes that this client makes; empty if every client may do everything.
         """
         if not self.is_authenticated:
             return ()

@@ -288,7 +288,7 @@ class ZooKeeperSession:
         """
         Give a node, and all below it, this client's access list where they have another one.
 
-        The nodes above it are only closed to everybody, should they be open. Without credentials there
+        The nodes above it are only closed to other clients, if they are open. Without credentials there
         is no access list, and nothing changes.
 
         Raises:
@@ -437,7 +437,7 @@ class ZooKeeperSession:
 
 def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
     """
-    Whether everybody may change what is below a node with this access list.
+    Whether every client may change what is below a node with this access list.
     """
     return any(entry.id.scheme == "world" and entry.perms & ~Permissions.READ for entry in found)
 

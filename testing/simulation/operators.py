@@ -135,7 +135,7 @@ class Operators:
                 self._world.tell("operator", kind)
                 trials[kind]()
 
-    # -- a folder is copied, and run beside its original -----------------------------------------
+    # -- a folder is copied, and run next to its original ----------------------------------------
 
     def _copied(self) -> None:
         fork = self._fork()

@@ -174,7 +174,7 @@ def test_a_restored_store_writes_to_a_new_sink_at_once(place: Place) -> None:
 
 def test_a_copy_does_not_write_into_the_table_of_its_original(place: Place) -> None:
     """
-    A copied folder is refused; adopted as a copy it is refused by the original's sink, and runs beside it with its own.
+    A copied folder is refused; adopted as a copy it is refused by the original's sink, and runs along with its own sink.
     """
     place.run(0, 1, 2)
     copy = shutil.copytree(place.pond, place.folder / "copy")
@@ -258,7 +258,7 @@ def test_a_backup_behind_the_mark_of_its_ensemble_can_take_its_place(place: Plac
     assert numbers_of(place.rows(place.folder / "new")) == [2, 3, 4]
 
 
-def test_a_table_of_an_older_incarnation_beside_newer_marks_is_refused(place: Place) -> None:
+def test_a_table_of_an_older_incarnation_with_newer_marks_is_refused(place: Place) -> None:
     """
     Marks of an incarnation that the log does not know mean that the table alone was put back behind its adoption.
     """

@@ -1,5 +1,5 @@
 """
-Power cuts on a real file system: an ext4 in a file, of which a copy is taken at some instant and gone on with.
+Power cuts on a real file system: an ext4 in a file, which is copied at some instant; the run continues on the copy.
 
 What the operating system still holds in its cache is not in the copy, as it would not be on a disk that lost its
 power. So the copy shows whether the store's syncs are enough, for a journaling file system at least; the simulation

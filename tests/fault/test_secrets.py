@@ -89,7 +89,7 @@ with opened() as store:
 
 FAILURES: Final = {
     "code that raises": "runner().run(pipeline(Broken(), 'broken', on_error='stop'), rows)",
-    "an unknown user": "runner(zookeeper_security=replace(security, user='nobody')).run(pipeline(Count()), rows)",
+    "an unknown user": "runner(zookeeper_security=replace(security, user='stranger')).run(pipeline(Count()), rows)",
     "a wrong password": "opened(security=replace(security, password=secret['OTHER_S']))",
     "a wrong authority": "opened(security=replace(security, ca_file=certificate))",
     "a wrong password of the key": "opened(security=replace(security, key_password=secret['OTHER_S']))",

@@ -26,7 +26,9 @@ CONTENTS: Final = "contents.json"
 """Name of the file that says what is in a store."""
 
 _HERE: Final = Path(__file__).parent
-_FOLDING: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), collect_every=1_000, background=False)
+_COMPACTING: Final = UpkeepPolicy(
+    compaction=CompactionPolicy(fan_in=2), collect_every=1_000, background=False
+)
 _COLLECTING: Final = UpkeepPolicy(retention="1h", collect_every=1)
 _STEP_MS: Final = 60_000
 _PAUSE_MS: Final = 2 * 3_600_000
@@ -66,7 +68,7 @@ def write(folder: Path) -> None:
         folder: where; it is made.
     """
     harbour = Harbour(folder)
-    with harbour.open() as store, harbour.start(store, _FOLDING) as run:
+    with harbour.open() as store, harbour.start(store, _COMPACTING) as run:
         for rows in _EARLY:
             _handle(harbour, run, rows)
         run.advance_watermark("arrivals", minute(10), percentile=50)

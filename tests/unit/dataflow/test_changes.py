@@ -141,7 +141,7 @@ def test_times_that_are_moved_are_moved_for_both() -> None:
 
 def test_marks_and_functions_see_what_the_change_says() -> None:
     """
-    It stands beside the row, and is no part of the record.
+    It stands next to the row, and is no part of the record.
     """
 
     class Keep(Computation):

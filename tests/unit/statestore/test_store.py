@@ -274,14 +274,14 @@ def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts
     assert (checked.exit_code, newest.name in checked.output) == (1, True)
 
 
-def test_a_reader_asks_the_server_that_runs_beside_the_store(
+def test_a_reader_asks_the_server_that_runs_in_the_store(
     tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     The store's own server is found by its note; if it does not answer the store opens, but a given one must answer.
     """
     opened().close()
-    monkeypatch.setattr(opening, "server_beside", lambda _: zookeeper_hosts)
+    monkeypatch.setattr(opening, "local_server", lambda _: zookeeper_hosts)
     with Store.open(tmp_path / "pond", read_only=True) as store:
         leases = ZooKeeperLeases(zookeeper_hosts, store.store_id, "writer", CLOCK)
         leases.high_water.advance(TableVersion(9), "digest")
@@ -302,7 +302,7 @@ def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
     tmp_path: Path, opened: Callable[..., Store]
 ) -> None:
     """
-    A reader that has nothing to ask refuses a log that was cut, and a table that was put back, by the mark beside it.
+    A reader without a server to ask refuses a log that was cut, and a table that was put back, by the stored mark.
     """
     with opened() as store:
         store.committer.commit(fence_request(1, INTERVAL))

@@ -57,7 +57,7 @@ def kept(value: Any) -> dict[str, Any]:
 
 
 @given(VALUES)
-def test_every_value_can_be_had_again(value: Any) -> None:
+def test_every_value_can_be_restored(value: Any) -> None:
     """
     Whatever a record holds, its letter gives it back with the types that it had.
     """

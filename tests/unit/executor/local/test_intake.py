@@ -220,7 +220,7 @@ class TestEnd:
 
     def test_idle_is_known_only_while_the_worker_rests(self):
         """
-        Nobody is told that all is done while something is being done.
+        No waiter hears that all is done while something is being done.
         """
         intake = Intake(5)
         assert not intake.wait_until_idle(0)

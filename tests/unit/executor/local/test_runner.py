@@ -514,7 +514,7 @@ class TestDeadLetters:
 
     def test_dead_letters_can_be_consumed(self):
         """
-        Whoever subscribes to them gets them as records.
+        A subscriber to them gets them as records.
         """
 
         class Mourner(Computation):
@@ -862,8 +862,8 @@ class TestFailures:
             run.finish("nowhere")
         with pytest.raises(InvalidError, match="time"):
             run.advance_watermark("in", "tomorrow")
-        with pytest.raises(InvalidError, match="computation=`nobody`"):
-            run.watermark("nobody")
+        with pytest.raises(InvalidError, match="computation=`missing`"):
+            run.watermark("missing")
 
         run.inject("in", rows(1))
         run.run_until_quiet()
@@ -914,7 +914,7 @@ class TestStop:
 
     def test_a_full_intake_refuses_in_stepping_mode(self):
         """
-        Nobody makes room while the caller waits, so it does not wait.
+        No other thread makes room while the caller waits, so it does not wait.
         """
         run = Pond(intake_records_max=2).start(a_chain())
         run.inject("in", rows(1, 2))

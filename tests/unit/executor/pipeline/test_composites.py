@@ -189,7 +189,7 @@ class Last(mp.Computation):
 
 def test_a_step_moves_into_a_composite_with_its_rows() -> None:
     """
-    ``renamed_from`` takes the whole former name: a step that a composite takes in goes on with its rows.
+    ``renamed_from`` takes the whole former name: a step that moves into a composite keeps its rows.
     """
     before, after = mp.Pipeline("p"), mp.Pipeline("p")
     _numbers(before).apply(Tally(), name="tally")

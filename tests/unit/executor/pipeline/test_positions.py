@@ -18,14 +18,14 @@ from millpond.statestore.app_ids import claim_app_id, input_app_id, superstep_ap
 from millpond.statestore.errors import InvalidError
 
 
-def test_first_batch_of_a_new_store_is_news() -> None:
+def test_first_batch_of_a_new_store_is_new() -> None:
     """
     Batch 0 of an unknown source is taken by a store that has consumed nothing.
     """
     assert admit_batch({}, "s", "q", 0)
 
 
-def test_next_batch_is_news_and_the_last_one_is_a_replay() -> None:
+def test_next_batch_is_new_and_the_last_one_is_a_replay() -> None:
     """
     After batch 4 comes 5; batch 4 again is what Spark repeats after a crash.
     """

@@ -96,8 +96,8 @@ def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
             run.advance_watermark("in", 5, member="m")
         with pytest.raises(InvalidError, match="expected, idle or gone"):
             run.declare("in", "lost")
-        with pytest.raises(InvalidError, match="computation=`nobody`"):
-            run.watermark("nobody")
+        with pytest.raises(InvalidError, match="computation=`missing`"):
+            run.watermark("missing")
         assert run.is_active
 
 

@@ -264,7 +264,7 @@ class TestPlace:
         rows = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("key").to_pylist()
         assert rows == [{"key": "a", "n": None}, {"key": "b", "n": 2}]
 
-    def test_a_table_of_somebody_else_keeps_its_columns(self, tmp_path):
+    def test_a_table_of_another_program_keeps_its_columns(self, tmp_path):
         """
         An empty table that no sink of this name has made is refused as it is.
         """

@@ -145,7 +145,7 @@ def test_a_job_that_fails_can_be_submitted_again(spark_compactions: SparkCompact
 
 def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None:
     """
-    Nobody waits for a compaction that would never end; jobs of others go on.
+    A run does not wait for a compaction that would never end; other jobs continue.
     """
     compactions = SparkCompactions(spark.sparkContext, tag="millpond-test-end", at_once=1)
     tracker = spark.sparkContext.statusTracker()

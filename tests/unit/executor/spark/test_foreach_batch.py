@@ -56,7 +56,7 @@ class Book(Computation):
 
 class Job:
     """
-    Somebody's streaming job: files come in, one a batch.
+    A user's streaming job: files come in, one per batch.
     """
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_owner_starts_a_query_again_that_another_driver_has_disturbed() -> N
     assert [query.exception() for query in queries] == [None]
 
 
-def test_a_query_that_nobody_awaits_is_started_again_too() -> None:
+def test_a_query_that_no_caller_awaits_is_started_again_too() -> None:
     """
     A run that is only asked whether it is active has its queries revived by its ticker.
     """

@@ -234,7 +234,7 @@ class TestCommits:
             assert fence is not None
             assert fence.commit_number >= 1
 
-    def test_intervals_without_news_are_left_alone(self, pond: Pond) -> None:
+    def test_intervals_without_work_are_left_alone(self, pond: Pond) -> None:
         """
         A commit carries fences of what it touched only, and always the pipeline's own.
         """
@@ -394,7 +394,7 @@ class TestRestarts:
         assert self.facts(pond.open(pipeline(letters=True))) == known
         assert known[6] == 3
 
-    def test_a_repeated_batch_is_no_news(self, pond: Pond) -> None:
+    def test_a_repeated_batch_is_not_new(self, pond: Pond) -> None:
         """
         After a restart a batch that was committed is not admitted again, and its successor is.
         """

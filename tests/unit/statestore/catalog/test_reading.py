@@ -111,7 +111,7 @@ def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
         assert store.catalog.oldest_needed() is None
 
 
-def test_a_store_without_a_catalog_is_read_all_the_same(tmp_path, clock):
+def test_a_store_without_a_catalog_is_read_anyway(tmp_path, clock):
     """
     Without a catalog no version can be pinned, and no catalog is created for it.
     """

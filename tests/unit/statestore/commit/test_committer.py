@@ -293,7 +293,7 @@ class TestDamage:
         with pytest.raises(DataError, match="cut or rolled back"):
             bench.committer()
 
-    def test_a_running_committer_refuses_damaged_news(self, bench: Bench) -> None:
+    def test_a_running_committer_refuses_damaged_new_commits(self, bench: Bench) -> None:
         """A damaged commit is refused on refresh, and the snapshot stays where it was."""
         committer = bench.committer()
         bench.memory.put(commit_path(1), b'{"add":')

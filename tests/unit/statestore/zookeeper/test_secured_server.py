@@ -147,7 +147,7 @@ def test_a_wrong_password_is_refused_at_once(pond: Pond) -> None:
     """
     right = pond.server.security_of("shop")
 
-    for wrong in (replace(right, password="planted-wrong"), replace(right, user="nobody")):
+    for wrong in (replace(right, password="planted-wrong"), replace(right, user="stranger")):
         with pytest.raises(InvalidError, match=f"user=`{wrong.user}`") as refused:
             pond.open(wrong)
         assert str(wrong.password) not in str(refused.value)

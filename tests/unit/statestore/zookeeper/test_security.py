@@ -61,7 +61,7 @@ def test_what_cannot_work_is_refused(arguments: dict[str, object], message: str)
 
 def test_access_lists() -> None:
     """
-    Nodes belong to the user, else to the certificate's subject, else to everybody; grants add others.
+    Nodes belong to the user, else to the certificate's subject, else to every client; grants add others.
     """
     user = ZooKeeperSecurity(user="shop", password=PLANTED, grants=("sasl:auditor:r", "ip:10.0.0.1:rwcda"))
     subject = ZooKeeperSecurity(certificate_file="shop.pem")

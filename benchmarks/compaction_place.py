@@ -5,7 +5,7 @@ Two pipelines on two stores take the same batches in turns, so other load on the
 Compactions are frequent, so that one is running nearly all the time. The figure is the ratio of the
 times of a superstep, including its commit and the maintenance after it.
 
-    python -m benchmarks.fold_place --supersteps 60 --master 'local[2]'
+    python -m benchmarks.compaction_place --supersteps 60 --master 'local[2]'
 """
 
 from __future__ import annotations
