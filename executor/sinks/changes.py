@@ -1,9 +1,9 @@
 """
-What a superstep changes in a table that keeps one row for each key.
+What a superstep changes in a table that keeps one row per key.
 
 Productions come as panes and retractions, in the order in which each key produced them. Those
-that cancel each other within the superstep are left out, on whatever keys of the pipeline they were
-produced: a value that moves from one key to another takes its row with it.
+that cancel each other within the superstep are left out, even if different keys of the pipeline
+produced them: a value that moves from one key to another takes its row with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
 """The key columns of one row, comparable: nulls come first."""
 
 _NOT_CONTENT: Final = ("at", "pane", "is_retraction")
-"""Columns in which a retraction may differ from what it takes back."""
+"""Columns in which a retraction may differ from what it retracts."""
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class RowChange:
     The change of one row.
 
     Attributes:
-        put: the index of its new content among the superstep's rows; ``None`` when it has none.
-        taken_back: contents that are gone: the row goes if it has one of them.
+        put: the index of its new content among the superstep's rows; ``None`` if there is none.
+        taken_back: retracted contents: the row is deleted if it has one of them.
     """
 
     put: int | None = None
@@ -45,7 +45,7 @@ def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     The key columns as plain numbers and text.
 
     Raises:
-        InvalidError: a type by which rows cannot be told apart.
+        InvalidError: a column has a type that cannot identify rows.
     """
     return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
@@ -60,7 +60,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         return column.cast(pa.int64())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return column.cast(pa.string())
-    raise InvalidError("rows are told apart by text, whole numbers and times", column=name, type=kind)
+    raise InvalidError("a row's keys are text, whole numbers or times", column=name, type=kind)
 
 
 def row_keys(columns: pa.Table) -> list[RowKey]:
@@ -99,28 +99,28 @@ def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
 
 def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
     """
-    What a superstep's rows come to, by key.
+    The net changes of a superstep's rows, by key.
 
     Args:
         table: the rows in order of production.
-        keys: the columns that tell rows apart.
-        retracts: which of them take back what had been shown.
+        keys: the columns that identify a row.
+        retracts: which of the rows are retractions.
     """
     changes: dict[RowKey, RowChange] = {}
-    said = contents(table, keys)
-    standing: dict[RowKey, list[int]] = {}
+    texts = contents(table, keys)
+    pending: dict[RowKey, list[int]] = {}
     for index, (key, is_retraction) in enumerate(
         zip(row_keys(key_columns(table, keys)), retracts, strict=True)
     ):
-        change, puts = changes.setdefault(key, RowChange()), standing.setdefault(key, [])
+        change, puts = changes.setdefault(key, RowChange()), pending.setdefault(key, [])
         if not is_retraction:
             puts.append(index)
             continue
-        cancelled = next((put for put in reversed(puts) if said[put] == said[index]), None)
+        cancelled = next((put for put in reversed(puts) if texts[put] == texts[index]), None)
         if cancelled is None:
-            change.taken_back.append(said[index])
+            change.taken_back.append(texts[index])
         else:
             puts.remove(cancelled)
     for key, change in changes.items():
-        change.put = standing[key][-1] if standing[key] else None
+        change.put = pending[key][-1] if pending[key] else None
     return {key: change for key, change in changes.items() if change.put is not None or change.taken_back}

@@ -3,11 +3,11 @@ Sink columns: productions as the columns of a table outside of Millpond.
 
 Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON text. With one,
 the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
-name in the record's value (a value that is no object fills the column ``value``). A field that
-the schema does not name is left out; a column that the value does not have is null.
+name in the record's value (a value that is not an object fills the column ``value``). A field that
+the schema does not name is left out; a column without a field is null.
 
-Of a windowed step's pane, which travels in an envelope, a column may be a field of the envelope,
-``window_start``, ``window_end`` (null for the global window), ``is_retraction``, or a field of the
+A windowed step's pane travels in an envelope. Its columns may be fields of the envelope,
+``window_start``, ``window_end`` (null for the global window), ``is_retraction``, or fields of the
 value inside.
 """
 
@@ -44,7 +44,7 @@ ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
         pa.field("value", pa.string()),
     ]
 )
-"""Columns of a sink without a schema that keeps a row for each key and window; ``value`` is JSON text."""
+"""Columns of a sink without a schema that keeps one row per key and window; ``value`` is JSON text."""
 
 _OWN: Final = ("key", "at")
 _ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
@@ -57,7 +57,7 @@ _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, In
 
 class ColumnWatch:
     """
-    Warns of columns that no value has: they would be null for ever, and the field that was meant would be lost.
+    Warns of columns that no value has: they would always be null, and the intended field would be lost.
 
     Args:
         schema: the sink's schema.
@@ -71,7 +71,7 @@ class ColumnWatch:
 
     def look(self, values: Sequence[Any]) -> None:
         """
-        Look for the columns in the values of the first superstep that has any.
+        Look for the columns in the values of the first superstep that has values.
         """
         if not self._unseen or not values:
             return
@@ -120,7 +120,7 @@ def sink_table(
 
 def _as_texts(table: pa.Table) -> pa.Table:
     """
-    The text of an object that looks like a pane begins with a space, which means something only within a store.
+    Strip the space that marks, within a store only, the text of an object that looks like a pane.
     """
     column = table.column(_VALUE)
     if not has_marks(column):
@@ -132,7 +132,7 @@ def _as_texts(table: pa.Table) -> pa.Table:
 
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
     """
-    Which productions take back what was produced before, in their order.
+    Which productions are retractions, in order.
 
     Raises:
         DataError: a value is not JSON.
@@ -143,7 +143,7 @@ def retractions(productions: pa.Table, sink: str) -> list[bool]:
 
 def _with_text(value: Any) -> Any:
     """
-    The value inside as JSON text, window bounds kept.
+    The value with its inner value as JSON text; window bounds are kept.
     """
     if is_envelope(value):
         return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
@@ -231,15 +231,15 @@ def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    made = pa.array([None if cell is None else _converted(cell, field.type) for cell in cells], field.type)
-    if made.null_count and not field.nullable:
+    array = pa.array([None if cell is None else _converted(cell, field.type) for cell in cells], field.type)
+    if array.null_count and not field.nullable:
         raise InvalidError("the column does not take nulls", column=field.name)
-    return made
+    return array
 
 
 def _converted(cell: Any, kind: pa.DataType) -> Any:
     """
-    What JSON cannot say is read from text: times, dates, decimal numbers.
+    Types that JSON lacks are read from text: times, dates, decimal numbers.
     """
     if pa.types.is_timestamp(kind):
         return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)

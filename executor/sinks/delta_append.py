@@ -1,5 +1,5 @@
 """
-Appends a stream to a Delta table: one file and one commit a superstep.
+Appends a stream to a Delta table: one file and one commit per superstep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeltaSinkWriter:
         clock: for timestamps and waiting.
         rng: for file names and the table's identity.
         name: the sink's name.
-        record: what the last superstep is remembered under.
+        record: records the last superstep in the table.
         schema: the columns; ``None`` means `SINK_SCHEMA`.
     """
 
@@ -61,8 +61,8 @@ class DeltaSinkWriter:
 
         Raises:
             InvalidError: another copy of the store writes into the table; or a value does not fit its column.
-            OutcomeUnknownError: the commit may have landed; the same call again decides.
-            UnavailableError: the table is away; nothing was written.
+            OutcomeUnknownError: the commit may have landed; repeating the call decides.
+            UnavailableError: the table is unavailable; nothing was written.
         """
         if superstep <= self.delivered or not productions.num_rows:
             return

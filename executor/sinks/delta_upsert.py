@@ -1,11 +1,11 @@
 """
-A sink table that keeps one row for each key: panes replace rows, retractions delete them.
+A sink table that keeps one row per key: panes replace rows, retractions delete them.
 
 The table's files are the leaves of a tree of one level: each holds the rows of one range of
-keys, sorted, and at most `LEAF_ROWS_MAX` of them. A superstep rewrites the leaves that its keys
-fall into and no others, in one commit that also says which superstep it was. So every version of
-the table has one row a key, for any Delta reader, and the cost of a superstep depends on the
-leaves that it touches and not on the size of the table. One leaf at a time is in memory.
+keys, sorted, and at most `LEAF_ROWS_MAX` of them. A superstep rewrites only the leaves that its
+keys fall into, in one commit that also records the superstep. So every version of the table has
+one row per key, for any Delta reader, and the cost of a superstep depends on the leaves that it
+touches and not on the size of the table. One leaf at a time is in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEAF_ROWS_MAX: Final = 20_000
 """A leaf with more rows is split."""
 
 _LEAF_BYTES: Final = 16 * 1024 * 1024
-"""About so many bytes of rows, uncompressed, is a leaf when rows are wide."""
+"""The size of a leaf with wide rows: about this many bytes, uncompressed."""
 
 _TRIES: Final = 10
 _FIRST_TAG: Final = "millpond.first"
@@ -55,7 +55,7 @@ _LAST_TAG: Final = "millpond.last"
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     """
-    A file and the keys between which all of its rows are; ``None``: another engine wrote it, anything may be.
+    A file with its first and last key; ``None`` if another engine wrote the file, which may hold any keys.
     """
 
     file: LiveFile
@@ -68,16 +68,16 @@ class _Leaf:
 
 class UpsertSinkWriter:
     """
-    Brings one Delta table up to date with each superstep: one commit each.
+    Updates one Delta table with each superstep, in one commit.
 
     Args:
         objects: the table's root.
         clock: for timestamps and waiting.
         rng: for file names and the table's identity.
         name: the sink's name.
-        record: what the last superstep is remembered under.
+        record: records the last superstep in the table.
         schema: the columns; ``None`` means `ROW_SCHEMA_BY_WINDOW`.
-        keys: the columns that tell rows apart, all of them in the schema.
+        keys: the columns that identify a row, all of them in the schema.
         leaf_rows_max: how many rows a file may hold.
     """
 
@@ -115,42 +115,42 @@ class UpsertSinkWriter:
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """
-        Bring the table up to date with a superstep, unless it is already.
+        Update the table with a superstep's productions, unless it has the superstep already.
 
         Raises:
             InvalidError: a value does not fit its column; the error names sink, column and key.
-            ConflictError: other writers of the table kept coming first; nothing was written.
-            DataError: a file of the table that has to be rewritten is missing or damaged; nothing was written.
-            OutcomeUnknownError: the commit may have landed; the same call again decides.
-            UnavailableError: the table is away; nothing was written.
+            ConflictError: other writers of the table won every try; nothing was written.
+            DataError: a file of the table that must be rewritten is missing or damaged; nothing was written.
+            OutcomeUnknownError: the commit may have landed; repeating the call decides.
+            UnavailableError: the table is unavailable; nothing was written.
         """
         if superstep <= self.delivered or not productions.num_rows:
             return
         rows = sink_table(productions, self._schema, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
-            # A leaf is rewritten from what is in it now; who comes in between has it read again.
+            # Leaves are rewritten from their current rows; if another commit intervenes, they are read again.
             snapshot = self._writer.refresh()
             if superstep <= self.delivered:
                 return
             try:
-                self._bring_up_to_date(snapshot, superstep, rows, changes)
+                self._update(snapshot, superstep, rows, changes)
             except ConflictError:
                 continue
             return
-        raise ConflictError("other writers of the sink's table came first too often", sink=self._name)
+        raise ConflictError("other writers of the sink's table came first in every try", sink=self._name)
 
-    def _bring_up_to_date(
+    def _update(
         self, snapshot: Snapshot, superstep: Superstep, rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> None:
         version = snapshot.version
         removed: list[LiveFile] = []
         added: list[Add] = []
         written = 0
-        for leaf, left, is_last in self._rewritten(self._leaves(snapshot), rows, changes):
+        for leaf, table, is_last in self._rewritten(self._leaves(snapshot), rows, changes):
             if leaf is not None:
                 removed.append(leaf.file)
-            for part in self._parts(left, is_last=is_last):
+            for part in self._parts(table, is_last=is_last):
                 added.append(self._put(superstep, part))
                 written += part.num_rows
         replace_files(
@@ -168,7 +168,7 @@ class UpsertSinkWriter:
 
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:
         """
-        The table's files in the order of their keys; those of other engines come first.
+        The table's files in key order; those of other engines come first.
         """
         self._known = {file.path: self._known.get(file.path) or _leaf_of(file) for file in snapshot.files}
         return sorted(
@@ -180,7 +180,7 @@ class UpsertSinkWriter:
         self, leaves: Sequence[_Leaf], rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> Iterator[tuple[_Leaf | None, pa.Table, bool]]:
         """
-        Each leaf that changes with the rows that it is to hold, and whether it is the last one.
+        Each leaf that changes, with its new rows, and whether it is the last one.
         """
         ordered = sorted(changes)
         texts = dict(zip(ordered, key_texts(_table_of(ordered, rows, self._keys)).to_pylist(), strict=True))
@@ -189,40 +189,40 @@ class UpsertSinkWriter:
             if new:
                 yield None, self._with(rows.schema.empty_table(), rows, changes, new), True
             return
-        homes, loose = _homes(leaves, ordered), _loose(leaves)
-        for index in sorted(homes.keys() | loose):
+        keys_by_leaf, overlapping = _keys_by_leaf(leaves, ordered), _overlapping(leaves)
+        for index in sorted(keys_by_leaf.keys() | overlapping):
             leaf = leaves[index]
-            new = [key for key in homes.get(index, ()) if changes[key].put is not None]
-            asked = ordered if index in loose else homes[index]
-            touched = {texts[key]: changes[key] for key in asked if leaf.may_hold(key)}
+            new = [key for key in keys_by_leaf.get(index, ()) if changes[key].put is not None]
+            candidates = ordered if index in overlapping else keys_by_leaf[index]
+            touched = {texts[key]: changes[key] for key in candidates if leaf.may_hold(key)}
             if not touched and not new:
                 continue
             before = self._read(leaf)
             kept = self._without(before, touched)
-            # What another engine has put together is cut into leaves as soon as it is read.
+            # Another engine's file is split into leaves as soon as it is read.
             if kept.num_rows < before.num_rows or new or leaf.first is None:
                 yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
         """
-        A leaf's rows without those that are replaced or taken back.
+        A leaf's rows except those that are replaced or retracted.
         """
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
         indices = pc.indices_nonzero(pc.is_in(texts, pa.array(list(touched), pa.string())))
-        met = table.take(indices)
-        gone = [
+        candidates = contents(table.take(indices), self._keys)
+        removed = [
             index
-            for index, text, said in zip(
-                indices.to_pylist(), texts.take(indices).to_pylist(), contents(met, self._keys), strict=True
+            for index, text, content in zip(
+                indices.to_pylist(), texts.take(indices).to_pylist(), candidates, strict=True
             )
-            if touched[text].put is not None or said in touched[text].taken_back
+            if touched[text].put is not None or content in touched[text].taken_back
         ]
-        if not gone:
+        if not removed:
             return table
-        stays = pc.invert(pc.is_in(pa.array(range(table.num_rows)), pa.array(gone, pa.int64())))
-        return table.filter(stays)
+        is_kept = pc.invert(pc.is_in(pa.array(range(table.num_rows)), pa.array(removed, pa.int64())))
+        return table.filter(is_kept)
 
     def _with(
         self, kept: pa.Table, rows: pa.Table, changes: Mapping[RowKey, RowChange], new: Iterable[RowKey]
@@ -233,13 +233,13 @@ class UpsertSinkWriter:
 
     def _parts(self, table: pa.Table, *, is_last: bool) -> Iterator[pa.Table]:
         """
-        The rows of a leaf, split if they are too many for one.
+        The rows of a leaf, split if there are too many for one.
         """
         rows = table.num_rows
-        wide = max(1, _LEAF_BYTES * rows // max(table.nbytes, 1))
-        most = min(self._leaf_rows_max, wide)
-        # Keys that follow time come at the end; leaves that are left behind there are full.
-        size = most if is_last or rows <= most else -(-rows // -(-rows // most))
+        rows_by_bytes = max(1, _LEAF_BYTES * rows // max(table.nbytes, 1))
+        rows_max = min(self._leaf_rows_max, rows_by_bytes)
+        # Keys that follow time come at the end, so leaves there are filled before the next one begins.
+        size = rows_max if is_last or rows <= rows_max else -(-rows // -(-rows // rows_max))
         for start in range(0, rows, size):
             yield table.slice(start, size)
 
@@ -276,7 +276,7 @@ def _order(columns: pa.Table) -> pa.Array:
 
 
 def _tag(key: RowKey) -> str:
-    return orjson.dumps([value if there else None for there, value in key]).decode()
+    return orjson.dumps([value if is_valid else None for is_valid, value in key]).decode()
 
 
 def _from_tag(text: str | None) -> RowKey | None:
@@ -289,42 +289,44 @@ def _leaf_of(file: LiveFile) -> _Leaf:
     return _Leaf(file, _from_tag(file.tags.get(_FIRST_TAG)), _from_tag(file.tags.get(_LAST_TAG)))
 
 
-def _loose(leaves: Sequence[_Leaf]) -> set[int]:
+def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
     """
     Leaves that share keys with others, or may: none, unless other engines wrote to the table.
     """
-    loose: set[int] = set()
+    overlapping: set[int] = set()
     widest: int | None = None
     for index, leaf in enumerate(leaves):
         if leaf.first is None or leaf.last is None:
-            loose.add(index)
+            overlapping.add(index)
             continue
-        reach_of_widest = None if widest is None else leaves[widest].last
-        if widest is not None and reach_of_widest is not None and leaf.first <= reach_of_widest:
-            loose |= {widest, index}
-        if reach_of_widest is None or leaf.last > reach_of_widest:
+        last_of_widest = None if widest is None else leaves[widest].last
+        if widest is not None and last_of_widest is not None and leaf.first <= last_of_widest:
+            overlapping |= {widest, index}
+        if last_of_widest is None or leaf.last > last_of_widest:
             widest = index
-    return loose
+    return overlapping
 
 
-def _homes(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, list[RowKey]]:
+def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, list[RowKey]]:
     """
-    The leaf that each key belongs to: the last one that begins at or before it, or the first.
+    The keys that belong to each leaf: a key's leaf is the last that begins at or before it, or the first.
     """
     firsts = [leaf.first or () for leaf in leaves]
-    homes: dict[int, list[RowKey]] = {}
+    by_leaf: dict[int, list[RowKey]] = {}
     for key in keys:
-        homes.setdefault(max(0, bisect_right(firsts, key) - 1), []).append(key)
-    return homes
+        by_leaf.setdefault(max(0, bisect_right(firsts, key) - 1), []).append(key)
+    return by_leaf
 
 
 def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """
-    Keys as the columns that `key_columns` makes of rows.
+    The columns of keys, in the form of `key_columns`.
     """
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
-        pa.array([value if there else None for there, value in (key[index] for key in ordered)], field.type)
+        pa.array(
+            [value if is_valid else None for is_valid, value in (key[index] for key in ordered)], field.type
+        )
         for index, field in enumerate(kinds)
     ]
     return pa.Table.from_arrays(arrays, schema=kinds)

@@ -1,10 +1,10 @@
 """
-What a sink's table remembers of a store: the last superstep, by incarnation, in its own transactions.
+A sink's record of a store in the sink's table: the last superstep of each incarnation, as transactions.
 
-The number of a superstep tells only within one incarnation of a store what was delivered. So the record
-has the incarnation in its name, and a sink refuses a store that the record does not fit: one that was
-restored from an older copy, whose supersteps the table has in another version; and a copy, or the original
-of one, that writes into the table of the other.
+A superstep's number identifies what was delivered only within one incarnation of a store. So the record
+has the incarnation in its name, and a sink refuses a store that the record does not fit: a store that was
+restored from an older copy, if the table has other versions of its supersteps; and a copy that writes into
+the table of its original, or the other way round.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SinkRecord:
     The record of one sink of one pipeline of one store.
 
     Args:
-        lineage: the store's.
+        lineage: the store's lineage.
         pipeline: the pipeline's name.
         name: the sink's name.
-        reached: the store's last superstep when the sink is opened; ``None`` where that is not known.
+        reached: the store's last superstep when the sink is opened; ``None`` if unknown.
     """
 
     lineage: Lineage
@@ -42,20 +42,20 @@ class SinkRecord:
     @staticmethod
     def of_store(store_id: str, pipeline: str, name: str) -> SinkRecord:
         """
-        The record of a store of which no more than its id is known.
+        The record of a store that is known only by its id.
         """
         return SinkRecord(Lineage.of(store_id, {}), pipeline, name)
 
     @property
     def app_id(self) -> str:
         """
-        The transaction that this incarnation's deliveries move.
+        The transaction that this incarnation's deliveries advance.
         """
         return sink_app_id(self.lineage.store_id, self.pipeline, self.name, self.lineage.current.id)
 
     def delivered(self, txns: Mapping[str, int]) -> Superstep:
         """
-        The last superstep that the table has of this store; 0 before the first.
+        This store's last superstep in the table; 0 before the first.
         """
         return Superstep(max((superstep for _, superstep in self.records(txns)), default=0))
 
@@ -67,7 +67,7 @@ class SinkRecord:
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
         """
-        How far each transaction of the record may be, if this incarnation is at the superstep ``reached``.
+        The highest superstep of each transaction that fits a store whose incarnation is at ``reached``.
 
         Transactions of other copies of the store are left out.
         """
@@ -120,15 +120,15 @@ class SinkRecord:
 
 def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
     """
-    Refuse a sink that has a later superstep than the store.
+    Refuse a sink that is ahead of the store.
 
     Raises:
-        DataError: it has.
+        DataError: the sink has a later superstep.
     """
     if delivered > reached:
         raise DataError(
             "the sink is ahead of the store, which was restored from an older copy: what it would deliver "
-            "again may differ from what the sink has. Put the newer store back; or go on with this one and "
+            "again may differ from what the sink has. Put the newer store back; or continue with this one and "
             "write to a new sink, or take the sink back (`millpond adopt STORE --as restored --take-back SINK`)",
             sink=sink,
             delivered=delivered,

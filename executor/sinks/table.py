@@ -1,5 +1,5 @@
 """
-Where a sink writes: a Delta table that fits it, opened or made.
+Opens the Delta table of a sink, or creates it, and writes its files.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ def open_table(
     objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
 ) -> LogWriter:
     """
-    The writer of a sink's table; made when it is not there.
+    The writer of a sink's table, which is created if it does not exist.
 
-    A table that a sink of this name has made takes new columns: others as long as it has no rows, and further ones
-    that allow null, unless its rows will be rewritten: then a row and its retraction would differ.
+    The columns of a table that a sink of this name has created can change: without restriction while it has no rows;
+    later it can get further nullable columns, except if its rows are rewritten, where a row and its retraction would
+    differ.
 
     Args:
         objects: the table's root.
         clock: for timestamps and waiting.
         rng: for the table's identity.
         name: the sink's name.
-        schema: the columns that it must have.
-        whole: it may have no other columns, because its rows will be rewritten.
+        schema: the columns that the table must have.
+        whole: whether it must have no other columns, because its rows are rewritten.
 
     Raises:
-        InvalidError: there is a table with other columns, or a partitioned one.
-        ConflictError: another process changes the table at this moment.
-        UnavailableError: the folder or bucket does not answer.
+        InvalidError: the table has other columns, or is partitioned.
+        ConflictError: another process is changing the table.
+        UnavailableError: the folder or bucket does not respond.
     """
     log = Log(objects)
     if log.latest_version() is None:
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
-            # Another process has made it since; whether it fits is looked at below.
+            # Another process has created it since; whether it fits is checked below.
             pass
     snapshot = load(log)
     writer = LogWriter(log, snapshot, clock, rng)
@@ -73,15 +74,15 @@ _WAY_OUT: Final = "give the sink another path, or change the columns of the tabl
 
 def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: bool) -> str | None:
     """
-    The columns that a table can be given so that it fits; ``None`` if it fits, or must stay as it is.
+    The columns with which a table would fit; ``None`` if it fits already, or cannot change.
     """
     metadata = snapshot.metadata
     if metadata is None or metadata.partition_columns or metadata.configuration or metadata.name != name:
-        # Not a table that a sink of this name has made.
+        # Not a table that a sink of this name has created.
         return None
     wanted = orjson.loads(delta_schema(schema))
-    there = orjson.loads(metadata.schema_string)
-    kinds = {column["name"]: column["type"] for column in there[_FIELDS]}
+    existing = orjson.loads(metadata.schema_string)
+    kinds = {column["name"]: column["type"] for column in existing[_FIELDS]}
     if all(kinds.get(column["name"]) == column["type"] for column in wanted[_FIELDS]):
         return None
     if not snapshot.file_count:
@@ -89,7 +90,7 @@ def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: 
     further = [column for column in wanted[_FIELDS] if column["name"] not in kinds]
     if not further or not may_grow or not all(column["nullable"] for column in further):
         return None
-    return orjson.dumps({**there, _FIELDS: [*there[_FIELDS], *further]}).decode()
+    return orjson.dumps({**existing, _FIELDS: [*existing[_FIELDS], *further]}).decode()
 
 
 def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
@@ -103,9 +104,9 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
             path=url,
             partition_columns=list(metadata.partition_columns),
         )
-    there = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
+    existing = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
     for column in orjson.loads(delta_schema(schema))[_FIELDS]:
-        kind = there.get(column["name"])
+        kind = existing.get(column["name"])
         if kind != column["type"]:
             raise InvalidError(
                 f"the sink's table has other columns: {_WAY_OUT}",
@@ -118,8 +119,8 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
 
 
 def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
-    there = orjson.loads(snapshot.metadata.schema_string)[_FIELDS] if snapshot.metadata else ()
-    others = sorted({column["name"] for column in there} - set(schema.names))
+    existing = orjson.loads(snapshot.metadata.schema_string)[_FIELDS] if snapshot.metadata else ()
+    others = sorted({column["name"] for column in existing} - set(schema.names))
     if others:
         raise InvalidError(
             f"the sink's table has columns that an upsert would lose: {_WAY_OUT}",
@@ -140,22 +141,22 @@ def write_sink_file(
     tags: Mapping[str, str] | None = None,
 ) -> Add:
     """
-    Write rows as one Parquet file of a sink's table; it counts once a commit names it.
+    Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it.
 
     Args:
         objects: the table's folder.
         clock: stamps the file.
         rng: the source of its name.
-        sink: the sink's name, which the file's begins with.
-        superstep: that the rows belong to.
-        rows: at least one.
-        tags: for the commit.
+        sink: the sink's name, the first part of the file's.
+        superstep: the superstep that the rows belong to.
+        rows: at least one row.
+        tags: the file's tags in the commit.
     """
     buffer = pa.BufferOutputStream()
     pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
     data = buffer.getvalue().to_pybytes()
     path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
-    # The commit that names it syncs it first.
+    # The commit that adds it syncs it first.
     put_new(objects, path, data, synced=False)
     reach("sink.file_written")
     return Add(

@@ -1,10 +1,10 @@
 """
-Taking a sink back: what later supersteps than the store's delivered goes out of the sink's table again.
+Takes a sink back: undoes the deliveries of supersteps that the store does not have.
 
-It is for a store that was restored from an older copy: the supersteps since then run again, and may say something
-else. One commit removes the files that they added, brings back those that they replaced, and sets the sink's record
-to where the store is. What other sinks and other writers added stays; if they changed the same files, nothing
-is done. It may be repeated after a crash.
+A store that was restored from an older copy runs these supersteps again, and their results may differ. One commit
+removes the files that they added, restores those that they replaced, and sets the sink's record to the store's
+superstep. Files of other sinks and other writers stay; if those changed the same files, nothing is done. The call
+can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["TakenBack", "take_back_sink"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenBack:
     """
-    What was taken back of one sink.
+    How far one sink was taken back.
 
     Attributes:
         pipeline: the pipeline's name.
         name: the sink's name.
-        delivered: the superstep that the table had.
-        superstep: the one that it has now.
-        files: how many files went.
+        delivered: the last superstep in the table before.
+        superstep: the last superstep in the table now.
+        files: how many files were removed.
     """
 
     pipeline: str
@@ -51,21 +51,21 @@ def take_back_sink(
     objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
 ) -> tuple[TakenBack, ...]:
     """
-    Take back what a store's sinks have written to a table since the superstep that the store is at.
+    Undo what a store's sinks have written to a table after the store's last superstep.
 
     Args:
         objects: the table's folder.
-        lineage: the store's.
+        lineage: the store's lineage.
         supersteps: by pipeline, the store's last superstep.
         clock: for timestamps.
-        rng: the writer's name.
+        rng: the source of the writer's name.
 
     Returns:
-        What was taken back, by sink; nothing where the table is not ahead of the store.
+        The sinks that were taken back; none if the table is not ahead of the store.
 
     Raises:
-        ConflictError: another writer has changed the same files since, or came first now.
-        DataError: the table's log does not reach back that far, or files that should come back are gone.
+        ConflictError: another writer has changed the same files since, or has just committed.
+        DataError: the table's log does not reach back that far, or files to be restored are gone.
         UnavailableError: the table is unavailable.
         OutcomeUnknownError: it may or may not have been done; repeat the call.
     """
@@ -76,10 +76,10 @@ def take_back_sink(
         plan = _plan(log, snapshot, record, supersteps[record.pipeline])
         if plan is not None:
             writer = LogWriter(log, snapshot, clock, rng)
-            _check_files(objects, plan.added)
+            _check_files(objects, plan.restored)
             writer.write(plan)
             snapshot = writer.snapshot
-            done.append(plan.told)
+            done.append(plan.result)
     return tuple(done)
 
 
@@ -103,27 +103,27 @@ def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep
     undone = _undone(newest.changes, ahead, log.objects.url)
     added = {add.path: add for change in undone for add in change.added}
     removed = {add.path: add for change in undone for add in change.removed}
-    going = [add for path, add in added.items() if path not in removed]
-    coming = [add for path, add in removed.items() if path not in added]
-    touched = [add.path for add in going if snapshot.file(add.path) is None]
-    touched += [add.path for add in coming if snapshot.file(add.path) is not None]
+    obsolete = [add for path, add in added.items() if path not in removed]
+    restored = [add for path, add in removed.items() if path not in added]
+    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
+    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
     if touched:
         raise ConflictError(
             "another writer has changed the same files of the sink's table since: write to a new sink",
             store=log.objects.url,
             path=touched[0],
         )
-    told = TakenBack(
+    result = TakenBack(
         pipeline=record.pipeline,
         name=record.name,
         delivered=max(snapshot.txns[app_id] for app_id in ahead),
         superstep=min(ahead.values()),
-        files=len(going),
+        files=len(obsolete),
     )
     return _TakeBackPlan(
-        told=told,
-        going=tuple(going),
-        added=tuple(coming),
+        result=result,
+        obsolete=tuple(obsolete),
+        restored=tuple(restored),
         txns=dict(sorted(ahead.items())),
         read_at=snapshot.version,
     )
@@ -146,8 +146,8 @@ def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> li
     )
 
 
-def _check_files(objects: Objects, coming: Sequence[Add]) -> None:
-    gone = {add.path for add in coming} - set(objects.list("")) if coming else set()
+def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
+    gone = {add.path for add in restored} - set(objects.list("")) if restored else set()
     if gone:
         raise DataError(
             "files that the sink replaced have been vacuumed: write to a new sink",
@@ -158,9 +158,9 @@ def _check_files(objects: Objects, coming: Sequence[Add]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TakeBackPlan:
-    told: TakenBack
-    going: tuple[Add, ...]
-    added: tuple[Add, ...]
+    result: TakenBack
+    obsolete: tuple[Add, ...]
+    restored: tuple[Add, ...]
     txns: Mapping[str, int] = field(default_factory=dict)
     read_at: TableVersion
 
@@ -178,13 +178,13 @@ class _TakeBackPlan:
                 partition_values=add.partition_values,
                 size_bytes=add.size_bytes,
             )
-            for add in self.going
+            for add in self.obsolete
         ]
         txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
         return CommitDraft(
             operation="MILLPOND TAKE BACK",
-            actions=(*txns, *removes, *self.added),
-            fields={"kind": "take_back", "sink": self.told.name, "superstep": self.told.superstep},
+            actions=(*txns, *removes, *self.restored),
+            fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
