@@ -61,7 +61,7 @@ class Bundle:
         percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
         deliveries: the records, any number of streams.
         weak: which of its productions are delivered before the commit.
-        settled: no record before this time comes in a later bundle; ``None``: only ``watermark`` says so.
+        settled: no record before this time comes in a later bundle; ``None``: that is known only up to ``watermark``.
     """
 
     interval: Interval
@@ -77,7 +77,7 @@ class Bundle:
     @property
     def until(self) -> EventTimeMicros:
         """
-        The time up to which all records have come, those of the bundle included.
+        The time up to which all records have arrived, including those of the bundle.
         """
         return self.watermark if self.settled is None else max(self.watermark, self.settled)
 
@@ -99,16 +99,16 @@ class DeadLetter:
     A record or timer that user code could not process, kept with its error.
 
     Attributes:
-        computation: the computation whose code failed, or that would have got the unreadable record.
+        computation: the computation whose code failed, or the consumer of the unreadable record.
         stream: the record's stream, or ``""`` for a timer.
         key: its key; ``None`` if it has none.
         value: the record's value as JSON text; see `letter_value`.
         at: event time in microseconds, ``None`` when unreadable.
         error: one line.
         diagnostics: the traceback, cut to a bounded length.
-        id: the record's id as its publisher gave it; ``None`` without one. Bytes that are no text are escaped.
-        attempt: the number of the attempt that was the last; 1 for a record that never reached the code.
-        value_types: the types of what JSON has no word for, by the place in the value.
+        id: the record's id as its publisher gave it; ``None`` without one. Bytes that are not text are escaped.
+        attempt: the number of the last attempt; 1 for a record that never reached the code.
+        value_types: the types of the parts whose type JSON lacks, by their JSON pointers.
     """
 
     computation: str
@@ -138,7 +138,7 @@ class DeadLetter:
         The letter of a record that never reached the code.
 
         Args:
-            computation: the computation that would have got it.
+            computation: the record's consumer.
             stream: the record's stream.
             value: returns its value.
             error: why it cannot be read.
@@ -161,7 +161,7 @@ class DeadLetter:
 
 def id_text(record_id: bytes | None) -> str | None:
     """
-    A record's id as text; bytes that are no text are escaped.
+    A record's id as text; bytes that are not text are escaped.
     """
     return None if record_id is None else record_id.decode(errors="backslashreplace")
 
@@ -175,8 +175,8 @@ class BundleStatistics:
         dropped: the late records that were not passed to user code.
         weak: the productions that are delivered within the superstep.
         counters: the sums of the user's counters.
-        waited: the records that were kept in their rows to be given in the order of their times.
-        resumed: those among the records of earlier bundles that were given now.
+        waited: the records that began to wait in their rows for their turn in time.
+        resumed: the waiting records of earlier bundles that were processed now.
     """
 
     records: int = 0

@@ -31,9 +31,9 @@ class Admission:
     The records of a bundle without duplicates.
 
     Attributes:
-        kept: the arrival indices of the remaining records, ascending; ``None``: all remain.
+        kept: the arrival indices of the remaining records, ascending; ``None`` if all remain.
         duplicates: the number of duplicates.
-        fingerprints: the fingerprints of the remaining ids; ``None``: no record has an id.
+        fingerprints: the fingerprints of the remaining ids; ``None`` if no record has an id.
     """
 
     kept: _Index | None = None

@@ -44,7 +44,7 @@ class Grouping:
         key_column: the keys in Arrow.
         bounds: the records of key *i* are at ``bounds[i]`` up to ``bounds[i + 1]``.
         sources: for each record in that order, its position on arrival.
-        admitted: the same keys with all records that are no duplicates; ``None`` if the grouping has them all.
+        admitted: the same keys with all records except duplicates; ``None`` if the grouping has them all.
     """
 
     keys: list[str]
@@ -72,7 +72,7 @@ def group(
         encoded: the keys of all records that arrived.
         at: their event times.
         kept: the indices of the records to sort, ascending; ``None``: all.
-        others: keys that are wanted even without records.
+        others: keys to include even without records.
     """
     codes, keys = encoded.codes, _with_others(encoded.keys, others)
     if kept is not None:
@@ -132,12 +132,12 @@ def _stable_order(column: _Index) -> _Index:
     if _rises(column):
         return np.arange(count, dtype=np.int64)
     least, greatest = int(column.min()), int(column.max())
-    place_bits = count.bit_length()
-    if (greatest - least).bit_length() + place_bits >= _PACKED_BITS:
+    index_bits = count.bit_length()
+    if (greatest - least).bit_length() + index_bits >= _PACKED_BITS:
         return np.argsort(column, kind="stable").astype(np.int64)
-    packed = ((column - least) << np.int64(place_bits)) | np.arange(count, dtype=np.int64)
+    packed = ((column - least) << np.int64(index_bits)) | np.arange(count, dtype=np.int64)
     packed.sort()
-    return packed & np.int64((1 << place_bits) - 1)
+    return packed & np.int64((1 << index_bits) - 1)
 
 
 def _rises(column: _Index) -> bool:

@@ -1,9 +1,9 @@
 """
 A key's turn in a bundle: its due timers, its records, and the timers that these made due.
 
-User code runs at full speed first. If it raises, the whole turn is undone and run again
-carefully, one record or timer at a time with a savepoint before each, so that only the
-failing one's effects are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
+User code first runs at full speed. If it raises, the whole turn is undone and run again
+carefully, one record or timer at a time with a savepoint before each, so that only the effects
+of the one that fails are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRINGS_MAX", "Failure", "KeyExecutor"]
 
 FIRINGS_MAX: Final = 100_000
-"""So many timers that were set in the bundle itself may fire for one key."""
+"""How many timers that were set in the bundle itself may fire for one key."""
 
 _Result = TypeVar("_Result")
 _DIAGNOSTICS_MAX: Final = 8_000
@@ -57,7 +57,7 @@ class _RollbackPoint:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """
-    The exception of the last of a hook's attempts, and the number of that attempt.
+    The exception of a hook's last attempt, and the number of that attempt.
     """
 
     error: Exception
@@ -77,12 +77,12 @@ class KeyExecutor:
     Attributes:
         state: the state of the key that had the last turn.
         timers: its timers.
-        productions: what all keys have produced.
-        counters: what they have counted.
-        dead_letters: what failed.
+        productions: the productions of all keys.
+        counters: the counters of all keys.
+        dead_letters: the records and timers that failed.
         fired: how many timers have fired.
         waited: how many records have begun to wait for their turn in time.
-        resumed: how many of those that waited were given.
+        resumed: how many waiting records were processed.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class KeyExecutor:
         )
         self._firings_left = 0
         self._watermark = bundle.clocks.watermark
-        # A timer's output time is all that is held for it: no horizon goes below that.
+        # The watermark is held at a timer's output time, so no horizon may go below it.
         self._records_slack_us = slack_us(node.computation.late_data_horizon)
         self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
 
@@ -127,7 +127,7 @@ class KeyExecutor:
 
     def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
         """
-        Give a key its turn; its new state is returned.
+        Run a key's turn, and return its new state.
 
         Args:
             key: the key.
@@ -137,8 +137,8 @@ class KeyExecutor:
             stop: one past its last record.
 
         Raises:
-            InvalidError: the code failed and failures stop the pipeline, it did what the program does not
-                declare, or timers never end.
+            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
+                declare, or its timers never end.
         """
         produced, fired = len(self.productions), self.fired
         self.counters.settle()
@@ -148,7 +148,7 @@ class KeyExecutor:
                 settled = self._run_at_once(key, start, stop)
             else:
                 settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
-        except (Exception, CodeTimeoutError):  # noqa: BLE001 - whatever it was, the careful run meets it again
+        except (Exception, CodeTimeoutError):  # noqa: BLE001 - the careful run raises it again
             self._undo(produced, fired)
         else:
             if self._context.mistake is None:
@@ -209,7 +209,7 @@ class KeyExecutor:
 
     def _process_waiting(self, timer: Timer) -> None:
         """
-        A record that waits since the computation was ``time_sorted``, which it is no more.
+        Process a record that began to wait when the computation was still ``time_sorted``.
         """
         self._input.slack_us = self._records_slack_us
         records = self._waiting([timer])
@@ -221,9 +221,9 @@ class KeyExecutor:
 
     def _on_time(self, timer: Timer) -> Timer:
         """
-        A timer that held nothing, with an output time that no consumer's watermark has passed.
+        A timer without a hold, with an output time that no consumer's watermark has passed.
 
-        At the end of the input the watermark is no time that a record can carry.
+        At the end of the input the watermark is beyond the times of records.
         """
         watermark = self._watermark
         is_later = timer.output_at < watermark <= INSTANT_MAX_US
@@ -234,7 +234,7 @@ class KeyExecutor:
         self._firings_left -= 1
         if self._firings_left < 0:
             raise InvalidError(
-                "timers of a key keep setting timers that are due already",
+                "timers of a key keep setting timers that are already due",
                 computation=self._node.name,
                 key=self._context.key,
                 firings=FIRINGS_MAX,
@@ -276,7 +276,7 @@ class KeyExecutor:
 
     def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
         """
-        Run a hook until it succeeds or its tries are used up; then its last exception.
+        Run a hook until it succeeds or has no attempts left; return the last failure.
 
         Args:
             hook: the call.
@@ -309,7 +309,7 @@ class KeyExecutor:
         """
         End the run if the code has used what its program does not declare, whether it caught the exception or not.
 
-        A name that is in the input is the input's mistake: code that routes by a field cannot know all names.
+        A name that the input contains is the input's mistake: code that routes by a field cannot know all names.
         """
         mistake, self._context.mistake = self._context.mistake, None
         if mistake is None:
@@ -319,7 +319,7 @@ class KeyExecutor:
 
     def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
         """
-        It has hung twice by now, at full speed and alone: a third time would only take as long again.
+        The error of code that exceeded its limit twice, at full speed and alone; it is not tried a third time.
         """
         error = None if self._limit is None else self._limit.error()
         if error is not None:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 VALUE_MAX: Final = 1 << 20
-"""A letter keeps at most so many characters of a value; what is longer is cut, and says so."""
+"""How many characters of a value a letter keeps; a longer value is cut, and marked as such."""
 
 _ERROR_MAX: Final = 1_000
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -51,8 +51,8 @@ class LetterValue:
     A value as a letter keeps it.
 
     Attributes:
-        text: JSON; only the beginning of it where ``types`` says ``cut``.
-        types: the type of each part that JSON has no word for, by its JSON pointer; ``""`` is the whole value.
+        text: JSON, or only its beginning if ``types`` has ``cut``.
+        types: the type of each part whose type JSON lacks, by its JSON pointer; ``""`` is the whole value.
     """
 
     text: str
@@ -64,7 +64,7 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
     A record's value for its letter.
 
     Args:
-        read: returns the value; if it raises, the letter says why instead.
+        read: returns the value; if it raises, the letter has the error instead.
     """
     try:
         value = read()
@@ -75,7 +75,7 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
 
 def typed_text(value: Any) -> LetterValue:
     """
-    A value of any length as JSON text, with the types that JSON has no word for; see `is_whole`.
+    A value of any length as JSON text, with the types that JSON lacks; see `is_whole`.
     """
     try:
         return LetterValue(_CODEC.encode(value))
@@ -86,7 +86,7 @@ def typed_text(value: Any) -> LetterValue:
 
 def is_whole(types: Mapping[str, str]) -> bool:
     """
-    Whether `typed_value` gives back the value that has these types.
+    Whether `typed_value` can restore the value that has these types.
     """
     return _LOST.isdisjoint(types.values())
 
@@ -115,9 +115,9 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
         {'paid': Decimal('1.10')}
     """
     types = letter.get("value_types") or {}
-    for place, kind in types.items():
+    for pointer, kind in types.items():
         if kind in _LOST:
-            raise InvalidError("the letter does not have the whole value", place=place, reason=kind)
+            raise InvalidError("the letter does not have the whole value", pointer=pointer, reason=kind)
     try:
         plain = json.loads(letter["value"])
     except ValueError as cause:
@@ -129,12 +129,12 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
 
 def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
     """
-    The value of which `typed_text` made text: what JSON says, with the types that it has no word for.
+    Restore the value from the parsed text of `typed_text` and the types that JSON lacks.
     """
     box = {_WHOLE: plain}
-    # The innermost first: a place outside of it is then still where it was.
-    for place in sorted(types, key=lambda pointer: pointer.count("/"), reverse=True):
-        _restore(box, place, types[place])
+    # Innermost first, so that the pointers to outer parts stay valid.
+    for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
+        _restore(box, pointer, types[pointer])
     return box[_WHOLE]
 
 
@@ -152,9 +152,9 @@ def _json(plain: Any) -> str:
     return text if has_utf8(text) else json.dumps(plain, separators=(",", ":"))
 
 
-def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
+def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
     """
-    The value in JSON's own types; the types of what had others go into ``types``.
+    The value in JSON's own types; ``types`` gets the types of parts that had others.
     """
     match value:
         case None | bool():
@@ -164,29 +164,29 @@ def _plain(value: Any, place: str, types: dict[str, str]) -> Any:
         case float() if math.isfinite(value):
             return float(value)
         case Mapping():
-            return _plain_mapping(value, place, types)
+            return _plain_mapping(value, pointer, types)
         case list() | tuple():
-            return [_plain(item, f"{place}/{index}", types) for index, item in enumerate(value)]
+            return [_plain(item, f"{pointer}/{index}", types) for index, item in enumerate(value)]
         case SupportsIndex():
             return value.__index__()
     kind, text = worded(value)
-    types[place] = kind
+    types[pointer] = kind
     return text
 
 
-def _plain_mapping(value: Mapping[Any, Any], place: str, types: dict[str, str]) -> Any:
+def _plain_mapping(value: Mapping[Any, Any], pointer: str, types: dict[str, str]) -> Any:
     if all(isinstance(name, str) and has_utf8(name) for name in value):
-        return {str(name): _plain(part, f"{place}/{_escaped(name)}", types) for name, part in value.items()}
-    types[place] = "mapping"
+        return {str(name): _plain(part, f"{pointer}/{_escaped(name)}", types) for name, part in value.items()}
+    types[pointer] = "mapping"
     return [
-        [_plain(name, f"{place}/{index}/0", types), _plain(part, f"{place}/{index}/1", types)]
+        [_plain(name, f"{pointer}/{index}/0", types), _plain(part, f"{pointer}/{index}/1", types)]
         for index, (name, part) in enumerate(value.items())
     ]
 
 
 def worded(value: Any) -> tuple[str, Any]:
     """
-    The type and the text of a value that JSON has no word for; ``repr`` is of what cannot be read again.
+    The type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back.
     """
     match value:
         case float():
@@ -220,13 +220,13 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 def read_worded(kind: str, text: Any) -> Any:
     """
-    The value of which `worded` gave type and text.
+    Restore a value from the type and text that `worded` returned.
     """
     return _READ[kind](text)
 
 
-def _restore(box: dict[str, Any], place: str, kind: str) -> None:
-    *outer, last = place.split("/")
+def _restore(box: dict[str, Any], pointer: str, kind: str) -> None:
+    *outer, last = pointer.split("/")
     holder: Any = box
     for name in outer:
         holder = holder[_step(holder, name)]

@@ -1,9 +1,9 @@
 """
 The interval processor: a bundle in, row updates and productions out (MillWheel §6.1.1).
 
-It is pure: no clock, no file, no thread, so the same code runs in a Spark task, in the
-local runner and in the simulator. What costs per record is done in whole columns; Python
-runs per key, and per record only where user code wants to see single records.
+It uses no clock, no file and no thread of its own, so the same code runs in a Spark task, in the
+local runner and in the simulator. Work per record is done in whole columns; Python runs per key,
+and per record only if user code reads single records.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class IntervalProcessor:
 
     Args:
         node: the computation as declared.
-        interval: whose keys.
-        soft_state: what is known of their rows; it must have been synchronised.
-        on_stuck: told if the code takes longer than it may and cannot be interrupted.
+        interval: the interval.
+        soft_state: the soft state of its rows, synchronised.
+        on_stuck: called if the code exceeds its time limit and cannot be interrupted.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class IntervalProcessor:
 
     def process(self, bundle: Bundle) -> BundleResult:
         """
-        Handle a bundle; soft state takes the outcome in, but only tentatively.
+        Process a bundle and apply its outcome to soft state, tentatively.
 
-        Due timers and records run key by key in key order. If this raises, soft state is as
-        it was before.
+        Due timers and records run key by key in key order. If this raises, soft state is
+        unchanged.
 
         Raises:
             InvalidError: user code failed and failures stop the pipeline, or timers never end.
@@ -136,7 +136,7 @@ class IntervalProcessor:
         soft_state = self._soft_state
         weak = _weak_productions(bundle, arrivals, grouping, outcome)
         updates = row_updates(bundle, arrivals, grouping, outcome, None if weak is None else weak.draft.kept)
-        # Weak productions may have to be kept after all, though nothing else changed.
+        # Weak productions may still have to be kept, even if nothing else changed.
         if updates is not None or weak is not None:
             soft_state.apply(
                 ROW_SCHEMA.empty_table() if updates is None else updates,
@@ -169,7 +169,7 @@ class IntervalProcessor:
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
         """
-        Which of the admitted records come on streams whose late records the code is not given.
+        Which of the admitted records are on streams whose late records are dropped.
         """
         by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
         drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
@@ -194,7 +194,7 @@ def _without(
     due: Collection[str],
 ) -> Grouping:
     """
-    The grouping without refused records; their keys stay if they have ids, which must be known when they come again.
+    The grouping without refused records. If records have ids, all keys stay: the rows must keep the refused ids too.
     """
     kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
     if arrivals.ids is None:
@@ -212,7 +212,7 @@ def _by_rank(node: ComputationNode, deliveries: Sequence[Deliveries]) -> list[De
 
 def _count_turns(grouping: Grouping, due: Collection[str]) -> int:
     """
-    How many keys have records or due timers; a key that is there only for ids of refused records has neither.
+    How many keys have records or due timers, without the keys that stay only for the ids of refused records.
     """
     if grouping.admitted is None:
         return len(grouping.keys)

@@ -33,8 +33,8 @@ class BundleResult:
         hold: oldest output timestamp that any row of the interval still owes.
         next_percentile_timers: earliest firing time of the timers that wait for each percentile watermark.
         percentile_holds: oldest output timestamps when a share of the rows is left out, by percentile.
-        productions: a summary a stream, of those that are kept.
-        weak: those that are to be delivered within the superstep; ``None`` where there are none.
+        productions: one summary per stream of the productions that rows keep.
+        weak: the productions to be delivered within the superstep; ``None`` if there are none.
     """
 
     updates: pa.Table | None

@@ -1,8 +1,8 @@
 """
 Row updates: what a bundle changed, as the Arrow table that becomes a row file.
 
-Columns are put together whole; record ids go from the deliveries to the file without
-ever being Python objects. A key for which nothing changed has no update.
+Columns are assembled whole; record ids go from the deliveries to the file without becoming
+Python objects. A key for which nothing changed has no update.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _Mask = npt.NDArray[np.bool_]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOutcome:
     """
-    What user code left behind, one entry a key of the grouping.
+    The effects of user code, one entry per key of the grouping.
 
     Attributes:
         before: states at the start of the bundle.
         states: states at its end.
         timers: all timers of the keys whose timers changed, by the key's index.
-        kept_timers: all timers of the keys that have some which did not change, by index.
-        productions: what was produced, key by key.
-        production_counts: how many of them each key produced.
+        kept_timers: all timers of the keys whose timers did not change, by index.
+        productions: the productions, key by key.
+        production_counts: how many each key produced.
     """
 
     before: Sequence[Encoded | None]
@@ -67,8 +67,8 @@ class KeptProductions:
     The productions that a bundle's rows keep, key by key.
 
     Attributes:
-        values: of type `PRODUCTION_TYPE`.
-        owners: the index of the key that produced each, ascending.
+        values: the productions, of type `PRODUCTION_TYPE`.
+        owners: for each production, the index of its key, ascending.
     """
 
     values: pa.StructArray
@@ -89,8 +89,8 @@ def row_updates(
         bundle: the bundle.
         arrivals: its records.
         grouping: their keys.
-        outcome: what user code left behind.
-        kept: which productions the rows keep; ``None``: all of them.
+        outcome: the effects of user code.
+        kept: the productions that the rows keep; ``None``: all of them.
     """
     count = len(grouping.keys)
     changed = _changed_states(outcome)
@@ -144,9 +144,9 @@ def _deleted(outcome: BundleOutcome, changed: _Mask) -> _Mask:
 
 
 def _timers_to_write(outcome: BundleOutcome, deleted: _Mask) -> dict[int, Timers]:
-    # A deleting update without timers would take those along that stay.
-    staying = {index: timers for index, timers in outcome.kept_timers.items() if deleted[index]}
-    return {**outcome.timers, **staying}
+    # A deleting update without timers would delete those that stay.
+    repeated = {index: timers for index, timers in outcome.kept_timers.items() if deleted[index]}
+    return {**outcome.timers, **repeated}
 
 
 def _at_indices(indices: Mapping[int, object], count: int) -> _Mask:
@@ -200,7 +200,7 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
 
 def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
     """
-    The ids that each key has consumed, those of late records that its code is not given included.
+    The ids that each key has consumed, including those of dropped late records.
     """
     if arrivals.ids is None:
         return None
@@ -264,7 +264,7 @@ def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
 
 def summarise(productions: Productions, percentiles: Collection[float] = ()) -> tuple[ProductionSummary, ...]:
     """
-    How many productions a stream got, and the oldest one's time; by percentile too where asked for.
+    The number of productions per stream and the oldest time, also by percentile if any are given.
     """
     return _summaries(zip(productions.streams, productions.at, strict=True), percentiles)
 
@@ -273,7 +273,7 @@ def summarise_kept(
     kept: KeptProductions, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
     """
-    The same of those productions that rows keep, by the streams they are kept under.
+    Summarise the productions that rows keep, by the streams under which they are kept.
     """
     streams = kept.values.field("stream").to_pylist()
     times = kept.values.field("at").cast(pa.int64()).to_pylist()

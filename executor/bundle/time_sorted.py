@@ -1,9 +1,9 @@
 """
-A key's turn in the order of time: its records and its event timers one after the other, whatever came together.
+A key's turn in the order of time: its records and its event timers one by one, however they arrived.
 
-Up to a time that no later record can be before, what the key has is given in the order of event times: records
-that waited in the row, records of this bundle, and timers, a timer before a record of the same time. The records
-behind that time wait in the row (`millpond.executor.bundle.waiting`). What user code sees follows from the
+Up to a time that no later record can precede, user code gets a key's inputs in the order of event times: records
+that waited in the row, records of this bundle, and timers, with a timer before a record of the same time. Records
+after that time wait in the row (`millpond.executor.bundle.waiting`). What user code sees follows from the
 times alone, so it does not depend on how the input was cut into bundles.
 """
 
@@ -42,7 +42,7 @@ _FIRING_TIME: Final = attrgetter("at")
 
 class _Range(NamedTuple):
     """
-    Records that are given one after the other: those from ``start`` up to ``stop`` of some columns.
+    Records that are processed one after the other: from ``start`` up to ``stop`` in the same columns.
     """
 
     records: Records
@@ -52,10 +52,10 @@ class _Range(NamedTuple):
 
 class _TimeSortedTimers(KeyTimers):
     """
-    The timers of a key of which event timers wait for their turn among its records, and the records that wait.
+    The timers of a key, whose event timers take their turn among its records, and the records that wait.
 
-    Unlike `KeyTimers`, no time that only the beginning of the turn held may be produced at: where a turn begins is
-    a matter of how the input was cut.
+    Unlike in `KeyTimers`, a time that was held only at the start of the turn is no permitted output time: where a
+    turn starts depends on how the input was cut.
 
     Args:
         clocks: the times of the other clocks.
@@ -63,8 +63,8 @@ class _TimeSortedTimers(KeyTimers):
 
     Attributes:
         event_due: the due event timers, a heap.
-        ready: the entries of those waiting records whose turn has come.
-        added: those of the records that have begun to wait.
+        ready: the entries of the waiting records whose turn has come.
+        added: the entries of the records that have begun to wait.
     """
 
     __slots__ = ("_still", "_stored", "_until", "added", "event_due", "ready")
@@ -156,14 +156,14 @@ def _holding(timers: Iterable[Timer]) -> list[tuple[int, Timer]]:
 
 class _TimeSortedRecords(Records):
     """
-    Records between which the timers that come before each of them fire.
+    Records of which each is preceded by the timers that are due before it.
 
     Args:
         columns: the records.
         input_time: the time of the input.
         context: shows the time of each record as the watermark.
         due: the due event timers.
-        fire: fires those up to a time.
+        fire: fires the due timers up to a time.
     """
 
     __slots__ = ("_context", "_due", "_fire")
@@ -193,7 +193,7 @@ class _TimeSortedRecords(Records):
         """
         Iterate the records, each as a separate input, after the timers that come before it.
         """
-        # What `Records.one_by_one` does, and a look at the timers.
+        # As `Records.one_by_one`, with a check of the timers.
         input_time, context = self._input, self._context
         new, columns, key = Record.__new__, self._columns, self._key
         at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
@@ -250,11 +250,11 @@ class TimeSortedExecutor(KeyExecutor):
 
     def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
         """
-        Give a key its turn; its new state is returned.
+        Run a key's turn, and return its new state.
 
         Raises:
-            InvalidError: the code failed and failures stop the pipeline, it did what the program does not
-                declare, timers never end, or too many records wait.
+            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
+                declare, its timers never end, or too many records wait.
         """
         settled = super().run(key, encoded, timers, start, stop)
         self.waited += len(self.timers.added)
@@ -265,9 +265,9 @@ class TimeSortedExecutor(KeyExecutor):
         super()._begin(key, encoded, timers, records)
         self._context.watermark = EventTimeMicros(self._watermark)
 
-    # ------------------------------------------------------------- what is given, and in which order
+    # ------------------------------------------------------------- which records, in which order
 
-    def _given(self, start: int, stop: int) -> tuple[list[_Range], int]:
+    def _ready(self, start: int, stop: int) -> tuple[list[_Range], int]:
         """
         The records whose turn has come, in order, and the first of the bundle's records whose turn has not.
         """
@@ -277,15 +277,15 @@ class TimeSortedExecutor(KeyExecutor):
                 [_Range(self._bundle_records, start, first_waiting)] if first_waiting > start else []
             ), first_waiting
         waiting = self._sorted(self._waiting(self.timers.ready).columns)
-        places = [
-            *self._places(waiting, 0, len(self.timers.ready)),
-            *self._places(self._bundle_records, start, first_waiting),
+        ranked = [
+            *self._ranked(waiting, 0, len(self.timers.ready)),
+            *self._ranked(self._bundle_records, start, first_waiting),
         ]
-        # Those that waited came earlier, so they are first among those of one time and stream.
-        places.sort(key=itemgetter(0, 1))
-        return list(_ranges(places)), first_waiting
+        # Records that waited arrived earlier, so they come first among those of one time and stream.
+        ranked.sort(key=itemgetter(0, 1))
+        return list(_ranges(ranked)), first_waiting
 
-    def _places(self, records: Records, start: int, stop: int) -> Iterator[tuple[int, int, Records, int]]:
+    def _ranked(self, records: Records, start: int, stop: int) -> Iterator[tuple[int, int, Records, int]]:
         at, streams, rank_of = records.columns.at, records.columns.streams, self._node.rank
         return ((at[index], rank_of(streams[index]), records, index) for index in range(start, stop))
 
@@ -294,9 +294,9 @@ class TimeSortedExecutor(KeyExecutor):
     def _run_at_once(self, key: str, start: int, stop: int) -> Encoded | None:
         if self.timers.due:
             self._fire_due()
-        given, first_waiting = self._given(start, stop)
+        ready, first_waiting = self._ready(start, stop)
         self._input.slack_us = self._records_slack_us
-        for records, first, last in given:
+        for records, first, last in ready:
             if self._is_batch:
                 self._process_singly(key, records, first, last)
             else:
@@ -310,7 +310,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _process_singly(self, key: str, records: Records, start: int, stop: int) -> None:
         """
-        Code that takes several records at once gets them one by one: it may set a timer that comes between them.
+        Pass records one by one to code that takes several at once: it may set a timer that is due between them.
         """
         at, process_records, context = (
             records.columns.at,
@@ -334,7 +334,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _fire_rest(self) -> None:
         """
-        Fire the timers behind the last record, and those of other clocks that have become due.
+        Fire the timers after the last record, and those of other clocks that have become due.
         """
         while True:
             self._fire_until(self._until)
@@ -347,8 +347,8 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
         self._fire_due_carefully()
-        given, first_waiting = self._given(start, stop)
-        for records, first, last in given:
+        ready, first_waiting = self._ready(start, stop)
+        for records, first, last in ready:
             for index in range(first, last):
                 self._fire_until_carefully(records.columns.at[index])
                 self._try_record(key, records, index)
@@ -395,11 +395,11 @@ class TimeSortedExecutor(KeyExecutor):
             self._fail_record(self._columns, index, Failure(failure, 1))
 
 
-def _ranges(places: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
+def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
     """
-    Places that follow one another in the same columns as ranges.
+    Join records that follow one another in the same columns into ranges.
     """
-    # Along a range the place in the columns rises with the place in the order.
-    for _, group in groupby(enumerate(places), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
-        run = [place for _, place in group]
+    # Within a range, the index in the columns rises with the position in the order.
+    for _, group in groupby(enumerate(ranked), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
+        run = [record for _, record in group]
         yield _Range(run[0][2], run[0][3], run[-1][3] + 1)

@@ -1,10 +1,9 @@
 """
 Records that wait in their key's row until the low watermark has passed them.
 
-Each is an entry among the row's timers, for it must wake its key, hold the output watermark and survive the
-process as a timer does: `TimeDomain.RECORD`. Its tag is the record as JSON, with the types that JSON has no
-word for next to it, so that the code gets the value that it would have got at once. A number makes each tag
-unlike the others of its key.
+Each is an entry among the row's timers, because like a timer it must wake its key, hold the output watermark and
+survive the process: `TimeDomain.RECORD`. Its tag is the record as JSON, together with the types that JSON lacks, so
+that the code gets the same value as without the wait. A number makes each tag unique within its key.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
 
     Args:
         columns: the records of a bundle.
-        index: which of them.
-        superstep: the bundle's; with the record's place in the bundle it makes the entry unlike all others.
-        lag_us: how far before its time the record may be produced at.
+        index: the record's index.
+        superstep: the bundle's superstep; with the record's position in the bundle it makes the entry unique.
+        lag_us: how far before the record's time its productions may be.
 
     Raises:
-        InvalidError: the value has parts that only Python knows.
+        InvalidError: the value has parts that have no text form.
     """
     at, record_id = columns.at[index], columns.scoped_id(index)
     header: dict[str, Any] = {"stream": columns.streams[index], "number": [superstep, columns.sources[index]]}
@@ -60,7 +59,7 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
         header["id"] = base64.b64encode(record_id).decode()
     value = columns.value(index)
     if type(value) is PlainObject:
-        # It has the fields of a pane and is none; that has to be so when it is read again.
+        # It has the fields of a pane and is none, which must still hold when it is read again.
         header["plain"], value = True, dict(value)
     text, marks = _marked_text(value)
     if text is None:
@@ -80,11 +79,11 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
 
 def _marked_text(value: Any) -> tuple[str | None, int]:
     """
-    A value as JSON in which a part that JSON has no word for is an object with its type and text.
+    A value as JSON in which each part whose type JSON lacks is an object with its type and text.
 
     Returns:
-        The text and the number of such parts; no text where the value could be taken for one, or has other types:
-        `typed_text`, which is slower, knows these.
+        The text and the number of these parts; no text if the value has such an object itself or has other types,
+        which take `typed_text`, a slower way.
     """
     marks = 0
 
@@ -99,7 +98,7 @@ def _marked_text(value: Any) -> tuple[str | None, int]:
         encoded = orjson.dumps(value, default=mark, option=_OPTIONS)
     except TypeError:
         return None, 0
-    # orjson writes NaN and infinities as null, so the value may be another one if there is a null.
+    # orjson writes NaN and infinities as null, so a null may stand for one of them.
     if encoded.count(_MARK_BYTES) != marks or (b"null" in encoded and has_non_finite(value)):
         return None, 0
     return encoded.decode(), marks
@@ -130,7 +129,7 @@ def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
         [entry["stream"] for entry in entries],
         np.arange(len(entries), dtype=np.int64),
         PythonValues([entry["value"] for entry in entries]),
-        pa.array([None if one is None else base64.b64decode(one) for one in ids], pa.binary())
+        pa.array([None if text is None else base64.b64decode(text) for text in ids], pa.binary())
         if has_ids
         else None,
         TIME_MIN_US,
@@ -139,7 +138,7 @@ def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
 
 def _read(timer: Timer) -> dict[str, Any]:
     try:
-        # Another parser where the value has types: integers of more than 64 bits are among them.
+        # A value with types takes another parser: it may have integers of more than 64 bits.
         entry: dict[str, Any] = json.loads(timer.tag) if '"types":' in timer.tag else orjson.loads(timer.tag)
         if "marks" in entry:
             entry["value"] = _unmarked(entry["value"])
@@ -148,5 +147,5 @@ def _read(timer: Timer) -> dict[str, Any]:
         if "plain" in entry:
             entry["value"] = PlainObject(entry["value"])
     except (ValueError, LookupError, TypeError) as cause:
-        raise DataError("a record that waits cannot be read", at=timer.at - 1, tag=timer.tag[:200]) from cause
+        raise DataError("a waiting record cannot be read", at=timer.at - 1, tag=timer.tag[:200]) from cause
     return entry

@@ -1,8 +1,8 @@
 """
 Weak productions of one bundle: what is delivered within the superstep, and what its rows must keep.
 
-They are tables all the way: which productions are kept is decided in whole columns, and a bundle's
-row updates can be restated when a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
+Which productions are kept is decided in whole columns, and a bundle's row updates can be built again
+if a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowUpdateDraft", "Straggler", "WeakProductions", "split_productions"]
 
-_Places = npt.NDArray[np.int64]
+_Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Straggler:
     Weak productions that a consumer did not get in time.
 
     Attributes:
-        positions: which of the bundle's weak productions.
+        positions: their positions among the bundle's weak productions.
         consumer: the computation that still waits for them.
     """
 
-    positions: _Places
+    positions: _Positions
     consumer: str
 
 
 @dataclass(frozen=True, slots=True)
 class RowUpdateDraft:
     """
-    What a bundle's row updates are made of.
+    The inputs of a bundle's row updates.
     """
 
     bundle: Bundle
@@ -60,13 +60,13 @@ class RowUpdateDraft:
 
     def updates(self) -> pa.Table | None:
         """
-        The row updates.
+        Build the row updates; ``None`` when nothing changed.
         """
         return row_updates(self.bundle, self.arrivals, self.grouping, self.outcome, self.kept)
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
         """
-        The same work as part of another superstep.
+        The same bundle as part of another superstep.
         """
         return replace(self, bundle=replace(self.bundle, fence=fence, superstep=superstep))
 
@@ -74,28 +74,28 @@ class RowUpdateDraft:
 @dataclass(frozen=True, slots=True)
 class WeakProductions:
     """
-    What a bundle hands on before the commit.
+    A bundle's productions that are delivered before the commit.
 
     Attributes:
         table: the productions, in order of emission, under the streams' own names.
         owners: the indices of the keys that produced them.
-        draft: what the bundle's rows are made of.
+        draft: the inputs of the bundle's row updates.
     """
 
     table: pa.Table
-    owners: _Places
+    owners: _Positions
     draft: RowUpdateDraft
 
     @property
     def streams(self) -> frozenset[str]:
         """
-        The streams that they are on.
+        The streams of the productions.
         """
         return self.draft.bundle.weak.fused
 
     def keeping(self, stragglers: Sequence[Straggler]) -> RowUpdateDraft:
         """
-        The bundle's rows when these productions are checkpointed after all.
+        The draft with row updates that also keep these productions.
         """
         values = [self.draft.kept.values]
         owners = [self.draft.kept.owners]
@@ -112,18 +112,18 @@ class WeakProductions:
 
 def split_productions(
     outcome: BundleOutcome, weak: WeakStreams
-) -> tuple[KeptProductions, tuple[pa.Table, _Places]]:
+) -> tuple[KeptProductions, tuple[pa.Table, _Positions]]:
     """
-    What a bundle's rows keep of its productions, and what goes on before the commit.
+    Split productions into those that the rows keep and those that are delivered before the commit.
     """
     values = production_values(outcome.productions)
     owners = np.repeat(np.arange(len(outcome.production_counts)), outcome.production_counts)
     streams = values.field("stream")
     is_fused = _is_in(streams, weak.fused)
     is_kept = _is_in(streams, weak.kept)
-    stays = ~is_fused | is_kept
+    in_rows = ~is_fused | is_kept
     kept = KeptProductions(
-        _readdressed(values.filter(pa.array(stays)), is_kept[stays], ""), owners[stays].astype(np.int64)
+        _readdressed(values.filter(pa.array(in_rows)), is_kept[in_rows], ""), owners[in_rows].astype(np.int64)
     )
     fused = values.filter(pa.array(is_fused))
     table = pa.Table.from_arrays(fused.flatten(), schema=pa.schema(list(PRODUCTION_TYPE)))
