@@ -76,7 +76,7 @@ class Coordinator:
         accept_checkpoint: whether to accept an outside source that the store does not know.
         accept_ended: whether to accept records of a stream that an earlier run has ended.
         pause_timeout_ms: how long to wait for ZooKeeper to return before giving up.
-        on_held: what to do about intervals that another process holds: ``take``, ``wait``, ``refuse``.
+        on_held: what to do when another process holds an interval: ``take``, ``wait``, ``refuse``.
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
         compaction_workers: where compactions are prepared; ``None`` for this machine.
         threads: whether sinks are written in parallel with the next superstep; if not, before it.
@@ -155,9 +155,9 @@ class Coordinator:
 
         Raises:
             ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
-            UnavailableError: ZooKeeper or the object store is away.
+            UnavailableError: ZooKeeper or the object store is unavailable.
             DataError: a file is missing or its bytes are wrong.
-            InvalidError: the pipeline has changed in a way that its rows do not bear; see `plan_evolution`.
+            InvalidError: the pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
         self._ownership.open()
         positions = self._store.committer.snapshot.txns
@@ -184,7 +184,7 @@ class Coordinator:
             self._journal.close()
             self._ownership.close()
 
-    # -- what there is to do ---------------------------------------------------------------
+    # -- pending work ----------------------------------------------------------------------
 
     @property
     def superstep(self) -> Superstep:
@@ -215,7 +215,7 @@ class Coordinator:
 
     def check_owner(self) -> None:
         """
-        Return if this process owns the pipeline; see `Ownership.check_owner`.
+        Check that this process owns the pipeline; see `Ownership.check_owner`.
 
         Raises:
             FencedError: another process has taken it.
@@ -224,7 +224,7 @@ class Coordinator:
 
     def check_leases(self) -> None:
         """
-        Return unless a lease is known to be lost; see `Ownership.check_leases`.
+        Check that no lease is known to be lost; see `Ownership.check_leases`.
 
         Raises:
             FencedError: another process has taken an interval.
@@ -252,7 +252,7 @@ class Coordinator:
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """
-        When the next wall timer of any interval is due; ``None`` without one.
+        The time of the next wall timer of any interval; ``None`` without one.
         """
         times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
         return min((at for at in times if at is not None), default=None)
@@ -261,7 +261,7 @@ class Coordinator:
 
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
         """
-        Consumers of ``streams`` that have never run, so that their key intervals are not chosen yet.
+        Consumers of ``streams`` that have never run, and have no intervals yet.
         """
         nodes, readers = self.topology.computations.values(), self.topology.sampled_by(streams)
         return tuple(node for node in nodes if node.name in readers and not self._ownership.of(node.name))
@@ -302,12 +302,11 @@ class Coordinator:
         Plan the next superstep.
 
         Args:
-            inputs: injected streams that bring records; their consumers must have intervals
+            inputs: injected streams with new records; their consumers must have intervals
                 (see `create_intervals`).
             with_files: whether to list each interval's files; a runner that follows the log
-                itself need not pay for it.
-            after: by injected stream, what its watermark will be once the superstep is committed, where the
-                runner knows.
+                itself saves that cost.
+            after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
         """
         self.watermarks.tick(inputs)
         self._create_downstream_intervals()
@@ -370,14 +369,14 @@ class Coordinator:
             plan: what `begin` returned.
             manifests: one per interval that ran; intervals without one are left untouched.
             position: how far the outside input has been consumed by this superstep.
-            inputs: what was seen of the outside inputs; moves their injectors' watermarks.
+            inputs: what was observed of the outside inputs; advances their injectors' watermarks.
             dead_letters: records that never reached an interval, such as those without a key.
 
         Raises:
             InvalidError: more became dead letters than the limit allows; nothing was written.
             FencedError: another process has taken an interval; nothing was written.
-            OutcomeUnknownError: the store is away for longer than the runner waits.
-            UnavailableError: ZooKeeper is away for longer than the runner waits.
+            OutcomeUnknownError: the store is unavailable for longer than the runner waits.
+            UnavailableError: ZooKeeper is unavailable for longer than the runner waits.
         """
         judged = self._letters.check(manifests, dead_letters)
         letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
@@ -429,7 +428,7 @@ class Coordinator:
 
     def maintain(self) -> None:
         """
-        Let the upkeep do its part, between two supersteps: it costs one commit at most.
+        Run the upkeep between two supersteps: one commit at most.
 
         Raises:
             FencedError: another process has taken an interval.

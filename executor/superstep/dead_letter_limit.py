@@ -2,7 +2,7 @@
 The limit of dead letters: one bad record is the record's fault, a flood of them is the program's.
 
 A run that turns most of its input into dead letters has not succeeded. It stops before the commit, so the
-records stay where they were and the mended program gets them again.
+records stay unconsumed and the fixed program gets them again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeadLetterLimit:
 
     Attributes:
         share: the share that may fail, from 0 to 1.
-        records_min: how many records a share is judged by.
+        records_min: the least number of records by which the share is judged.
 
     Raises:
         InvalidError: ``share`` is not a share, or ``records_min`` is less than 1.
@@ -51,7 +51,7 @@ class DeadLetterLimit:
 
     def __post_init__(self) -> None:
         """
-        Refuse limits that mean nothing.
+        Refuse values out of range.
         """
         if isinstance(self.share, bool) or not 0 <= self.share <= 1:
             raise InvalidError("the share of a dead letter limit is from 0 to 1", share=self.share)
@@ -95,7 +95,7 @@ class DeadLetterMonitor:
             unreadable: the letters of records that never reached an interval.
 
         Raises:
-            InvalidError: too much of the superstep became dead letters; it has the first one's error.
+            InvalidError: too much of the superstep became dead letters; includes the first one's error.
         """
         tallies = _tallies(manifests, unreadable)
         if self._limit is None:
@@ -148,7 +148,7 @@ def _tallies(manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) ->
 def _flood(computation: str, tally: _Tally, limit: DeadLetterLimit) -> InvalidError:
     error = InvalidError(
         "too many records become dead letters, so the run stops before it commits them: "
-        "mend the code or the input, or raise dead_letter_limit",
+        "fix the code or the input, or raise dead_letter_limit",
         computation=computation,
         dead_letters=tally.letters,
         records=tally.records,

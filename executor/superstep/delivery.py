@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
-"""One production a row: stream, key, value, value_bytes, at."""
+"""One production per row: stream, key, value, value_bytes, at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class ProductionSource:
             merged may hold older rows, whose productions are delivered.
         streams: streams it produced to; empty when unknown.
         interval: only its rows in this interval count; ``None`` for all of them.
-        renames: streams that have another name now, because a computation was renamed: stored name, name.
+        renames: streams that were renamed with their computation: stored name, current name.
     """
 
     path: str
@@ -71,7 +71,7 @@ class ProductionSource:
 
     def current(self, productions: pa.Table) -> pa.Table:
         """
-        The file's productions under the streams' names of today.
+        The file's productions under the streams' current names.
         """
         streams = productions.column("stream")
         for stored, name in self.renames:
@@ -87,7 +87,7 @@ class ProductionSource:
 
 def flatten_productions(updates: pa.Table) -> pa.Table:
     """
-    The productions of row updates, one a row, in the order of rows and of emission.
+    The productions of row updates, one per row, in the order of rows and of emission.
     """
     lists = updates.column("productions").combine_chunks()
     flat = pc.list_flatten(lists)
@@ -122,7 +122,7 @@ def summarise_productions(
     productions: pa.Table, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
     """
-    How many productions a stream has and how old the oldest is: what holds the watermark.
+    The number of productions per stream and the oldest time, which holds the watermark.
     """
     by_percentile = _oldest_but_of(productions, percentiles) if percentiles else {}
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
@@ -158,7 +158,7 @@ class Extracted:
 
     Attributes:
         deliveries: the records; ``keys`` is null exactly where ``errors`` has an entry.
-        errors: why a record has no key, by its position.
+        errors: why a record has no key, by the record's position.
     """
 
     deliveries: Deliveries
@@ -167,7 +167,7 @@ class Extracted:
 
 def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extracted, ...]:
     """
-    What a computation gets of ``productions``, a stream it subscribes to at a time, with its own keys.
+    The part of ``productions`` for a computation, per subscribed stream, with its own keys.
     """
     streams = productions.column("stream")
     extracted_streams = []
@@ -190,7 +190,7 @@ def positions_within(
     productions: pa.Table, node: ComputationNode, interval: Interval
 ) -> npt.NDArray[np.int64]:
     """
-    Which of ``productions`` a computation gets in ``interval``, by position.
+    The positions of the productions that a computation gets in ``interval``.
     """
     streams = productions.column("stream")
     mine = [
@@ -207,7 +207,7 @@ def positions_within(
 
 def weak_only(productions: pa.Table) -> pa.Table:
     """
-    Those of committed or tentative productions that were kept only to be handed on, under their own streams.
+    The productions that were kept only for a task in the same superstep, under their own streams.
     """
     mark = addressed("")
     streams = productions.column("stream")
@@ -218,7 +218,7 @@ def weak_only(productions: pa.Table) -> pa.Table:
 
 def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
     """
-    The keys that a computation would get of ``productions``, as often as they occur.
+    The keys that a computation extracts from ``productions``, as often as they occur.
     """
     columns = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
     return pa.concat_arrays(columns) if columns else pa.array([], pa.string())

@@ -23,11 +23,11 @@ _DROPPED: Final = "dropped"
 
 class ForgottenWatermarks:
     """
-    Warns once of each stream that is out of order, whose watermark is only assumed and whose records are dropped.
+    Warns once per stream that is out of order, has only an assumed watermark, and has dropped records.
 
     Args:
         topology: the checked pipeline.
-        watermarks: how far behind the records of each stream were.
+        watermarks: know how far behind the records of each stream were.
     """
 
     def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
@@ -40,7 +40,7 @@ class ForgottenWatermarks:
 
     def note(self, counts: Totals) -> None:
         """
-        Look at what a committed superstep has counted.
+        Check the counts of a committed superstep.
         """
         if not counts.dropped:
             return

@@ -1,5 +1,5 @@
 """
-Input admission: which outside input a pipeline takes, by what its store says that it has consumed.
+Input admission: which outside input a pipeline accepts, given what its store has consumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["InputAdmission"]
 
 class InputAdmission:
     """
-    Compares outside inputs with what the store has of them.
+    Compares outside inputs with what the store has consumed of them.
 
     Args:
         store: the open store.
@@ -65,20 +65,20 @@ class InputAdmission:
 
     def consumed(self, stream: str) -> dict[str, int]:
         """
-        How far outside inputs of a stream have been consumed, by their source.
+        The consumed positions of a stream's outside inputs, by source.
         """
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
 
     @property
     def closed(self) -> frozenset[str]:
         """
-        The injected streams that take no more records, because an earlier run has ended their input.
+        The injected streams that accept no more records, because an earlier run has ended their input.
         """
         return frozenset() if self._accept_ended else self._watermarks.ended_before
 
     def input_rows(self, stream: str) -> int | None:
         """
-        How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
+        How many rows of a bounded input count towards its watermark; ``None`` if unknown.
         """
         positions = self._store.committer.snapshot.txns
         return positions.get(input_rows_app_id(self._topology.name, stream))

@@ -2,7 +2,7 @@
 Pending productions: the unconsumed productions of the last superstep.
 
 Superstep *n + 1* delivers everything that superstep *n* produced, so there is never more than
-one superstep's worth. After a restart it is found again in the committed files.
+one superstep's worth. After a restart they are recovered from the committed files.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingProductions:
     """
-    Where undelivered productions are, and how many and how old they are by stream.
+    The files of undelivered productions, with their number and age per stream.
 
     Attributes:
         sources: committed files that hold productions with a consumer.
-        summaries: by stream, of all productions.
+        summaries: by stream, the summary of all productions.
     """
 
     sources: tuple[ProductionSource, ...] = ()
@@ -53,10 +53,12 @@ class PendingProductions:
     @property
     def count(self) -> int:
         """
-        How many productions wait; those that are kept for sinks only have been delivered.
+        How many productions wait; those that are kept only for sinks have been delivered.
         """
         delivered = addressed("")
-        return sum(one.count for stream, one in self.summaries.items() if not stream.endswith(delivered))
+        return sum(
+            summary.count for stream, summary in self.summaries.items() if not stream.endswith(delivered)
+        )
 
 
 def pending_of(
@@ -65,26 +67,26 @@ def pending_of(
     superstep: Superstep,
 ) -> PendingProductions:
     """
-    What a superstep that has just been committed leaves to deliver.
+    The undelivered productions of the superstep that was just committed.
 
     Args:
-        written: the committed files and what is in them.
-        topology: the pipeline, which tells the streams with a consumer.
-        superstep: the one that was committed.
+        written: the committed files, each with the summaries of its productions.
+        topology: the pipeline, which knows the streams with a consumer.
+        superstep: the superstep that was committed.
     """
     sources = [
         ProductionSource(
-            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in made)
+            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in summaries)
         )
-        for file, made in written
-        if file is not None and made
+        for file, summaries in written
+        if file is not None and summaries
     ]
-    return _pending(sources, [summary for _, made in written for summary in made], topology)
+    return _pending(sources, [summary for _, summaries in written for summary in summaries], topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
     """
-    What the last committed superstep left to deliver, found in the committed files.
+    The undelivered productions of the last committed superstep, from the committed files.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
@@ -93,13 +95,13 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
         return PendingProductions()
     snapshot = store.committer.snapshot
     control = control_interval(topology.name)
-    # What a computation has produced is delivered even if the pipeline has it no more.
+    # A computation's productions are delivered even if the pipeline no longer has the computation.
     producers = claimed_by(snapshot.txns, topology.name) | topology.computations.keys()
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
-    for found in undelivered_sources(snapshot, producers, control, superstep):
-        stored = read_productions(store.objects, [found])
-        source = replace(found, renames=_stream_renames(stored, topology))
+    for file in undelivered_sources(snapshot, producers, control, superstep):
+        stored = read_productions(store.objects, [file])
+        source = replace(file, renames=_stream_renames(stored, topology))
         summaries_of_file = summarise_productions(source.current(stored), topology.percentiles)
         if summaries_of_file:
             streams = frozenset(summary.stream for summary in summaries_of_file)
@@ -125,15 +127,15 @@ def _pending(
     return PendingProductions(sources=wanted, summaries=merged)
 
 
-def _sum(one: ProductionSummary, other: ProductionSummary) -> ProductionSummary:
+def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:
     return ProductionSummary(
-        stream=one.stream,
-        count=one.count + other.count,
-        oldest_at=min(one.oldest_at, other.oldest_at),
+        stream=left.stream,
+        count=left.count + right.count,
+        oldest_at=min(left.oldest_at, right.oldest_at),
         # The same share is left out of each part, so no more than that of the whole.
         percentile_oldest_at={
-            each: min(at, other.percentile_oldest_at.get(each, other.oldest_at))
-            for each, at in one.percentile_oldest_at.items()
+            percentile: min(at, right.percentile_oldest_at.get(percentile, right.oldest_at))
+            for percentile, at in left.percentile_oldest_at.items()
         },
     )
 
@@ -146,14 +148,14 @@ def undelivered_sources(
 
     Superstep *n* delivers everything that earlier ones produced, so only the last one's
     productions can be undelivered. Files that another program rewrote carry no tags; they
-    are included whenever their range of supersteps reaches that far. The order is that of the
-    run itself, by computation and then by key, so that a restart changes no order of arrival.
+    are included if their range of supersteps reaches that far. The order is that of the run
+    itself, by computation and then by key, so that a restart changes no order of arrival.
 
     Args:
         snapshot: the table.
-        computations: the pipeline's, those included that it has no more.
+        computations: the pipeline's computations, including former ones.
         control: the pipeline's own interval, which holds its dead letters.
-        superstep: the last one.
+        superstep: the last committed superstep.
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):
@@ -186,17 +188,17 @@ def keep_undelivered(
     token: str,
 ) -> RowFile | None:
     """
-    Write productions to a file of the pipeline's own interval, from which they are delivered as from any other.
+    Write productions to a file of the pipeline's own interval, from which they are delivered as from any file.
 
     The row that carries them is deleted in the same update, so that no reader of rows sees it.
 
     Args:
         store: the open store.
-        pipeline: whose productions.
-        sources: where they are.
-        superstep: that produced them, the last one.
-        fence: of the commit that will name the file.
-        token: for the file's name.
+        pipeline: the pipeline's name.
+        sources: the files with the productions.
+        superstep: the last superstep, which produced them.
+        fence: the fence of the commit that will add the file.
+        token: makes the file's name unique.
 
     Returns:
         The file, uncommitted; ``None`` if there are no productions.

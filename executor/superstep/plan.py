@@ -27,8 +27,8 @@ class InputPosition:
         stream: the injected stream.
         source: the id of the source, for example of a Spark query.
         batch: the number of the batch that this superstep consumed.
-        rows: of a bounded input, how many of its rows count towards the watermark from then on;
-            ``None`` leaves that as it is.
+        rows: how many rows of a bounded input count towards the watermark from then on;
+            ``None`` changes nothing.
     """
 
     stream: str
@@ -43,13 +43,13 @@ class IntervalPlan:
     One interval's part in a superstep.
 
     Attributes:
-        interval: which keys.
-        fence: what its next commit carries.
+        interval: the interval.
+        fence: the fence of its next commit.
         watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files that its rows are in, oldest first; empty unless requested.
+        files: the committed files with its rows, oldest first; empty unless requested.
         due: whether a pending timer is due.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
-        settled: no record before this time comes after the superstep; ``None``: only ``watermark`` says so.
+        settled: no record before this time comes after the superstep; ``None``: that is known only up to ``watermark``.
     """
 
     interval: Interval

@@ -1,5 +1,5 @@
 """
-What one superstep did, and where the pipeline stands after it.
+The report of a superstep: its counts, its times, and the pipeline's progress after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SuperstepReport:
         superstep: its number.
         version: the table version that it committed.
         records: records processed, summed over all computations.
-        records_per_second: the same by the superstep's duration.
+        records_per_second: ``records`` over the superstep's duration.
         late: records that were behind the watermark of their computation.
         dropped: records that were left out because they were late.
         duplicates: outside records discarded because their id had been consumed.
@@ -35,7 +35,7 @@ class SuperstepReport:
         watermark_us: the pipeline's low watermark after the commit.
         lag_ms: wall time less the watermark.
         commit_ms: how long the commit took.
-        duration_ms: how long the superstep took, commit included.
+        duration_ms: how long the superstep took, including the commit.
         pending: productions that wait for the next superstep.
     """
 
@@ -57,7 +57,7 @@ class SuperstepReport:
 
     def after(self, earlier: SuperstepReport | None) -> SuperstepReport:
         """
-        Both supersteps as one: counts and durations added up, positions those of this, the later one.
+        Both supersteps as one: counts and durations are added, positions are those of this, the later one.
         """
         if earlier is None:
             return self

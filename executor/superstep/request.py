@@ -32,17 +32,17 @@ def superstep_request(
     stored: Mapping[str, int],
 ) -> CommitRequest:
     """
-    What makes a superstep durable, in one commit.
+    The commit that makes a superstep durable.
 
     Args:
         plan: the superstep.
         touched: the intervals, each with the file that it has written, if any.
-        watermarks: the pipeline's, journaled with the commit.
-        pipeline: its name.
-        counts: what the superstep adds to the totals.
-        totals: the totals with it.
+        watermarks: the pipeline's watermarks, journaled with the commit.
+        pipeline: the pipeline's name.
+        counts: the superstep's own counts.
+        totals: the totals, including the superstep's counts.
         position: how far the outside input has been consumed.
-        stored: the positions that the table has; those that stay the same are not written again.
+        stored: the positions in the table; unchanged ones are not written again.
     """
     wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
     metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}

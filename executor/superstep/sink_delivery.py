@@ -1,9 +1,9 @@
 """
 Sink delivery: committed productions go to the sinks, each superstep exactly once.
 
-A sink gets superstep *n* after *n* has been committed and before *n + 1* is: so after a
-crash at most the last superstep is missing, and the sink's own Delta ``txn`` tells
-whether it is (architecture §6, "to the outside world").
+A sink gets superstep *n* after *n* is committed and before *n + 1* is. So after a crash at
+most the last superstep is missing, and the sink's own Delta ``txn`` tells whether it is
+(architecture §6, "to the outside world").
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SinkDelivery:
     Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
 
     Attributes:
-        on_failure: told what a sink raised, in the sinks' thread and at once: on a quiet stream no superstep
-            comes that would `wait`.
+        on_failure: called at once, in the sinks' thread, with what a sink raised: on a quiet stream the next
+            superstep, which would `wait`, may never come.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SinkDelivery:
 
     def open(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """
-        Open the sinks and hand them the last superstep if a crash kept it from them.
+        Open the sinks, and deliver the last superstep if a crash prevented it.
 
         Raises:
             DataError: a sink is ahead of the store.
@@ -71,7 +71,7 @@ class SinkDelivery:
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """
-        Begin to write a committed superstep's productions; `wait` tells how it went.
+        Start to write a committed superstep's productions; `wait` raises what goes wrong.
         """
         streams = [kept for stream, _ in self._writers for kept in _kept_as(stream)]
         if not any(source.concerns(streams) for source in sources):
@@ -89,7 +89,7 @@ class SinkDelivery:
 
     def wait(self) -> None:
         """
-        Wait until the sinks have taken what `deliver` gave them.
+        Wait until the sinks have written what `deliver` gave them.
 
         Raises:
             MillpondError: what a sink raised; the superstep stays undelivered and is offered
@@ -143,6 +143,6 @@ def _log_failure(failure: BaseException) -> None:
 
 def _kept_as(stream: str) -> tuple[str, str]:
     """
-    The streams under which rows keep what goes to a stream's sinks.
+    The streams under which rows keep productions for a stream's sinks.
     """
     return stream, addressed(stream)

@@ -22,22 +22,22 @@ __all__ = ["Totals", "count"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """
-    Counts over the pipeline's whole life, restarts included.
+    Counts over the pipeline's whole life, including restarts.
 
     Attributes:
-        injected: readable records that came from outside, each counted once.
+        injected: readable records from outside, each counted once.
         records: records processed, summed over all computations.
         late: records that were behind the watermark of their computation.
-        dropped: records that were left out because they were late: user code was not given them,
-            for ``on_late`` says so, or all of their windows had expired.
+        dropped: records that were left out because they were late: user code did not get them because of
+            ``on_late``, or all of their windows had expired.
         duplicates: outside records discarded because their id had been consumed.
         timers: timers fired.
         dead_letters: records and timers that could not be processed.
         productions: records produced.
         by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
-            computation; what is zero is left out. With ``time_sorted`` also ``waited``, the records that were
-            kept in their rows until the watermark had passed them, and ``resumed``, those of them that were
-            given since: the difference waits now.
+            computation; zeros are left out. With ``time_sorted`` also ``waited``, the records that began to
+            wait in their rows until the watermark passes them, and ``resumed``, those that were processed
+            since: the difference is waiting now.
     """
 
     injected: int = 0
@@ -58,7 +58,7 @@ class Totals:
 
     def positions(self, pipeline: str) -> dict[str, int]:
         """
-        What the store keeps of them, by application id.
+        The totals as the store keeps them, by application id.
         """
         kept = {total_app_id(pipeline, name): value for name, value in self.items()}
         for computation, counts in self.by_computation.items():
@@ -122,7 +122,7 @@ def count(
     manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
 ) -> Totals:
     """
-    What one superstep adds to the totals.
+    The counts that one superstep adds to the totals.
     """
     by_computation: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for manifest in manifests:
@@ -142,7 +142,7 @@ def count(
         duplicates=sum(s.duplicates for s in statistics),
         timers=sum(s.timers for s in statistics),
         dead_letters=len(letters),
-        # What is kept under an address was delivered, and counted, as a weak production.
+        # A production that is kept under an address was delivered, and counted, as a weak one.
         productions=sum(s.weak for s in statistics)
         + sum(p.count for m in manifests for p in m.result.productions if not is_addressed(p.stream)),
         by_computation=_without_zeros(by_computation),

@@ -1,5 +1,5 @@
 """
-Undelivered productions as their consumers get them, in both runners.
+Undelivered productions, read and keyed for their consumers, in both runners.
 
 Each file is read once and each consumer extracts its keys once, however many of its intervals
 run in this process.
@@ -41,7 +41,7 @@ class UndeliveredProductions:
     Args:
         sources: committed files with productions of the last superstep.
         read: returns the productions of a file; called once per file.
-        handed_on: files of this very superstep, not yet committed, with weak productions.
+        handed_on: uncommitted files of this superstep, with weak productions.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class UndeliveredProductions:
 
     def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
         """
-        What a computation gets, stream by stream, with its own keys; empty if nothing waits for it.
+        A computation's productions, stream by stream, with its own keys; empty if nothing waits for it.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
