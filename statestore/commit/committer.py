@@ -116,7 +116,7 @@ class Committer:
         Raises:
             FencedError: another owner has an interval; nothing was written.
             ConflictError: the table has changed in a way that forbids the commit; nothing was written.
-            OutcomeUnknownError: it may or may not have landed; `settle` decides.
+            OutcomeUnknownError: the commit may or may not have landed; `settle` decides.
             UnavailableError: the store is unavailable; nothing was written.
         """
         committed = self._writer.write(_RequestPlan(request))

@@ -1,10 +1,10 @@
 """
 When a commit is refused: rules about the table, and invariants about the request.
 
-Every commit of an interval passes all of them, on the very snapshot that it is built
-on, because only one function turns a `CommitRequest` into actions. A broken rule is
-caused by other writers (`FencedError`, `ConflictError`); a broken invariant is a bug
-of ours. The fence is MillWheel's sequencer check (§6.2).
+Every commit of an interval passes all of them, on the snapshot that it is built on, because
+only one function turns a `CommitRequest` into actions. A broken rule is caused by other
+writers (`FencedError`, `ConflictError`); a broken invariant is a bug in Millpond. The fence
+is MillWheel's sequencer check (§6.2).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    Whose rows are moved or removed as a whole is written to in all of its intervals, and what is moved has a free place.
+    A computation whose rows move or are removed is fenced in all of its intervals, and its rows move to an unused name.
     """
     leaving = {*request.renames, *request.drops}
     if not leaving:
@@ -118,7 +118,7 @@ def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) ->
 
 def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    Added files hold keys of their interval, were written under this very fence, and are new.
+    Added files hold keys of their interval, were written under the request's fence, and are new.
     """
     for write in request.writes:
         for file in write.added:

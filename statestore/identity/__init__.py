@@ -1,3 +1,3 @@
 """
-Identity: which store this is, where it lies, and what to do when it is not the one it was.
+Identity: which store this is, where it is, and what to do when it was moved, copied or restored.
 """

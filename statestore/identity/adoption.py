@@ -1,13 +1,13 @@
 """
-Adoption: an operator says what a store is that is no longer what it was.
+Adoption: an operator declares that a store was moved, copied or restored.
 
-- ``moved``: it lies elsewhere, and there is no other. It stays the same incarnation.
-- ``copy``: its original goes on. It begins an incarnation with leases and a high-water mark of its own, and does not
-  write into the sinks of its original.
-- ``restored``: an older copy takes the place of what was lost. It begins an incarnation that continues the sinks,
-  as far as they are not ahead of it, and the lease service refuses the incarnation before it from now on.
+- ``moved``: it is in another place, and there is no other copy. It stays the same incarnation.
+- ``copy``: its original stays in use. It begins an incarnation with leases and a high-water mark of its own, and does
+  not write into the sinks of its original.
+- ``restored``: an older copy replaces a lost store. It begins an incarnation that continues the sinks, unless they
+  are ahead of it, and the lease service refuses the previous incarnation from now on.
 
-One commit says so. It moves no interval and no input, so it may be made again after a crash.
+One commit records this. It changes no interval and no input, so it can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Adoption", "adopt_store"]
 
 Adoption = Literal["moved", "copy", "restored"]
-"""What a store is that is no longer what it was; see `millpond.statestore.identity.adoption`."""
+"""What happened to a store; see `millpond.statestore.identity.adoption`."""
 
 
 def adopt_store(
@@ -58,22 +58,22 @@ def adopt_store(
     marks: Objects | None = None,
 ) -> Lineage:
     """
-    Record what a store is.
+    Record that a store was moved, copied or restored.
 
     Args:
         log: the log of its table.
-        place: where it lies now: an absolute path or a URL.
-        adoption: what it is.
-        leases: makes leases, given an incarnation and a writer's id.
+        place: its present location: an absolute path or a URL.
+        adoption: what happened to it.
+        leases: creates leases, given an incarnation and a writer's id.
         clock: for timestamps.
         rng: the source of the incarnation's id.
         marks: the store's folder, whose high-water mark a moved store must agree with.
 
     Returns:
-        The lineage, with its new end.
+        The new lineage.
 
     Raises:
-        InvalidError: there is no such adoption, or a store is where it was and so no copy of anything.
+        InvalidError: there is no such adoption, or a store that is adopted as a copy has not moved.
         ConflictError: a pipeline of the store is running.
         DataError: a moved store ends before its high-water mark.
         UnavailableError: a service does not respond; repeat the call.
@@ -93,7 +93,7 @@ def adopt_store(
         return lineage
     writer_id = rng.token()
     if adoption == "copy":
-        # The leases of its original are the original's.
+        # The original keeps its leases.
         return _record(log, place, adoption, lineage, MemoryHighWater(), clock, rng)
     held = leases(lineage.current.id, writer_id)
     try:
@@ -109,7 +109,7 @@ def adopt_store(
 
 def _restored(log: Log, place: str, lineage: Lineage, held: Leases, clock: Clock, rng: Rng) -> Lineage:
     incarnation = rng.token()
-    # First, so that a crash in between leaves no two incarnations that both go on; a repetition draws another id.
+    # First, so that a crash in between never leaves two active incarnations; a repetition draws another id.
     held.high_water.supersede(incarnation)
     return _record(log, place, "restored", lineage, MemoryHighWater(), clock, rng, incarnation)
 
@@ -141,7 +141,7 @@ def _record(
 @contextmanager
 def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
     """
-    No pipeline of the store runs meanwhile, as far as its lease service knows.
+    Hold all leases, so that no pipeline of the store runs meanwhile.
 
     Raises:
         ConflictError: one is running, or another process maintains the store.

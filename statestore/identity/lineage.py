@@ -1,13 +1,13 @@
 """
-Lineage: which incarnation of a store this is, what it came from, and where it lies.
+Lineage: which incarnation of a store this is, where it came from, and its location.
 
-A store's id stays with every copy of it, so an id does not tell two copies apart. An **incarnation** does:
-the first one has the store's id; a copy, and a store that was restored from a backup, begin another one
-(`millpond.statestore.identity.adoption`). Leases, the high-water mark and sinks are told which incarnation they belong to.
-All of it is in transactions of the log, and so in every copy of the store.
+All copies of a store have the same id. An **incarnation** identifies one of them: the first one has the store's id;
+a copy, and a store that was restored from a backup, begin another one (`millpond.statestore.identity.adoption`).
+Leases, the high-water mark and sinks belong to one incarnation. The lineage is stored in transactions of the log, and
+so in every copy of the store.
 
-How a store notices that it is not the one it was: it lies at another place than the log says, its sinks are
-ahead of it, its high-water mark is, or the lease service knows a successor.
+A store detects that it was moved, copied or restored if its location differs from the one in the log, if its sinks
+or its high-water mark are ahead of it, or if the lease service knows a successor.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["Incarnation", "Lineage", "Origin"]
 
 class Origin(StrEnum):
     """
-    How an incarnation came about.
+    The origin of an incarnation.
 
-    ``CREATED``: it is the first. ``COPY``: a second store next to its original. ``RESTORED``: in place of it.
+    ``CREATED``: the first one. ``COPY``: a second store next to its original. ``RESTORED``: in place of its original.
     """
 
     CREATED = "created"
@@ -43,7 +43,7 @@ class Origin(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Incarnation:
     """
-    One incarnation: its id, how it came about, and the table version that it began at.
+    One incarnation: its id, its origin, and the table version at which it began.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Lineage:
     Attributes:
         store_id: the store's id, which all of them share.
         incarnations: oldest first; the last one is this store.
-        location: where the store was last known to lie; "" where no log entry says so.
+        location: the last location of the store in the log; "" if none is recorded.
         forks: by incarnation and pipeline, the superstep that the incarnation began with.
     """
 
@@ -71,7 +71,7 @@ class Lineage:
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
         """
-        The lineage in a table's transactions; a store that is older than lineages has a first incarnation only.
+        The lineage in a table's transactions; a store from before lineages has only the first incarnation.
         """
         later = [
             Incarnation(name, Origin(origin), began)
@@ -79,7 +79,7 @@ class Lineage:
             if app_id.startswith(INCARNATION_PREFIX)
             for name, origin in (app_id_parts(app_id, INCARNATION_PREFIX),)
         ]
-        places = [
+        locations = [
             (at, app_id_parts(app_id, LOCATION_PREFIX)[0])
             for app_id, at in txns.items()
             if app_id.startswith(LOCATION_PREFIX)
@@ -94,7 +94,7 @@ class Lineage:
         return Lineage(
             store_id=store_id,
             incarnations=(first, *sorted(later, key=lambda incarnation: incarnation.began)),
-            location=max(places)[1] if places else "",
+            location=max(locations)[1] if locations else "",
             forks=forks,
         )
 
@@ -108,14 +108,14 @@ class Lineage:
     @property
     def copied(self) -> Incarnation:
         """
-        The incarnation of the last copy, or the first one: all since stand for one and the same store.
+        The incarnation of the last copy, or the first one; all later incarnations continue it.
         """
         copies = [known for known in self.incarnations if known.origin is Origin.COPY]
         return copies[-1] if copies else self.incarnations[0]
 
     def left_at(self, incarnation: str, pipeline: str) -> int | None:
         """
-        The superstep at which an earlier incarnation was left; ``None`` for this one, and where nothing says so.
+        The superstep at which an earlier incarnation was left, 0 if none is recorded; ``None`` for this one.
         """
         ids = [known.id for known in self.incarnations]
         later = ids[ids.index(incarnation) + 1 :]
@@ -123,23 +123,23 @@ class Lineage:
 
     def is_of_another_copy(self, incarnation: str) -> bool:
         """
-        Whether an incarnation is not one that this store continues: the original of a copy, or a stranger.
+        Whether this store does not continue an incarnation: it is the original of a copy, or unrelated.
         """
         ids = [known.id for known in self.incarnations]
         return incarnation not in ids[ids.index(self.copied.id) :]
 
     def unrecorded_location(self, place: str) -> dict[str, int]:
         """
-        The transaction that records where the store lies; empty where one does already, or for a store in memory.
+        The transaction that records the store's location; empty if it is recorded, or for a store in memory.
         """
         return {} if self.location or place.startswith("memory:") else {location_app_id(place): 0}
 
     def check_location(self, place: str) -> None:
         """
-        Refuse to write to a store that lies elsewhere than it did.
+        Refuse to write to a store that is not at its recorded location.
 
         Raises:
-            InvalidError: it does; the error names the choices.
+            InvalidError: the location differs; the error names the choices.
         """
         if self.location and self.location != place:
             raise InvalidError(

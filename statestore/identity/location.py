@@ -1,5 +1,5 @@
 """
-Where a store lies: a folder of this machine, or a URL.
+The location of a store: a folder of this machine, or a URL.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def local_folder(path: str | Path) -> Path | None:
 
 def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
     """
-    Refuse a place where no store is and none can be made.
+    Refuse a location that has no store, unless one can be created there.
 
     Args:
-        local: the folder; ``None`` for an object store, of which nothing is known before it is asked.
-        path: as the user wrote it.
-        create: whether a store may be made there.
+        local: the folder; ``None`` for an object store, which is not checked here.
+        path: the path as the user wrote it.
+        create: whether a store may be created there.
 
     Raises:
-        InvalidError: it is such a place.
+        InvalidError: there is no store and none can be created, or none may be.
     """
     if local is None:
         return
