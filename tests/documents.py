@@ -79,12 +79,12 @@ class Document:
         text = self.text
         return [
             Block(
-                language=found["language"],
-                text=re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
-                note=found["note"] or "",
-                line=text.count("\n", 0, found.start("language")) + 1,
+                language=match["language"],
+                text=re.sub(f"^{match['indent']}", "", match["text"], flags=re.MULTILINE),
+                note=match["note"] or "",
+                line=text.count("\n", 0, match.start("language")) + 1,
             )
-            for found in _BLOCK.finditer(text)
+            for match in _BLOCK.finditer(text)
         ]
 
     @property
@@ -132,8 +132,8 @@ class Document:
 
 
 def _expanded(code: str) -> list[str]:
-    found = _BRACES.match(code)
-    return [f"{found[1]}{one.strip()}{found[3]}" for one in found[2].split(",")] if found else [code]
+    match = _BRACES.match(code)
+    return [f"{match[1]}{one.strip()}{match[3]}" for one in match[2].split(",")] if match else [code]
 
 
 def documents() -> list[Document]:

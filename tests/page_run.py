@@ -165,8 +165,8 @@ def _run(command: str, folder: Path) -> tuple[str, str, int]:
     Plain calls of ``millpond`` are made in this process: starting another one for each costs more than all the rest.
     """
     if command.startswith("millpond ") and not _SHELL.search(_QUOTED.sub("", command)):
-        found = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="millpond")
-        return found.stdout, f"{found.stderr}{found.exception or ''}", found.exit_code
+        result = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="millpond")
+        return result.stdout, f"{result.stderr}{result.exception or ''}", result.exit_code
     ran = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,

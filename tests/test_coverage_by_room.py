@@ -31,11 +31,11 @@ def test_rooms_add_up_what_is_within_them() -> None:
     """
     A room counts the files in it and in the rooms within it, lines and branches together.
     """
-    found = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
+    shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
-    assert list(found) == ["gc", "statestore", "statestore/log"]
-    assert (found["statestore"].percent, found["statestore/log"].percent) == (80.0, 75.0)
-    assert (found["statestore"].percent_of_branches, found["gc"].percent_of_branches) == (
+    assert list(shares) == ["gc", "statestore", "statestore/log"]
+    assert (shares["statestore"].percent, shares["statestore/log"].percent) == (80.0, 75.0)
+    assert (shares["statestore"].percent_of_branches, shares["gc"].percent_of_branches) == (
         100 * 20 / 30,
         100.0,
     )
@@ -45,10 +45,10 @@ def test_a_room_may_have_a_goal_of_its_own() -> None:
     """
     A room and those within it have its goal, others the default; to meet it is enough.
     """
-    found = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
+    shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
-    assert (found["statestore/log"].goal, found["gc"].goal) == (98, 95)
-    assert (found["statestore/log"].is_below, found["gc"].is_below) == (True, False)
+    assert (shares["statestore/log"].goal, shares["gc"].goal) == (98, 95)
+    assert (shares["statestore/log"].is_below, shares["gc"].is_below) == (True, False)
 
 
 def test_the_check_names_rooms_below_their_goals(tmp_path: Path) -> None:

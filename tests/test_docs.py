@@ -99,13 +99,13 @@ def _classes() -> dict[str, set[str]]:
     """
     Every class of the package, with what it defines.
     """
-    found: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = {}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, set()).update(_members(node))
-    return found
+                    members.setdefault(node.name, set()).update(_members(node))
+    return members
 
 
 def _members(kind: ast.ClassDef) -> Iterator[str]:
@@ -121,8 +121,8 @@ def _missing_classes(codes: list[str]) -> Iterator[str]:
     What looks like a class of ours, or a member of one, and is neither.
     """
     for code in codes:
-        if found := _CLASS.fullmatch(code.removeprefix("mp.")):
-            name, member = found.groups()
+        if match := _CLASS.fullmatch(code.removeprefix("mp.")):
+            name, member = match.groups()
             is_ours = name in _classes() and (member is None or member in _classes()[name])
             if not is_ours and name not in _OTHERS:
                 yield code

@@ -87,12 +87,12 @@ def _is_elsewhere(url: str) -> bool:
 
 def _leads(pages: dict[Path, Page], site: Path, path: Path, url: str) -> bool:
     parts = urlsplit(url)
-    place = (
+    page = (
         site / unquote(parts.path).lstrip("/")
         if parts.path.startswith("/")
         else path.parent / unquote(parts.path)
     )
-    target = path if not parts.path else place.resolve()
+    target = path if not parts.path else page.resolve()
     if target.is_dir():
         target /= "index.html"
     return target.exists() and (not parts.fragment or unquote(parts.fragment) in pages[target].anchors)

@@ -175,7 +175,7 @@ class TestLocal(Facts):
 
     def test_a_table_without_the_column_is_refused(self, play: Open) -> None:
         """
-        The call tells of it, and the run goes on.
+        The call raises, and the run continues.
         """
         run = play(partial(scores_of_teams, "words"))
         with pytest.raises(InvalidError, match="change column"):

@@ -230,7 +230,7 @@ class Facts:
 
     def test_another_number_of_intervals_is_refused(self, play: Open) -> None:
         """
-        Keys are cut once: the number that was declared, or came of it, or none may be declared again.
+        Keys are cut once: a later run declares the same number, the number of intervals that were cut, or none.
         """
         keyed = [row for key in "abcdefghij" for row in rows(1, key=key)]
         run = play(tally("c", intervals=3))
@@ -364,6 +364,6 @@ class TestOnSpark(Facts):
         run.make = tally("new", renamed_from="old")
         run.restart()
 
-        found = run.store.rows_view("new").to_spark(spark).select("key", "state").collect()
-        assert [tuple(row) for row in found] == [("k", "2")]
+        answer = run.store.rows_view("new").to_spark(spark).select("key", "state").collect()
+        assert [tuple(row) for row in answer] == [("k", "2")]
         assert run.store.rows_view("old").to_spark(spark).count() == 0

@@ -83,10 +83,10 @@ class Facts:
         assert "computation=`minutes`" in warning
         assert 'watermark=BoundedDisorder("9m37s")' in warning
         # The same input up to there, with the watermark that the warning asks for.
-        found = re.search(r'BoundedDisorder\("(.*)"\)', warning)
-        assert found is not None
+        match = re.search(r'BoundedDisorder\("(.*)"\)', warning)
+        assert match is not None
         caplog.clear()
-        run = play(partial(make, watermark=BoundedDisorder(found[1])), "again")
+        run = play(partial(make, watermark=BoundedDisorder(match[1])), "again")
         for piece in pieces[:-1]:
             run.inject("s", piece)
             run.settle()

@@ -45,11 +45,11 @@ class Disk:
     A small ext4 in a file, mounted at `folder`.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.folder = place / "disk"
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "disk"
         self.folder.mkdir()
-        self._place = place
-        self._image = place / "image"
+        self._root = root
+        self._image = root / "image"
         self._number = 0
         with self._image.open("wb") as image:
             image.truncate(IMAGE_BYTES)
@@ -68,7 +68,7 @@ class Disk:
         A copy of what is on the disk now; what is only in the operating system's cache is not.
         """
         self._number += 1
-        return Path(shutil.copyfile(self._image, self._place / f"image-{self._number}"))
+        return Path(shutil.copyfile(self._image, self._root / f"image-{self._number}"))
 
     def go_on_with(self, copy: Path) -> None:
         """

@@ -81,10 +81,10 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
                 write_on(run, durable)
             fault_report.count(zombies_fenced=1)
             run.abandon()
-            found = sorted(number for each in ledger_of(store).values() for number in each)
-            assert found == list(range(len(found)))
-            assert len(found) >= durable
-            durable = len(found)
+            numbers = sorted(number for each in ledger_of(store).values() for number in each)
+            assert numbers == list(range(len(numbers)))
+            assert len(numbers) >= durable
+            durable = len(numbers)
     assert durable >= EXPIRIES
 
 

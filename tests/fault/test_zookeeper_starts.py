@@ -104,19 +104,19 @@ def servers_below(folder: Path) -> list[str]:
     """
     The configurations of the servers that run with data below a folder, with their process ids.
     """
-    found = []
+    entries = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
                 words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            found += [
+            entries += [
                 f"{process.name} {word}"
                 for word in words
                 if word.startswith(f"{folder}/") and word.endswith("/zoo.cfg")
             ]
-    return found
+    return entries
 
 
 def use_at_once(users: list[User], folder: Path, figures: Figures) -> None:

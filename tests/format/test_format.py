@@ -196,25 +196,25 @@ class TestReading:
 
     def test_an_older_version(self, old: Old) -> None:
         """The table as it was when a day's first windows closed says what was so then."""
-        found = old.states(old.contents["older_version"])
+        states = old.states(old.contents["older_version"])
 
-        assert {name: found[name] for name in old.contents["older"]} == old.contents["older"]
+        assert {name: states[name] for name in old.contents["older"]} == old.contents["older"]
 
     def test_timers(self, old: Old) -> None:
         """Pending timers of both clocks, and holds, are those that the records have set."""
         with old.open() as store:
-            found = {name: timers(store, name) for name in old.contents["timers"]}
+            stored = {name: timers(store, name) for name in old.contents["timers"]}
 
-        assert found == old.contents["timers"]
+        assert stored == old.contents["timers"]
 
     def test_dead_letters(self, old: Old) -> None:
         """A record that code refused and a row without a key are there, each for who could not take it."""
         with old.open() as store:
             rows = store.rows_view(DEAD_LETTERS).to_arrow().to_pylist()
         letters = [orjson.loads(row["state"]) for row in rows]
-        found = [[each["computation"], each["key"], id_of(each), each["error"]] for each in letters]
+        fields = [[each["computation"], each["key"], id_of(each), each["error"]] for each in letters]
 
-        assert sorted(found, key=str) == sorted(old.contents["dead_letters"], key=str)
+        assert sorted(fields, key=str) == sorted(old.contents["dead_letters"], key=str)
 
     def test_undelivered_productions(self, old: Old) -> None:
         """What the last superstep produced lies in the rows, for the next one."""
@@ -223,10 +223,10 @@ class TestReading:
             files = [file.path for file in snapshot.files]
             updates = read_row_files(store.objects, files, list(ROW_SCHEMA.names)).to_pylist()
         newest = max(row["superstep"] for row in updates)
-        found = [each for row in updates if row["superstep"] == newest for each in row["productions"] or ()]
+        pending = [each for row in updates if row["superstep"] == newest for each in row["productions"] or ()]
 
         assert [
-            [each["stream"], each["key"], orjson.loads(each["value"]), micros(each["at"])] for each in found
+            [each["stream"], each["key"], orjson.loads(each["value"]), micros(each["at"])] for each in pending
         ] == old.contents["undelivered"]
 
     def test_positions(self, old: Old) -> None:
@@ -240,20 +240,20 @@ class TestReading:
         """SQL sees the same rows, also by the command line."""
         query = "select key, (state ->> 'tons')::int as tons from visits order by key"
         with old.open() as store:
-            found = store.sql().execute(query).fetchall()
+            answer = store.sql().execute(query).fetchall()
         told = CliRunner().invoke(main, ["sql", str(old.path), query, "--json"])
 
         expected = {key: state["tons"] for key, state in old.contents["newest"]["visits"].items()}
-        assert dict(found) == expected
+        assert dict(answer) == expected
         assert {row["key"]: row["tons"] for row in map(orjson.loads, told.stdout.splitlines())} == expected
 
     def test_it_is_sound(self, old: Old) -> None:
         """Every seal, checksum and chained digest of it holds, and it has a log that begins with a checkpoint."""
         objects = open_objects(f"{old.path}/rows")
-        found = verify_store(objects)
+        report = verify_store(objects)
 
-        assert found.findings == ()
-        assert found.checkpoints > 0
+        assert report.findings == ()
+        assert report.checkpoints > 0
         assert Log(objects).inventory().versions[0] > 0
 
     def test_the_catalog(self, old: Old) -> None:

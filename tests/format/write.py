@@ -89,9 +89,14 @@ def write(folder: Path) -> None:
         run.step()
         newest = int(store.snapshot().version)
     harbour.pack_catalog()
-    found = {**contents(), "older_version": older, "newest_version": newest, "now_us": harbour.clock.now_us()}
+    document = {
+        **contents(),
+        "older_version": older,
+        "newest_version": newest,
+        "now_us": harbour.clock.now_us(),
+    }
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    (folder / CONTENTS).write_bytes(orjson.dumps(found, option=option))
+    (folder / CONTENTS).write_bytes(orjson.dumps(document, option=option))
 
 
 def _handle(harbour: Harbour, run: LocalRun, rows: list[Any]) -> None:

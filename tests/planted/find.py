@@ -126,10 +126,10 @@ def plants() -> list[Plant]:
     """
     Every planted bug, by name.
     """
-    found = []
+    parsed = []
     for path in sorted(FOLDER.glob("*.patch")):
         fields = dict(_HEADER.findall(path.read_text(encoding="utf-8").partition("\ndiff ")[0]))
-        found.append(
+        parsed.append(
             Plant(
                 name=path.stem,
                 breaks=fields["Breaks"],
@@ -137,7 +137,7 @@ def plants() -> list[Plant]:
                 quick=fields.get("Quick") == "yes",
             )
         )
-    return found
+    return parsed
 
 
 def applies(plant: Plant, tree: Path = ROOT) -> str:
@@ -206,7 +206,7 @@ def find_all(wanted: Iterable[Plant], workers: int = 1) -> Iterator[Finding]:
 
 def main(names: Iterable[str], workers: int = 1) -> int:
     """
-    Look for the named ones, so many at once; the exit code is 0 if all were found.
+    Search for the named bugs, several at once; the exit code is 0 if all were found.
     """
     known = {plant.name: plant for plant in plants()}
     wanted: list[Plant] = []
@@ -221,14 +221,14 @@ def main(names: Iterable[str], workers: int = 1) -> int:
         else:
             print(f"there is no planted bug {name!r}; there are: {', '.join(known)}", file=sys.stderr)
             return 2
-    found = 0
+    count = 0
     for finding in find_all(wanted, workers):
         print(finding, flush=True)
-        found += bool(finding.found)
+        count += bool(finding.found)
         if not finding.found:
             print(finding.output[-2_000:], file=sys.stderr)
-    print(f"{found} of {len(wanted)} planted bugs found")
-    return 0 if found == len(wanted) > 0 else 1
+    print(f"{count} of {len(wanted)} planted bugs found")
+    return 0 if count == len(wanted) > 0 else 1
 
 
 if __name__ == "__main__":

@@ -220,9 +220,9 @@ def test_a_stream_in_any_pieces_is_sorted_and_scanned(
     """
     rows = arrived(drawn, STREAMS[:1])
 
-    found = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
+    journal = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
 
-    assert found == scan(rows)
+    assert journal == scan(rows)
 
 
 @settings(max_examples=60, deadline=None)

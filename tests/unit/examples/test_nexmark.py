@@ -147,15 +147,17 @@ class TestGenerator:
         assert np.all(auctions[~is_hot] <= newest[~is_hot] + 10)
         assert np.all(auctions[~is_hot] >= np.maximum(newest[~is_hot] - 103, 1_000))
 
-    @pytest.mark.parametrize(("kind", "column", "place"), [("bids", "bidder", 1), ("auctions", "seller", 0)])
+    @pytest.mark.parametrize(
+        ("kind", "column", "remainder"), [("bids", "bidder", 1), ("auctions", "seller", 0)]
+    )
     def test_three_quarters_are_of_hot_people(
-        self, events: Events, kind: str, column: str, place: int
+        self, events: Events, kind: str, column: str, remainder: int
     ) -> None:
         """
         The hot bidder is the second, the hot seller the first of the current hundred people.
         """
         people = _numbers(events[kind], column)
-        share = np.mean(people % 100 == place)
+        share = np.mean(people % 100 == remainder)
 
         assert 0.72 < share < 0.80
         assert people.max() <= 999 + events["persons"].num_rows + 10

@@ -266,9 +266,9 @@ def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> Non
 
     results = read_results(tmp_path)
     alerts = results.alerts
-    found = [(row.origin, row.local_time, row.kind, row.measure) for row in alerts.itertuples()]
+    raised = [(row.origin, row.local_time, row.kind, row.measure) for row in alerts.itertuples()]
     # The last flight of the day is at 21:40, and others may be reported six hours behind it.
-    assert found == [("AAA", "2013-05-20 14:00", "dip", "silent")]
+    assert raised == [("AAA", "2013-05-20 14:00", "dip", "silent")]
     assert len(results.standstills) == 1
 
 
@@ -276,8 +276,8 @@ def test_the_silences_of_the_year(year: pd.DataFrame) -> None:
     """
     Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night.
     """
-    silent = [place[:2] for place in oracle.compute(year).alerts if place[3] == "silent"]
-    assert sorted(silent, key=lambda place: place[1]) == [
+    silent = [alert[:2] for alert in oracle.compute(year).alerts if alert[3] == "silent"]
+    assert sorted(silent, key=lambda alert: alert[1]) == [
         ("EWR", "2013-02-03T10:00Z"),
         ("LGA", "2013-03-03T10:00Z"),
         ("LGA", "2013-05-05T09:00Z"),

@@ -58,11 +58,11 @@ class Table:
         assert stored is not None
         number = stored.commit_number + 1
         self.supersteps += 1
-        place = {"sequencer": 1, "commit_number": number, "superstep": self.supersteps}
+        stamp = {"sequencer": 1, "commit_number": number, "superstep": self.supersteps}
         file = write_row_file(
             self.objects,
             interval,
-            pa.Table.from_pylist([{"deleted": False, **place, **update} for update in updates], schema=ROWS),
+            pa.Table.from_pylist([{"deleted": False, **stamp, **update} for update in updates], schema=ROWS),
             superstep=Superstep(self.supersteps),
             fence=fence(number),
             token=self.rng.token(),
@@ -122,11 +122,13 @@ class TestArrow:
         """Every version keeps its own rows."""
         table = Table(MemoryObjects())
         first, second, third = busy(table)
-        found = [states(rows_view(table.log, "window counter", v).to_arrow()) for v in (first, second, third)]
+        by_version = [
+            states(rows_view(table.log, "window counter", v).to_arrow()) for v in (first, second, third)
+        ]
 
-        assert found[0] == {"EWR": '{"count":1}', "JFK": '{"count":10}', "LGA": '{"count":100}'}
-        assert found[1] == {"EWR": '{"count":2}', "LGA": '{"count":100}'}
-        assert found[2] == FINAL
+        assert by_version[0] == {"EWR": '{"count":1}', "JFK": '{"count":10}', "LGA": '{"count":100}'}
+        assert by_version[1] == {"EWR": '{"count":2}', "LGA": '{"count":100}'}
+        assert by_version[2] == FINAL
         with pytest.raises(ObjectMissingError):
             rows_view(table.log, "window counter", TableVersion(third + 1))
 
@@ -189,9 +191,9 @@ class TestDuckDB:
         """DuckDB gives the very table that Arrow gives."""
         table = Table(MemoryObjects())
         busy(table)
-        found = table.view().to_duckdb().to_arrow_table()
+        arrow = table.view().to_duckdb().to_arrow_table()
 
-        assert table.view().to_arrow(whole=True).equals(found.cast(WHOLE_ROW_SCHEMA))
+        assert table.view().to_arrow(whole=True).equals(arrow.cast(WHOLE_ROW_SCHEMA))
 
     def test_any_name(self) -> None:
         """A computation's name may need quoting in SQL."""
@@ -220,8 +222,8 @@ class TestDeltaRs:
         busy(table)
         delta = deltalake.DeltaTable(str(tmp_path))
         query = "select * from updates where computation = 'window counter'"
-        found = pa.table(deltalake.QueryBuilder().register("updates", delta).execute(query).read_all())
-        updates = conform(found, ROWS.names)
+        arrow = pa.table(deltalake.QueryBuilder().register("updates", delta).execute(query).read_all())
+        updates = conform(arrow, ROWS.names)
 
         assert merge_updates(updates).select(ROWS_VIEW_SCHEMA.names).equals(table.view().to_arrow())
 
@@ -247,8 +249,8 @@ class TestSpark:
         assert all("/part-" in file.path for file in views[-1].files)
 
 
-def in_utc(found: pa.Table) -> pa.Table:
+def in_utc(table: pa.Table) -> pa.Table:
     """
     Spark's table with the view's types: the same instants, whatever the session's time zone.
     """
-    return found.cast(ROWS_VIEW_SCHEMA)
+    return table.cast(ROWS_VIEW_SCHEMA)

@@ -147,17 +147,17 @@ class TestRows:
 
     def test_keys_are_chosen(self, pond: str) -> None:
         """Only the keys asked for are shown, and one that is not there is no error."""
-        found = lines_of("rows", pond, "counter", "--key", "ORD", "--key", "EWR", "--key", "?", "--json")
+        lines = lines_of("rows", pond, "counter", "--key", "ORD", "--key", "EWR", "--key", "?", "--json")
 
-        assert [row["key"] for row in found] == ["EWR", "ORD"]
+        assert [row["key"] for row in lines] == ["EWR", "ORD"]
 
     def test_the_ends_of_time_are_shown(self, pond: str) -> None:
         """Times beyond Python's calendar are printed in words, others in UTC."""
-        found = {row["key"]: row for row in lines_of("rows", pond, "counter", "--json")}
+        rows_by_key = {row["key"]: row for row in lines_of("rows", pond, "counter", "--json")}
 
-        assert found["EWR"]["hold"] == "end of time"
-        assert found["EWR"]["timers"][0]["at"] == "end of time"
-        assert found["ORD"]["timers"][0]["at"] == "1970-01-01T00:00:01.500000Z"
+        assert rows_by_key["EWR"]["hold"] == "end of time"
+        assert rows_by_key["EWR"]["timers"][0]["at"] == "end of time"
+        assert rows_by_key["ORD"]["timers"][0]["at"] == "1970-01-01T00:00:01.500000Z"
         assert "1970-01-01T00:00:01.500000Z (wall)" in run("rows", pond, "counter").stdout
 
     def test_any_state_is_shown(self, pond: str) -> None:
@@ -225,11 +225,11 @@ class TestRows:
 class TestSql:
     def test_a_question_is_answered(self, pond: str) -> None:
         """A field of the state is taken out by SQL."""
-        found = lines_of(
+        lines = lines_of(
             "sql", pond, "select key, (state ->> 'count')::int as n from counter order by n", "--json"
         )
 
-        assert found == [{"key": "EWR", "n": 2}, {"key": "JFK", "n": 5}, {"key": "ORD", "n": 7}]
+        assert lines == [{"key": "EWR", "n": 2}, {"key": "JFK", "n": 5}, {"key": "ORD", "n": 7}]
 
     def test_an_older_version(self, pond: str) -> None:
         """All tables are shown at the version asked for."""
@@ -287,16 +287,16 @@ class TestSql:
 class TestHistory:
     def test_commits_newest_first(self, pond: str) -> None:
         """Every commit is there with its kind and what it did."""
-        found = lines_of("history", pond, "--json")
+        entries = lines_of("history", pond, "--json")
 
-        assert [entry["what"] for entry in found] == [
+        assert [entry["what"] for entry in entries] == [
             "savepoint",
             "superstep",
             "superstep",
             "fence",
             "create",
         ]
-        last = found[1]
+        last = entries[1]
         assert (last["version"], last["superstep"], last["records"]) == (3, 2, 10)
         assert (last["intervals"], last["files_added"], last["files_removed"]) == (2, 2, 0)
         assert last["at"] == "2023-11-14T22:13:23Z"
@@ -315,8 +315,8 @@ class TestHistory:
         """The history begins where the log does."""
         fill(tmp_path / "pond")
         log = tmp_path / "pond" / "rows" / "_delta_log"
-        found = lines_of("history", str(tmp_path / "pond"), "--json")
-        assert len(found) == 5
+        entries = lines_of("history", str(tmp_path / "pond"), "--json")
+        assert len(entries) == 5
 
         DeltaTable(str(tmp_path / "pond" / "rows")).create_checkpoint()
         (log / "00000000000000000000.json").unlink()

@@ -254,7 +254,7 @@ class TestFailures:
 
     def test_a_failing_timer_is_consumed(self) -> None:
         """
-        Its effects are gone, it does not fire again, and a letter without a stream tells of it.
+        Its effects are gone, it does not fire again, and a letter without a stream records it.
         """
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:13"), ("k", 1, "timer:14"))])
@@ -535,8 +535,8 @@ class TestUpdates:
 
         result = run_of(Twice()).step([delivery(("b", 3, 3), ("a", 4, 4), ("b", 1, 1))])
 
-        found = {row["key"]: [p["value"] for p in row["productions"]] for row in updates_of(result)}
-        assert found == {"a": ["4", "-4"], "b": ["1", "-1", "3", "-3"]}
+        values = {row["key"]: [p["value"] for p in row["productions"]] for row in updates_of(result)}
+        assert values == {"a": ["4", "-4"], "b": ["1", "-1", "3", "-3"]}
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 6, 1)]
 
     def test_the_updates_fit_the_schema(self) -> None:

@@ -248,7 +248,7 @@ class TestOrder:
 
     def test_what_may_be_produced_at_follows_from_the_input(self) -> None:
         """
-        Where a turn begins has no say in ``oldest_at``: a waiting record's hold is not the code's.
+        Where a turn begins does not affect ``oldest_at``: a waiting record's hold is not the code's.
         """
         pond = Pond(one())
         pond.inject(row(1, 0), row(2, 10, timer=1), row(3, 10, timer=5), to=100)

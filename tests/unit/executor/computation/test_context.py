@@ -78,7 +78,7 @@ def produced(result: BundleResult) -> list[dict[str, Any]]:
     if result.updates is None:
         return []
     lists = result.updates.column("productions").to_pylist()
-    return [found for productions in lists for found in productions or []]
+    return [production for productions in lists for production in productions or []]
 
 
 def errors_of(hook: Hook) -> list[str]:
@@ -230,9 +230,9 @@ class TestProduce:
         hooks = Hooks(
             lambda c, r: c.set_timer(r.at + 5, output_at=r.at + 9), lambda c, _: c.produce("out", None)
         )
-        found = produced(run_of(hooks).step(records_at(1), watermark=6))
+        productions = produced(run_of(hooks).step(records_at(1), watermark=6))
 
-        assert [production["at"].microsecond for production in found] == [10]
+        assert [production["at"].microsecond for production in productions] == [10]
 
     def test_a_later_change_does_not_reach_a_production(self) -> None:
         """
@@ -354,9 +354,9 @@ class TestRecordsTogether:
                 context.produce("out", "all")
                 context.produce("out", "oldest", at=records[0].at)
 
-        found = produced(run_of(Together()).step(records_at(3, 1, 2)))
+        productions = produced(run_of(Together()).step(records_at(3, 1, 2)))
 
-        assert [(p["value"], p["at"].microsecond) for p in found] == [
+        assert [(p["value"], p["at"].microsecond) for p in productions] == [
             ('"each"', 1),
             ('"each"', 2),
             ('"each"', 3),

@@ -81,7 +81,7 @@ def times(result: BundleResult) -> list[int]:
     The times of what was produced.
     """
     rows = [] if result.updates is None else result.updates.column("productions").to_pylist()
-    return [round(found["at"].timestamp() * 1e6) for row in rows for found in row or []]
+    return [round(production["at"].timestamp() * 1e6) for row in rows for production in row or []]
 
 
 def test_a_hold_is_owed_until_it_is_released():

@@ -46,18 +46,18 @@ def in_thread(code: Callable[[], Any]) -> Any:
     """
     What the code returns or raises in a thread that is not the main one.
     """
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(code())
+            outcomes.append(code())
         except BaseException as error:  # noqa: BLE001 - handed to the test
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(60)
-    return found[0]
+    return outcomes[0]
 
 
 def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> Any:

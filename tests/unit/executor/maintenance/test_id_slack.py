@@ -234,7 +234,7 @@ def test_the_slack_is_a_positive_duration() -> None:
 
 def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
     """
-    Of several streams with ids the longest slack counts, and one without ids has no say.
+    The longest slack of several streams with ids counts, and a stream without ids does not.
     """
     made = EnginePipeline("p")
     made.inject("short", key="k", at="at", id="id", id_slack="1h")

@@ -82,20 +82,20 @@ def test_a_store_at_rest_is_compacted_and_cleaned():
     pond = Pond()
     pond.run.stop()
     before = pond.counts()
-    found = pond.collect()
+    collected = pond.collect()
     live = [file.path for file in pond.open().snapshot().files]
 
     assert pond.counts() == before == ["20"] * 4
     assert len(live) == 4
     assert [path for path in pond.disk.list("") if path.startswith("computation=")] == sorted(live)
-    assert [each.kind for each in found.collections] == [
+    assert [each.kind for each in collected.collections] == [
         "compactions",
         "checkpoint",
         "vacuum",
         "orphans",
         "log",
     ]
-    assert len(found.collections[0].paths) == 38
+    assert len(collected.collections[0].paths) == 38
 
 
 def test_the_pipeline_goes_on_afterwards():
@@ -117,12 +117,12 @@ def test_a_running_pipeline_keeps_its_leases():
     What another process holds is not compacted, and not disturbed.
     """
     pond = Pond()
-    found = pond.collect()
+    collected = pond.collect()
     pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
     pond.run.step()
 
-    assert found.collections[0].paths == ()
-    assert "pipeline p is running" in found.collections[0].skipped[0]
+    assert collected.collections[0].paths == ()
+    assert "pipeline p is running" in collected.collections[0].skipped[0]
     assert pond.counts() == ["21", "20", "20", "20"]
 
 
@@ -154,10 +154,10 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
     pond.run.stop()
     before = {path for path in pond.disk.list("") if path.startswith("computation=")}
     store = pond.open()
-    found = gc_round.survey
+    real_survey = gc_round.survey
 
     def slept(*given: object, **named: object) -> object:
-        surveyed = found(*given, **named)
+        surveyed = real_survey(*given, **named)
         store.leases.expire_session()
         return surveyed
 
@@ -173,10 +173,10 @@ def test_a_dry_run_takes_no_lease_and_writes_nothing():
     """
     pond = Pond()
     before = {path: pond.disk.get(path) for path in pond.disk.list("")}
-    found = pond.collect(dry_run=True)
+    collected = pond.collect(dry_run=True)
     pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
 
-    assert len(found.collections[0].paths) == 38
+    assert len(collected.collections[0].paths) == 38
     assert {path: pond.disk.get(path) for path in pond.disk.list("")} == before
     pond.run.step()
 

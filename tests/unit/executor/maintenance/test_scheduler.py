@@ -111,12 +111,12 @@ class Pond:
         return dict(zip(table.column("key").to_pylist(), table.column("state").to_pylist(), strict=True))
 
     def kinds(self) -> Counter[str]:
-        found: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
         for version in self.store.log.inventory().versions:
             for action in decode(self.store.log.require(version)):
                 if (own := getattr(action, "millpond", None)) is not None:
-                    found[str(own["kind"])] += 1
-        return found
+                    kinds[str(own["kind"])] += 1
+        return kinds
 
 
 def test_files_and_bytes_stay_bounded():

@@ -59,8 +59,8 @@ class Table:
         return scan_interval(self.objects, interval, self.committer.snapshot.files_of(interval))
 
     def sources(self, superstep: int, *computations: str) -> list[str]:
-        found = undelivered_sources(self.committer.snapshot, computations, CONTROL, Superstep(superstep))
-        return [source.path for source in found]
+        sources = undelivered_sources(self.committer.snapshot, computations, CONTROL, Superstep(superstep))
+        return [source.path for source in sources]
 
 
 def timer(at: int, domain: str = "event", tag: str = "") -> dict[str, Any]:
@@ -172,6 +172,6 @@ class TestUndelivered:
         table = Table(CONTROL, theirs)
         mine = table.commit(CONTROL, 2, {"key": "p/1", "productions": made(DEAD_LETTERS)})
         table.commit(theirs, 2, {"key": "q/1", "productions": made(DEAD_LETTERS)})
-        found = undelivered_sources(table.committer.snapshot, ["c"], CONTROL, Superstep(2))
+        sources = undelivered_sources(table.committer.snapshot, ["c"], CONTROL, Superstep(2))
 
-        assert [(source.path, source.interval) for source in found] == [(mine, CONTROL)]
+        assert [(source.path, source.interval) for source in sources] == [(mine, CONTROL)]

@@ -147,12 +147,12 @@ class Pond:
 
     def counts(self) -> Counter[str]:
         with self.store() as store:
-            found: Counter[str] = Counter()
+            counts: Counter[str] = Counter()
             for name in ("first", "second"):
                 table = store.rows_view(name).to_arrow()
                 pairs = zip(table.column("key").to_pylist(), table.column("state").to_pylist(), strict=True)
-                found.update({f"{name}/{key}": int(state) for key, state in pairs})
-            return found
+                counts.update({f"{name}/{key}": int(state) for key, state in pairs})
+            return counts
 
 
 def expected(rounds: int) -> Counter[str]:
@@ -181,10 +181,10 @@ def check_sound(pond: Pond) -> None:
     assert verify_store(pond.disk, pond.leases().high_water.read()).findings == ()
 
 
-def flip(disk: MemoryObjects, path: str, *places: int) -> None:
+def flip(disk: MemoryObjects, path: str, *offsets: int) -> None:
     data = bytearray(disk.get(path))
-    for place in places:
-        data[place] ^= 4
+    for offset in offsets:
+        data[offset] ^= 4
     disk.put(path, bytes(data))
 
 
@@ -219,9 +219,9 @@ def test_a_sound_store_needs_no_repair(pond):
     assert plan.lost == plan.set_aside == plan.restored == ()
 
 
-@pytest.mark.parametrize("place", [5, 400, -30])
+@pytest.mark.parametrize("offset", [5, 400, -30])
 @pytest.mark.parametrize("kind", ["superstep", "compaction", "commit"])
-def test_a_flipped_bit_is_turned_back(pond, kind, place):
+def test_a_flipped_bit_is_turned_back(pond, kind, offset):
     """
     Row files and commits are what they were, to the byte, and no version is undone.
     """
@@ -231,7 +231,7 @@ def test_a_flipped_bit_is_turned_back(pond, kind, place):
         else pond.of_kind(is_compaction=kind == "compaction").path
     )
     before = pond.disk.get(path)
-    flip(pond.disk, path, place)
+    flip(pond.disk, path, offset)
     assert verify_store(pond.disk).findings
     plan = pond.repair()
 

@@ -91,9 +91,9 @@ def table_of(folder: Path, version: int | None = None) -> dict[str, int]:
     What delta-rs reads; it must have one row a user.
     """
     rows = DeltaTable(str(folder), version=version).to_pyarrow_table().to_pylist()
-    found = {row["user"]: row["flights"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    counts = {row["user"]: row["flights"] for row in rows}
+    assert len(counts) == len(rows)
+    return counts
 
 
 def test_a_pane_replaces_and_a_retraction_deletes(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_without_a_schema_rows_are_told_apart_by_key_and_window(tmp_path: Path) 
     writer.write(2, productions(shown({"n": 4}, window=Window(0, 10))))
 
     rows = DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist()
-    found = {(row["key"], row["window_end"] and row["window_end"].microsecond): row["value"] for row in rows}
-    assert found == {("k", 10): '{"n":4}', ("k", None): "2", ("m", None): "[3]"}
+    values = {(row["key"], row["window_end"] and row["window_end"].microsecond): row["value"] for row in rows}
+    assert values == {("k", 10): '{"n":4}', ("k", None): "2", ("m", None): "[3]"}
     assert len(rows) == 3
 
 
@@ -227,9 +227,9 @@ def test_a_superstep_rewrites_the_leaves_that_it_touches_and_no_others(tmp_path:
 KILLS = ["sink.file_written", "commit.before_put", "commit.after_put", "commit.before_apply", "commit.done"]
 
 
-@pytest.mark.parametrize("place", KILLS)
+@pytest.mark.parametrize("failpoint", KILLS)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, place: str, nth: int) -> None:
+def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, failpoint: str, nth: int) -> None:
     """
     Killed at any point of a superstep, and offered it again: the table is that of a run without a kill.
     """
@@ -237,8 +237,8 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, place: str, nth: i
 
     def kill(name: str) -> None:
         nonlocal seen
-        seen += name == place
-        if name == place and seen == nth:
+        seen += name == failpoint
+        if name == failpoint and seen == nth:
             raise Killed
 
     a_writer(tmp_path).write(1, productions(*(by_user(f"{number}", number) for number in range(8))))
@@ -253,7 +253,7 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, place: str, nth: i
             pass
         else:
             assert nth == 2
-            assert place != "sink.file_written"
+            assert failpoint != "sink.file_written"
     a_writer(tmp_path).write(2, step)
     a_writer(tmp_path).write(2, step)
 
@@ -475,12 +475,12 @@ def test_sessions_that_merge_leave_one_row_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "failpoint",
     ["superstep.file_written", "superstep.committed", "sink.behind", "sink.file_written", "sink.delivered"],
 )
 @pytest.mark.parametrize("nth", [6])
-def test_a_run_that_is_killed_leaves_the_same_tables(tmp_path: Path, place: str, nth: int) -> None:
+def test_a_run_that_is_killed_leaves_the_same_tables(tmp_path: Path, failpoint: str, nth: int) -> None:
     """
     Killed anywhere between a superstep and its sinks, and started again: the same rows, once.
     """
-    assert _play(tmp_path / "killed", (place, nth)) == _play(tmp_path / "whole")
+    assert _play(tmp_path / "killed", (failpoint, nth)) == _play(tmp_path / "whole")

@@ -107,7 +107,7 @@ def test_adopted_files_count_until_they_are_disowned() -> None:
     known_files.take_in([ONE, TWO], [TWO])
     assert (known_files.position, known_files.superstep) == ("2", 2)
     known_files.disown("2")
-    assert [found.path for found in known_files.all] == ["1"]
+    assert [file.path for file in known_files.all] == ["1"]
 
 
 @pytest.mark.parametrize(

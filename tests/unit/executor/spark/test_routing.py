@@ -113,8 +113,8 @@ def routed(result: Routed) -> list[tuple[Any, ...]]:
     ids = pa.nulls(len(arrow)) if columns.id is None else arrow.column(columns.id)
     if pa.types.is_integer(ids.type):
         ids = ids.cast(pa.string())
-    found = [arrow.column("n"), arrow.column(TARGET), arrow.column(columns.key), at, ids.cast(pa.binary())]
-    rows = zip(*(column.to_pylist() for column in found), strict=True)
+    arrays = [arrow.column("n"), arrow.column(TARGET), arrow.column(columns.key), at, ids.cast(pa.binary())]
+    rows = zip(*(column.to_pylist() for column in arrays), strict=True)
     # Except for its target, an unreadable record's columns only appear in the text of its letter.
     return sorted(row if row[1] >= 0 else row[:2] for row in rows)
 
@@ -207,10 +207,10 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
     readable = []
     for at_zone in (None, "UTC", "-03:30"):
         node = injector(times=TimeReading.of(None, at_zone, stream="in"))
-        found = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
+        routed_rows = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
         wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
 
-        assert {texts[n]: found[n] for n in found} == {texts[n]: wanted[n] for n in wanted}
+        assert {texts[n]: routed_rows[n] for n in routed_rows} == {texts[n]: wanted[n] for n in wanted}
         readable.append(sum(len(row) > 2 for row in wanted.values()))
     assert 15 < readable[0] < min(readable[1:]) <= max(readable) < len(texts) - 200
 
@@ -238,20 +238,20 @@ def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> 
     """
     frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
-    found = routed(Router(node).route(frame, ONE, 1))
+    routed_rows = routed(Router(node).route(frame, ONE, 1))
 
-    assert found == expected(node, ONE, frame.toArrow())
-    assert found[0][3] == 1_360_310_400_000_005
+    assert routed_rows == expected(node, ONE, frame.toArrow())
+    assert routed_rows[0][3] == 1_360_310_400_000_005
 
 
 def _damaged(text: str, rng: SeededRng) -> str:
     """
     The text with a character changed, added or taken away.
     """
-    place = int(rng.random() * (len(text) + 1))
+    index = int(rng.random() * (len(text) + 1))
     letter = "0123459:-+.TZ \t\n"[int(rng.random() * 16)]
-    tail = text[place + int(rng.random() * 2) :]
-    return text[:place] + ("" if rng.random() < 0.3 else letter) + tail
+    tail = text[index + int(rng.random() * 2) :]
+    return text[:index] + ("" if rng.random() < 0.3 else letter) + tail
 
 
 def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:

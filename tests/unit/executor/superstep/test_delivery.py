@@ -229,12 +229,12 @@ class TestCutting:
         Wherever keys are cut, each record with a key is in one interval, in the order of arrival.
         """
         parts = [within(self.DELIVERIES, interval) for interval in intervals_from_boundaries("c", cuts)]
-        found = [part for part in parts if part is not None]
+        present = [part for part in parts if part is not None]
 
         for part, interval in zip(parts, intervals_from_boundaries("c", cuts), strict=True):
             assert part is None or all(interval.contains(key) for key in part.keys.to_pylist())
-        assert sorted(at for part in found for at in part.at.tolist()) == [0, 1, 2, 4, 5, 6]
-        assert all(part.at.tolist() == sorted(part.at.tolist()) for part in found)
+        assert sorted(at for part in present for at in part.at.tolist()) == [0, 1, 2, 4, 5, 6]
+        assert all(part.at.tolist() == sorted(part.at.tolist()) for part in present)
 
     def test_an_interval_without_keys_gets_nothing(self) -> None:
         """
@@ -244,7 +244,7 @@ class TestCutting:
 
     def test_an_interval_that_holds_all_gets_the_same(self) -> None:
         """
-        Nothing is copied where nothing is to be cut.
+        If nothing is cut, nothing is copied.
         """
         keyed = take(self.DELIVERIES, np.array([0, 2, 6]))
 

@@ -166,7 +166,7 @@ def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clo
         assert store.catalog is not None
         collect_up_to(store.catalog, 1)
     asked = ["sql", str(tmp_path / "pond"), "select 1 as one", "--version", "0", "--json"]
-    found = CliRunner().invoke(main, asked, catch_exceptions=False)
-    assert found.exit_code == 0
-    assert '{"one":1}' in found.stdout
-    assert "may be deleted at any moment" in found.stderr
+    result = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert '{"one":1}' in result.stdout
+    assert "may be deleted at any moment" in result.stderr

@@ -53,9 +53,9 @@ def objects() -> MemoryObjects:
     return disk
 
 
-def flip(objects: MemoryObjects, path: str, place: int = 60) -> None:
+def flip(objects: MemoryObjects, path: str, offset: int = 60) -> None:
     data = bytearray(objects.get(path))
-    data[place] ^= 8
+    data[offset] ^= 8
     objects.put(path, bytes(data))
 
 
@@ -64,12 +64,12 @@ def test_a_sound_store_has_no_findings(objects):
     All of it is read, and nothing is wrong.
     """
     snapshot = load(Log(objects))
-    found = verify_store(objects, Mark(snapshot.version, snapshot.digest))
+    report = verify_store(objects, Mark(snapshot.version, snapshot.digest))
 
-    assert found.findings == ()
-    assert found.commits == snapshot.version + 1
-    assert found.files == snapshot.file_count
-    assert found.checkpoints == 1
+    assert report.findings == ()
+    assert report.commits == snapshot.version + 1
+    assert report.files == snapshot.file_count
+    assert report.checkpoints == 1
 
 
 def test_each_damaged_file_is_named(objects):
@@ -80,10 +80,10 @@ def test_each_damaged_file_is_named(objects):
     checkpoint = next(path for path in objects.list("_delta_log") if path.endswith(".checkpoint.parquet"))
     for path in (*paths, checkpoint):
         flip(objects, path)
-    found = verify_store(objects)
+    report = verify_store(objects)
 
-    assert {finding.path for finding in found.findings} == {*paths, checkpoint}
-    assert any("row updates of count, keys 'a'" in finding.held for finding in found.findings)
+    assert {finding.path for finding in report.findings} == {*paths, checkpoint}
+    assert any("row updates of count, keys 'a'" in finding.held for finding in report.findings)
 
 
 def test_a_missing_file_is_named(objects):
@@ -102,10 +102,10 @@ def test_a_damaged_commit_is_named(objects, version):
     A commit file with a flipped bit is found, and said to hold its version.
     """
     flip(objects, commit_path(version))
-    found = verify_store(objects)
+    report = verify_store(objects)
 
-    assert found.findings[0].path == commit_path(version)
-    assert found.findings[0].held == f"table version {version}"
+    assert report.findings[0].path == commit_path(version)
+    assert report.findings[0].held == f"table version {version}"
 
 
 def test_a_missing_commit_is_named(objects):
@@ -145,9 +145,9 @@ def test_a_fence_out_of_order_is_a_finding(objects):
     )
     again = tuple(action for action in actions if type(action).__name__ in {"CommitInfo", "Txn"})
     log.put(TableVersion(newest.version + 1), encode(again))
-    found = verify_store(objects)
+    report = verify_store(objects)
 
-    assert any("a fence is out of order" in finding.fault for finding in found.findings)
+    assert any("a fence is out of order" in finding.fault for finding in report.findings)
 
 
 def commit_on_top(

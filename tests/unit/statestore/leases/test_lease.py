@@ -67,17 +67,17 @@ def test_sequencers_rise_over_takings_and_a_wipe(above: list[int], wiped_after: 
     """
     Whatever the table held, each taking's sequencer is what its nodes then say, and rises while they last.
     """
-    found = IntervalNodes(interval=INTERVAL, node=None, owner=None)
+    nodes = IntervalNodes(interval=INTERVAL, node=None, owner=None)
     last = 0
     for number, held in enumerate(above):
         if number == wiped_after:
-            found, last = IntervalNodes(interval=INTERVAL, node=None, owner=None), 0
-        sequencer, operations = taking(found, Sequencer(held), HOLDER, PATHS)
-        found = after(found, operations)
+            nodes, last = IntervalNodes(interval=INTERVAL, node=None, owner=None), 0
+        sequencer, operations = taking(nodes, Sequencer(held), HOLDER, PATHS)
+        nodes = after(nodes, operations)
 
         assert sequencer > max(held, last)
-        assert sequencer == found.last_sequencer
-        assert found.holder() == HOLDER
+        assert sequencer == nodes.last_sequencer
+        assert nodes.holder() == HOLDER
         last = sequencer
 
 
@@ -169,10 +169,10 @@ def test_giving_up_removes_only_the_own_owner_node() -> None:
     Giving up is conditional on the version that was read, and leaves another session's node alone.
     """
     node = Node(data=b"{}", version=4, owner_session=0)
-    found = IntervalNodes(interval=INTERVAL, node=node, owner=owned_by(1))
+    nodes = IntervalNodes(interval=INTERVAL, node=node, owner=owned_by(1))
 
-    assert giving_up(found, 2, PATHS) == []
-    assert giving_up(found, 1, PATHS) == [Expect(PATHS.node(INTERVAL), 4), Delete(PATHS.owner(INTERVAL))]
+    assert giving_up(nodes, 2, PATHS) == []
+    assert giving_up(nodes, 1, PATHS) == [Expect(PATHS.node(INTERVAL), 4), Delete(PATHS.owner(INTERVAL))]
     assert giving_up(IntervalNodes(interval=INTERVAL, node=node, owner=None), 1, PATHS) == []
 
 
@@ -180,10 +180,10 @@ def test_damaged_node_counts_by_its_version() -> None:
     """
     An offset that cannot be read counts as none; the table's sequencer still bounds the next one.
     """
-    found = IntervalNodes(interval=INTERVAL, node=Node(data=b"?", version=4, owner_session=0), owner=None)
+    nodes = IntervalNodes(interval=INTERVAL, node=Node(data=b"?", version=4, owner_session=0), owner=None)
 
-    assert found.last_sequencer == 4
-    assert taking(found, Sequencer(9), HOLDER, PATHS)[0] == 10
+    assert nodes.last_sequencer == 4
+    assert taking(nodes, Sequencer(9), HOLDER, PATHS)[0] == 10
 
 
 def test_batches_are_bounded_by_number_and_by_size() -> None:

@@ -107,7 +107,7 @@ class TestSleepers:
         assert committed.version == cabin.awake.refresh().version
 
     def test_a_sleeper_that_was_taken_over_is_fenced(self, cabin: Cabin) -> None:
-        """A takeover that only the checkpoint tells of fences the sleeper."""
+        """A takeover that only the checkpoint records fences the sleeper."""
         cabin.awake.commit(fence_request(2, LOW))
         cabin.sleep_and_clean_up()
 
@@ -125,7 +125,7 @@ class TestSleepers:
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
     def test_no_clock_is_needed_to_see_a_cleanup(self, cabin: Cabin) -> None:
-        """A collector whose wall clock is a day ahead cleans up under a writer that stands still for no time at all."""
+        """A collector whose wall clock is a day ahead cleans up under a writer that was never paused."""
         ahead = ManualClock(cabin.clock.now_us())
         ahead.jump_ms(86_400_000)
 

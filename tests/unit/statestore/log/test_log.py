@@ -108,10 +108,10 @@ class TestLog:
             part.format(6, 1, 2),
         ]
 
-        found = checkpoints_among(paths)
+        checkpoints = checkpoints_among(paths)
 
-        assert [checkpoint.version for checkpoint in found] == [2, 4]
-        assert len(found[1].paths) == 2
+        assert [checkpoint.version for checkpoint in checkpoints] == [2, 4]
+        assert len(checkpoints[1].paths) == 2
 
 
 class TestCheckpoint:
@@ -151,7 +151,7 @@ class TestCheckpoint:
         assert _facts(load(log)) == _facts(whole)
 
     def test_a_version_below_the_checkpoint_that_was_cleaned_up_is_missing(self, tmp_path: Path) -> None:
-        """Asking for a version that no file tells of any more is an error that names a file."""
+        """Asking for a version that no file records any more is an error that names a file."""
         log = _busy_table(tmp_path, 5)
         DeltaTable(str(tmp_path)).create_checkpoint()
         _clean_up(tmp_path, range(3))

@@ -97,11 +97,11 @@ class TestPowerCuts:
                 cut_before(number, files)
                 acknowledged = superstep(files)
                 files.cut_power(choose)
-                found = surviving(files)
+                survivors = surviving(files)
                 assert acknowledged == (number == len(calls))
-                assert COMMIT in found or not acknowledged
-                if COMMIT in found:
-                    assert found == {**ROW_FILES, COMMIT: b"names the row files"}
+                assert COMMIT in survivors or not acknowledged
+                if COMMIT in survivors:
+                    assert survivors == {**ROW_FILES, COMMIT: b"names the row files"}
 
     def test_without_syncs_an_acknowledged_commit_is_lost(self) -> None:
         """

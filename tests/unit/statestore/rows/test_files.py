@@ -227,9 +227,9 @@ class TestDamage:
         file = write(objects, row_format=row_format)
         whole = objects.get(file.path)
         for number in range(300):
-            place = number * 1_000_003 % (8 * len(whole))
+            bit = number * 1_000_003 % (8 * len(whole))
             damaged = bytearray(whole)
-            damaged[place // 8] ^= 1 << place % 8
+            damaged[bit // 8] ^= 1 << bit % 8
             objects.put(file.path, bytes(damaged))
             with pytest.raises(DataError, match=file.path):
                 read_row_files(objects, [file.path])

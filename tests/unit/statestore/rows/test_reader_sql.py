@@ -19,6 +19,6 @@ def test_sql_is_the_same_rule(updates: list[dict[str, Any]]) -> None:
     with duckdb.connect() as connection:
         connection.execute("set TimeZone = 'UTC'")
         connection.register("history", table)
-        found = connection.sql(rows_query("history", SqlDialect.DUCKDB) + " order by key").to_arrow_table()
+        rows = connection.sql(rows_query("history", SqlDialect.DUCKDB) + " order by key").to_arrow_table()
 
-    assert expected.equals(pa.table(found.columns, found.column_names).cast(expected.schema))
+    assert expected.equals(pa.table(rows.columns, rows.column_names).cast(expected.schema))

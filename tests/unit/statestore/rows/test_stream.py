@@ -209,13 +209,13 @@ def test_a_stretch_of_keys_has_all_their_updates() -> None:
     def run(*batches: str) -> Iterator[pa.Table]:
         return iter([row_updates([{"key": key} for key in keys]) for keys in batches])
 
-    found = [
+    keys_by_piece = [
         sorted(piece.column("key").to_pylist())
         for piece in stretches([run("ab", "", "cx"), run("b", "dz"), run("")])
     ]
 
-    assert [key for piece in found for key in piece] == sorted("abbcdxz")
-    assert all(max(one) < min(other) for one, other in itertools.pairwise(found))
+    assert [key for piece in keys_by_piece for key in piece] == sorted("abbcdxz")
+    assert all(max(one) < min(other) for one, other in itertools.pairwise(keys_by_piece))
 
 
 def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def test_rows_come_in_the_order_that_was_asked_for(chunks, data, chunk_bytes_max
     Whatever the size of the pieces, each row number gives its value, and a null one gives null.
     """
     column = pa.chunked_array(chunks, pa.string())
-    place = st.none() | st.integers(0, len(column) - 1) if len(column) else st.none()
-    rows = data.draw(st.lists(place, max_size=12))
+    index = st.none() | st.integers(0, len(column) - 1) if len(column) else st.none()
+    rows = data.draw(st.lists(index, max_size=12))
 
     taken = take_rows(column, pa.array(rows, pa.int64()), chunk_bytes_max=chunk_bytes_max)
 

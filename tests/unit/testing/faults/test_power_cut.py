@@ -40,9 +40,9 @@ def test_without_a_sync_anything_may_be_left() -> None:
     A file that was not synced may be gone, whole, empty, cut, or have zeros in place of a tail or of everything.
     """
     half = len(CONTENTS) // 2
-    found = outcomes_of(worlds(10, name_synced=True, contents_synced=False), "/a/b")
+    outcomes = outcomes_of(worlds(10, name_synced=True, contents_synced=False), "/a/b")
 
-    assert found == {CONTENTS, b"", CONTENTS[:half], CONTENTS[:half] + bytes(half), bytes(2 * half)}
+    assert outcomes == {CONTENTS, b"", CONTENTS[:half], CONTENTS[:half] + bytes(half), bytes(2 * half)}
     assert None in outcomes_of(worlds(2, name_synced=False, contents_synced=True), "/a/b")
 
 
