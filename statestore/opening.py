@@ -59,7 +59,7 @@ def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create:
     Make the table of a new store.
 
     Raises:
-        InvalidError: none is to be made.
+        InvalidError: ``create`` is false.
     """
     if not create:
         raise InvalidError("there is no store at this path", path=root)

@@ -218,7 +218,7 @@ class Store(Closeable):
                 or ZooKeeper refuses the credentials.
             DataError: the log is damaged, another engine changed its data, or it ends before the last
                 acknowledged commit.
-            ConflictError: a pipeline of the store that is to be adopted is running.
+            ConflictError: the store is being adopted while a pipeline of it runs.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
         Example::

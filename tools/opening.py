@@ -134,7 +134,7 @@ def read_stored_mark(store: Store) -> Mark | None:
     The high-water mark in a store's folder; ``None`` where there is none.
 
     Raises:
-        DataError: there are marks of an incarnation that the log does not tell of.
+        DataError: there are marks of an incarnation that the log does not know.
         UnavailableError: the store is unavailable.
     """
     marks = list_marks(open_objects(store.path, store.storage_options))

@@ -152,7 +152,7 @@ def _lineage(objects: Objects) -> Lineage:
 
 def _mark(root: str, objects: Objects, options: Mapping[str, str], leases: ZooKeeperLeases) -> Mark | None:
     """
-    What ZooKeeper and the store's folder tell of the newest version, whichever tells more.
+    The newest of the high-water marks in ZooKeeper and in the store's folder.
     """
     known = [incarnation.id for incarnation in _lineage(objects).incarnations]
     mark = later_mark(leases.high_water.read(), newest_mark(list_marks(open_objects(root, options)), known))

@@ -115,7 +115,7 @@ class CompactionSchedule:
 
     def due(self) -> list[Interval]:
         """
-        The intervals that are to be compacted, as many as there is room for.
+        The intervals to compact now, at most as many as may be in preparation.
         """
         room = _IN_FLIGHT_MAX - len(self._in_flight)
         due = (

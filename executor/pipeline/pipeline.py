@@ -120,7 +120,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 dropped; with ``None`` every row counts, including a repeated one.
             watermark: how the stream's low watermark follows from its records. By default rows are
                 assumed to arrive in order of event time, as ``BoundedDisorder("0s")`` has it; a warning
-                tells of the first record that this drops. On Spark the default is the delay of the
+                names the first record that this drops. On Spark the default is the delay of the
                 frame's own ``withWatermark``, if the column ``at`` has one.
             idle_after: how long the stream, or one of its members, may be silent before it stops
                 holding the watermark back. Records that arrive after that may be late. ``None``

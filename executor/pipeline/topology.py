@@ -44,7 +44,7 @@ class Topology:
         injectors: the injectors, by the stream that each feeds.
         computations: the computations, by name.
         sinks: the sinks, by name.
-        drop: computations that it no longer has, and whose rows are to be removed.
+        drop: computations that it no longer has, whose rows are removed.
         composites: the computations of each composite, by its name.
     """
 

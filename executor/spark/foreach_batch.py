@@ -116,7 +116,7 @@ class ForeachBatch:
     def _opened(self, frame: DataFrame) -> SparkRun:
         with self._lock:
             if self._run is None:
-                # The columns of a batch tell of the query's own watermark.
+                # The columns of a batch carry the query's own watermark.
                 self._run = self._runner.open(self._pipeline, {INPUT: frame})
                 self._run.start_ticker(self._tick_ms)
                 atexit.register(self._close_at_exit)
@@ -184,8 +184,8 @@ def foreach_batch(
         tick_ms: how long the query must be silent before due timers fire without a batch.
         pipeline: under which name the store keeps how far it has consumed the query: the computation's
             when the query was started first. By default ``renamed_from``, or else the computation's name.
-            Keep ``renamed_from`` or ``pipeline`` in the code, for the query goes on under its first name.
-        drop: former computations of this pipeline whose rows are to be removed; see `Pipeline`.
+            Keep ``renamed_from`` or ``pipeline`` in the code, for the query keeps its first name.
+        drop: former computations of this pipeline whose rows are removed; see `Pipeline`.
         options: all other options of `Pipeline.inject`, of the computation and of the `SparkRunner`;
             ``intervals`` is the computation's.
 

@@ -239,7 +239,7 @@ class PipelineWatermarks:
     @property
     def has_changed(self) -> bool:
         """
-        Whether time alone has moved a watermark, or a member was declared, and no commit tells of it yet.
+        Whether time alone has moved a watermark, or a member was declared, and no commit records it yet.
         """
         return self._has_changed
 
@@ -345,7 +345,7 @@ class PipelineWatermarks:
 
 def _behind_us(policy: WatermarkPolicy) -> int | None:
     """
-    How far behind its newest record a stream's watermark is; ``None`` where more is to be known for that.
+    How far behind its newest record a stream's watermark is; ``None`` if the policy alone does not tell.
     """
     if isinstance(policy, Monotone):
         return 0

@@ -56,10 +56,10 @@ def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | Non
 
     Args:
         paths: from `list_marks`.
-        incarnations: those that the log tells of, oldest first.
+        incarnations: the incarnations in the log, oldest first.
 
     Raises:
-        DataError: there are marks of an incarnation that the log does not tell of: it was rolled back behind it.
+        DataError: there are marks of an incarnation that the log lacks, because it was rolled back behind it.
     """
     known = tuple(incarnations)
     marks = [

@@ -30,7 +30,7 @@ _REVIEW_INTERVALS: Final = 256
 
 class LeaseBook:
     """
-    Live leases of one writer, and the intervals whose owner nodes are to be looked at.
+    Live leases of one writer, and the intervals whose owner nodes must be checked.
     """
 
     def __init__(self) -> None:
