@@ -234,7 +234,7 @@ def location_app_id(place: str) -> str:
 
 def incarnation_app_id(incarnation: str, origin: str) -> str:
     """
-    Name an incarnation of the store; ``origin`` says how it came about.
+    Name an incarnation of the store and its ``origin``.
     """
     return INCARNATION_PREFIX + _quoted(incarnation, origin)
 

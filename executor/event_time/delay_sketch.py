@@ -1,5 +1,5 @@
 """
-Delay sketches: how far behind the newest record those after it come, at any percentile.
+Delay sketches: how far behind the newest record later records come, at any percentile.
 
 A t-digest of Apache DataSketches (the ``datasketches`` wheel, from the project that Druid and
 Spark take their sketches from): 5 KB whatever has been seen, sharpest at the tails, where
@@ -73,7 +73,7 @@ class DelaySketch:
 
     def at(self, percentile: float) -> int:
         """
-        The delay that so many percent do not exceed; 0 when nothing has been seen.
+        The delay that ``percentile`` percent of the records do not exceed; 0 before the first record.
         """
         if not len(self):
             return 0
@@ -107,7 +107,7 @@ class RecentDelays:
 
     def at(self, percentile: float) -> int:
         """
-        The delay that so many percent of the recent records do not exceed; 0 when there are none.
+        The delay that ``percentile`` percent of the recent records do not exceed; 0 when there are none.
         """
         both = DelaySketch()
         for sketch in (self._older, self._newer):

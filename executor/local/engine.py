@@ -50,7 +50,7 @@ __all__ = ["LocalEngine", "Prepared"]
 
 _LOG = logging.getLogger("millpond")
 _OBSERVED_ROWS_MAX: Final = 20_000
-"""The times of so many rows are read at once."""
+"""How many rows' times are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

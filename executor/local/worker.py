@@ -31,7 +31,7 @@ from millpond.statestore.types import Clock, EventTimeMicros
 __all__ = ["BUNDLE_RECORDS_MAX", "LocalWorker"]
 
 BUNDLE_RECORDS_MAX: Final = 20_000
-"""A superstep takes at most so many injected records."""
+"""The most injected records that a superstep takes."""
 
 _LOG = logging.getLogger("millpond")
 _REST_MS_MAX: Final = 250.0

@@ -1,5 +1,5 @@
 """
-When garbage is collected: every so many versions, and sooner when compactions have replaced much.
+When garbage is collected: after a number of versions, and sooner when compactions have replaced much.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CollectionSchedule:
 
     def note_replaced(self, size_bytes: int) -> None:
         """
-        A compaction has replaced so many bytes, which are garbage now.
+        Note the bytes that a compaction has replaced, which are garbage now.
         """
         self._replaced_bytes += size_bytes
 

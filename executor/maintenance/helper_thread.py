@@ -54,7 +54,7 @@ class HelperThread(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """
-        Take no more work; what was submitted is done, and waited for unless ``wait`` is false.
+        Accept no more work; submitted work is completed, and waited for unless ``wait`` is false.
         """
         self._work.put(None)
         if wait:

@@ -4,7 +4,7 @@ Offline maintenance: what `Upkeep` does for a running pipeline, for a store whos
 It takes the leases of each stopped pipeline, commits the fence, compacts everything that
 may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
 the log and removed files are collected either way, behind the same horizons. It and a repair keep each
-other away, for repair may bring back what is garbage now.
+other away, because a repair may restore what is garbage now.
 """
 
 from __future__ import annotations

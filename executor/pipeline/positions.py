@@ -85,7 +85,7 @@ def stream_number(stream: str) -> int:
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     """
-    Every computation that a pipeline has ever run, those included that it has no more.
+    Every computation that a pipeline has ever run, including those that it no longer has.
     """
     number = pipeline_number(pipeline)
     return frozenset(

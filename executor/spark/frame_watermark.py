@@ -1,5 +1,5 @@
 """
-A frame's own watermark: the delay of ``withWatermark`` is the policy of a stream of which nothing else is said.
+A frame's own watermark: the delay of ``withWatermark`` is the policy of a stream that declares no other.
 
 Spark's analyser notes the delay at the column that it holds for, in the analysed plan's output, from where it
 goes on through ``select``, ``withColumn`` and renamings of that column; so the frame's schema tells it.

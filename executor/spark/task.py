@@ -35,7 +35,7 @@ from millpond.statestore.system import SystemRng
 __all__ = ["make_task", "run_slot"]
 
 _INTERVALS_MAX: Final = 4_096
-"""A worker process keeps the soft state of at most so many intervals."""
+"""The most intervals whose soft state a worker process keeps."""
 
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -72,7 +72,7 @@ class TaskPlan:
         input: the outside input of this superstep, if any.
         cache_bytes: soft-state budget of one interval, in bytes.
         weak: which productions are delivered before the commit, by computation.
-        handed_on: files of this very superstep, not yet committed, with weak productions.
+        handed_on: uncommitted files of this superstep, with weak productions.
     """
 
     url: str

@@ -1,5 +1,5 @@
 """
-Streams without a declared watermark: warns of the first record that is dropped for it, with what would have kept it.
+Streams without a declared watermark: warns of the first record that is dropped, with a watermark that keeps it.
 
 Without a declaration, rows are assumed to arrive in the order of their times. If they do not, windows close
 before their rows arrive, and without a warning only a counter would show it.

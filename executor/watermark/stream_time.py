@@ -1,5 +1,5 @@
 """
-How far one injected stream has come: its members, who of them is silent, and what they say.
+The progress of one injected stream: its members, which of them are silent, and their watermarks.
 
 A stream without members is one member. Its watermark is the least of its members' watermarks;
 idle and gone members are left out, and without any other member it stands still. The watermark and the
@@ -57,7 +57,7 @@ class _Member:
 
     def mark(self, percentile: float) -> EventTimeMicros:
         """
-        As far behind its newest record as so many percent of its records have come, or as it says itself.
+        The watermark at a percentile: behind the newest record by the delay at it, or as the source declares it.
         """
         told = (at for declared, at in self.promised.items() if declared >= percentile)
         exact = max((self.logic.watermark, *told))
@@ -109,7 +109,7 @@ class InjectorTime:
 
     def mark(self, percentile: float) -> EventTimeMicros:
         """
-        The watermark at a percentile: about so many percent of the records are in up to there.
+        The watermark at a percentile: about that share of the records before it has arrived.
         """
         return (
             self._watermark
@@ -192,7 +192,7 @@ class InjectorTime:
         self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
     ) -> None:
         """
-        The source, or one of its members, promises that of its records older than ``at`` so many percent have come.
+        Note the promise that ``percentile`` percent of the source's, or member's, records before ``at`` have arrived.
 
         Raises:
             InvalidError: no such member is expected.

@@ -4,7 +4,7 @@ The commit: state, timers, record ids, productions and consumed positions change
 One Delta commit carries the row files of all intervals that a superstep touched,
 a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
 watermarks of the touched intervals. It lands only if every interval's stored fence is
-exactly the owner's last one, on the very snapshot that it is built on. This check, and the
+exactly the owner's last one, on the snapshot that it is built on. This check, and the
 ``txn`` app ids that make two commits on one interval collide, are the two halves of the
 fence (MillWheel §6.2, §7.1: a sequencer on every write).
 """

@@ -42,7 +42,7 @@ def append(
         txns: application ids and the versions that this append advances them to.
         metadata: stored in ``commitInfo.millpond``.
         rows: how many rows the files hold, for the table's history.
-        guard: raises where the very version that the commit is built on forbids it.
+        guard: raises if the version that the commit is built on forbids it.
 
     Returns:
         The commit; ``None`` when the table has reached all of ``txns``, so nothing was added.

@@ -56,7 +56,7 @@ class Plan(Protocol):
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         """
-        The commit on this very snapshot; ``None`` when the table already holds it.
+        The commit on this snapshot; ``None`` when the table already holds it.
 
         Raises:
             MillpondError: the snapshot forbids it.

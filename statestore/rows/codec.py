@@ -22,7 +22,7 @@ __all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec", "PlainObject", "h
 
 class PlainObject(dict[str, Any]):
     """
-    An object that is no more than its fields: codecs encode it as a ``dict``, and nothing else is read into it.
+    An object of plain fields: codecs encode it as a ``dict``, and never read it as anything else.
     """
 
     __slots__ = ()

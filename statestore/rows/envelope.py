@@ -2,7 +2,7 @@
 Envelopes: how a windowed step's panes travel, and what only looks like one.
 
 A pane is a JSON object with four fields, ``value``, ``window``, ``at`` and ``pane``, the last of which has nine of
-its own (`millpond.dataflow.step.pane` defines what they mean). A row from outside may have the very same fields. It is
+its own (`millpond.dataflow.step.pane` defines what they mean). A row from outside may have the same fields. It is
 a `PlainObject` then, in memory, and stays one as JSON text: that begins with a space, which no other value's text does.
 """
 

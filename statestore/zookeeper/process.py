@@ -151,7 +151,7 @@ def free_port() -> int:
     """
     A loopback port that no process listens on just now, below those that systems give to outgoing connections.
 
-    A server that died must get its port back, so it may not lie where any client's connection can take it.
+    A server that died must get its port back, so the port must be outside the range of client connections.
 
     Raises:
         UnavailableError: all are taken.
@@ -164,7 +164,7 @@ def free_ports(count: int) -> list[int]:
     Different ports of the same kind.
 
     Raises:
-        UnavailableError: there are not so many.
+        UnavailableError: there are too few.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
