@@ -61,7 +61,7 @@ KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
 
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits while the owner lives: ten years, in effect for ever. An owner does not wait for a successor that has fenced it."""
+"""A standby waits while the owner lives: in effect for ever. An owner does not wait for a successor that fenced it."""
 
 _CUT_CHARACTERS_MAX: Final = 256
 """Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""

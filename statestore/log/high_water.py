@@ -70,7 +70,7 @@ class HighWater(Protocol):
 
     def supersede(self, incarnation: str) -> None:
         """
-        Note that another incarnation takes this one's place: to open this one is refused from now on.
+        Note that another incarnation takes this one's place: opening this one is refused from now on.
 
         Raises:
             UnavailableError: the storage is unavailable.
