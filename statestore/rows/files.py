@@ -59,6 +59,7 @@ __all__ = [
 PARQUET: Final[RowFormat] = ParquetRowFormat()
 """The format of every store on disk."""
 
+_SMALL_ROWS: Final = 4_096
 _OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
@@ -191,10 +192,9 @@ def write_row_file(
 
 
 def _newest(table: pa.Table) -> Fence:
-    sequencer = pc.max(table.column("sequencer"))
-    of_newest = pc.equal(table.column("sequencer"), sequencer)
-    commit_number = pc.max(pc.if_else(of_newest, table.column("commit_number"), 0))
-    return Fence(Sequencer(sequencer.as_py()), CommitNumber(commit_number.as_py()))
+    sequencers, commit_numbers = (table.column(name).to_numpy() for name in ("sequencer", "commit_number"))
+    newest = sequencers.max()
+    return Fence(Sequencer(int(newest)), CommitNumber(int(commit_numbers[sequencers == newest].max())))
 
 
 def read_row_files(
@@ -220,10 +220,12 @@ def read_row_files(
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
+    needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval)
-    tables = [_read_row_file(objects, path, names, selection) for path in paths]
-    empty = pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
-    return pa.concat_tables([table for table in tables if table.num_rows] or [empty])
+    tables = [_read_row_file(objects, path, needed, selection) for path in paths]
+    empty = pa.schema([ROW_SCHEMA.field(name) for name in needed]).empty_table()
+    read = pa.concat_tables([table for table in tables if table.num_rows] or [empty])
+    return selection.apply(read).select(names)
 
 
 def sealed_name(path: str) -> str | None:
@@ -233,14 +235,16 @@ def sealed_name(path: str) -> str | None:
     return file_name_of(path) if _OWN_NAME.search(path) else None
 
 
-def _read_row_file(objects: Objects, path: str, names: list[str], selection: _Selection) -> pa.Table:
+def _read_row_file(objects: Objects, path: str, needed: list[str], selection: _Selection) -> pa.Table:
+    """
+    The selected rows of a large file, and all of a small one: small ones are selected from together.
+    """
     data = objects.get(path)
-    needed = names if "key" in names else ["key", *names]
     try:
         may_hold = None if selection.is_all else selection.may_hold
         name = sealed_name(path)
-        table = decode_rows(data, needed, may_hold, name=name)
-        return selection.apply(conform(table, needed)).select(names)
+        table = conform(decode_rows(data, needed, may_hold, name=name), needed)
+        return table if table.num_rows <= _SMALL_ROWS else selection.apply(table)
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -281,7 +285,9 @@ class _Selection:
         if self._interval is not None:
             table = rows_within(table, self._interval)
         if self._keys is not None:
-            table = table.filter(pc.is_in(table.column("key"), pa.array(self._keys, pa.string())))
+            is_wanted = pc.is_in(table.column("key"), pa.array(self._keys, pa.string()))
+            if sum(chunk.true_count for chunk in is_wanted.iterchunks()) < table.num_rows:
+                table = table.filter(is_wanted)
         return table
 
 
@@ -293,6 +299,8 @@ def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
     """
     The rows of the table whose keys lie in the interval.
     """
+    if not interval.low and interval.high is None:
+        return table
     bounds = pc.min_max(table.column("key")).as_py()
     if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):
         return table

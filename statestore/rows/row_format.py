@@ -169,9 +169,9 @@ class IpcRowFormat:
         view = memoryview(data)
         if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name or ""))):
             raise DataError("row file is damaged: its seal is broken")
-        table = pa.ipc.open_stream(view[len(_IPC) : -_SEAL_BYTES]).read_all()
-        known = frozenset(table.column_names)
-        return table.select([name for name in columns if name in known])
+        table = pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -_SEAL_BYTES])).read_all()
+        names = table.column_names
+        return table if names == columns else table.select([name for name in columns if name in names])
 
 
 def file_name_of(path: str) -> str:

@@ -37,6 +37,8 @@ def take_rows(
         >>> take_rows(pa.chunked_array([["a", "b"], ["c"]]), pa.array([2, None, 0])).to_pylist()
         ['c', None, 'a']
     """
+    if column.null_count == len(column):
+        return pa.nulls(len(rows), column.type)
     wide = _WIDE.get(column.type)
     if wide is None or column.num_chunks < 2 or column.nbytes < chunk_bytes_max:
         return column.combine_chunks().take(rows)
