@@ -94,9 +94,9 @@ def group(
 
 
 def _with_others(keys: pa.StringArray, others: Collection[str]) -> pa.StringArray:
-    named = pa.array(list(others), pa.string())
-    if not len(named):
+    if not others:
         return keys
+    named = pa.array(list(others), pa.string())
     new = named.filter(pc.invert(pc.is_in(named, keys)))
     return pa.concat_arrays([keys, new])
 

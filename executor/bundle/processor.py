@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from millpond.statestore.interval import Interval
 
 __all__ = ["IntervalProcessor"]
+
+_NO_UPDATES: Final = ROW_SCHEMA.empty_table()
 
 
 class IntervalProcessor:
@@ -139,7 +141,7 @@ class IntervalProcessor:
         # Weak productions may still have to be kept, even if nothing else changed.
         if updates is not None or weak is not None:
             soft_state.apply(
-                ROW_SCHEMA.empty_table() if updates is None else updates,
+                _NO_UPDATES if updates is None else updates,
                 grouping.keys,
                 outcome.states,
                 {grouping.keys[index]: timers for index, timers in outcome.timers.items()},

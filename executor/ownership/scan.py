@@ -109,6 +109,8 @@ def scan_interval(
 
 
 def _earliest(timers: pa.StructArray, names: Sequence[str]) -> int | None:
+    if not names:
+        return None
     chosen = timers.filter(pc.is_in(timers.field("domain"), pa.array(names, pa.string())))
     earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
     return None if earliest is None else int(earliest)

@@ -20,6 +20,7 @@ from millpond.executor.computation.timer import KeyTimes
 from millpond.executor.event_time.clocks import EXACT, FREE, parse_timer_clock
 from millpond.executor.soft_state.eviction import NEVER, Waits
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.row_shape import lengths_of
 
 __all__ = ["ROW_BYTES", "TIMER_BYTES", "ClockNames", "RowSummary", "clock_names", "summarise_rows"]
 
@@ -60,13 +61,15 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
     lists = merged.column("timers").combine_chunks()
     rows = pc.list_parent_indices(lists).to_numpy()
     flat = lists.flatten()
-    at = flat.field("at").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    output_at = flat.field("output_at").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    at = flat.field("at").view(pa.int64()).to_numpy(zero_copy_only=False)
+    output_at = flat.field("output_at").view(pa.int64()).to_numpy(zero_copy_only=False)
     clock_of = flat.field("domain")
     waits = np.full(merged.num_rows, NEVER)
     np.minimum.at(waits, rows, at.astype(np.float64))
 
     def earliest(names: list[str]) -> KeyTimes:
+        if not names:
+            return _earliest(keys, rows[:0], at[:0])
         of_clock = pc.is_in(clock_of, pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
         return _earliest(keys, rows[of_clock], at[of_clock])
 
@@ -124,14 +127,17 @@ def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray
 def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
     characters = np.zeros(merged.num_rows, np.int64)
     for name in ("key", "state", "state_bytes"):
-        lengths = pc.fill_null(pc.binary_length(merged.column(name)), 0)
-        characters += lengths.to_numpy(zero_copy_only=False)
-    counts = pc.fill_null(pc.list_value_length(timers), 0).to_numpy(zero_copy_only=False)
+        column = merged.column(name)
+        if column.null_count < len(column):
+            lengths = pc.binary_length(column)
+            lengths = pc.fill_null(lengths, 0) if lengths.null_count else lengths
+            characters += lengths.to_numpy(zero_copy_only=False)
+    counts = lengths_of(timers)
     if len(timers.values):
         flat = timers.flatten()
         waits = pc.equal(flat.field("domain"), TimeDomain.RECORD.value).to_numpy(zero_copy_only=False)
         if waits.any():
             lengths = pc.binary_length(flat.field("tag")).to_numpy(zero_copy_only=False)
             np.add.at(characters, pc.list_parent_indices(timers).to_numpy()[waits], lengths[waits])
-    weights: npt.NDArray[np.int64] = ROW_BYTES + characters + TIMER_BYTES * counts.astype(np.int64)
+    weights: npt.NDArray[np.int64] = ROW_BYTES + characters + TIMER_BYTES * counts
     return weights

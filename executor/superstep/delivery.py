@@ -111,11 +111,11 @@ def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
     table = read_row_files(
         objects, [source.path], columns=["superstep", "productions"], interval=source.interval
     )
-    wanted = pc.and_(
-        pc.equal(table.column("superstep"), source.superstep),
-        pc.greater(pc.fill_null(pc.list_value_length(table.column("productions")), 0), 0),
+    wanted = table.column("superstep").to_numpy() == source.superstep
+    wanted &= table.column("productions").is_valid().to_numpy()
+    return source.current(
+        flatten_productions(table if wanted.all() else table.filter(pa.array(wanted, pa.bool_())))
     )
-    return source.current(flatten_productions(table.filter(wanted)))
 
 
 def summarise_productions(
@@ -235,6 +235,9 @@ def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
 
 
 def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
+    if not interval.low and interval.high is None:
+        is_key: npt.NDArray[np.bool_] = keys.is_valid().to_numpy(zero_copy_only=False)
+        return is_key
     mask = pc.greater_equal(keys, interval.low)
     if interval.high is not None:
         mask = pc.and_(mask, pc.less(keys, interval.high))

@@ -145,7 +145,10 @@ def productions_in(table: pa.Table) -> int:
     """
     How many productions row updates carry.
     """
-    return pc.sum(pc.list_value_length(table.column("productions"))).as_py() or 0
+    productions = table.column("productions")
+    if productions.null_count == table.num_rows:
+        return 0
+    return pc.sum(pc.list_value_length(productions)).as_py() or 0
 
 
 def write_row_file(
@@ -223,9 +226,10 @@ def read_row_files(
     needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval)
     tables = [_read_row_file(objects, path, needed, selection) for path in paths]
-    empty = pa.schema([ROW_SCHEMA.field(name) for name in needed]).empty_table()
-    read = pa.concat_tables([table for table in tables if table.num_rows] or [empty])
-    return selection.apply(read).select(names)
+    found = [table for table in tables if table.num_rows]
+    if not found:
+        return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
+    return selection.apply(pa.concat_tables(found)).select(names)
 
 
 def sealed_name(path: str) -> str | None:

@@ -99,5 +99,7 @@ class IdRetention:
 
 def _micros(ids: pa.StructArray, name: str) -> npt.NDArray[np.int64]:
     # What is not known is taken for recent.
-    times: npt.NDArray[np.int64] = pc.fill_null(ids.field(name).cast(pa.int64()), TIME_MAX_US).to_numpy()
+    micros = ids.field(name).view(pa.int64())
+    known = pc.fill_null(micros, TIME_MAX_US) if micros.null_count else micros
+    times: npt.NDArray[np.int64] = known.to_numpy()
     return times

@@ -16,10 +16,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["take_rows"]
+__all__ = ["nulls", "take_rows"]
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+
+
+def nulls(type_: pa.DataType, count: int) -> pa.Array:
+    """
+    Nulls, which have no values below them: below those of ``pa.nulls`` are nulls again, and go to files.
+
+    Example:
+        >>> nulls(pa.list_(pa.int64()), 2).to_pylist()
+        [None, None]
+    """
+    if not pa.types.is_list(type_):
+        return pa.nulls(count, type_)
+    buffers = [pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(4 * (count + 1)))]
+    return pa.Array.from_buffers(type_, count, buffers, count, children=[pa.array([], type_.value_type)])
 
 
 def take_rows(
@@ -38,7 +52,7 @@ def take_rows(
         ['c', None, 'a']
     """
     if column.null_count == len(column):
-        return pa.nulls(len(rows), column.type)
+        return nulls(column.type, len(rows))
     wide = _WIDE.get(column.type)
     if wide is None or column.num_chunks < 2 or column.nbytes < chunk_bytes_max:
         return column.combine_chunks().take(rows)
