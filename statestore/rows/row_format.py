@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeAlias
 
@@ -67,6 +68,7 @@ _SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
+_SMALL_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 20
 _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
@@ -166,12 +168,21 @@ class IpcRowFormat:
         Read all rows; ``may_hold`` is ignored, and a seal is always required.
         """
         del may_hold
-        view = memoryview(data)
-        if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name or ""))):
-            raise DataError("row file is damaged: its seal is broken")
-        table = pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -_SEAL_BYTES])).read_all()
+        decode = _decode_small_ipc if len(data) <= _SMALL_BYTES else _decode_ipc
+        table = decode(data, name or "")
         names = table.column_names
         return table if names == columns else table.select([name for name in columns if name in names])
+
+
+def _decode_ipc(data: bytes, name: str) -> pa.Table:
+    view = memoryview(data)
+    if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name))):
+        raise DataError("row file is damaged: its seal is broken")
+    return pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -_SEAL_BYTES])).read_all()
+
+
+# The reader of a small file takes far longer to make than its bytes to compare, and a file is read by several.
+_decode_small_ipc = lru_cache(maxsize=256)(_decode_ipc)
 
 
 def file_name_of(path: str) -> str:

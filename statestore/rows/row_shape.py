@@ -87,7 +87,8 @@ def lengths_of(lists: pa.Array) -> npt.NDArray[np.int64]:
     if not isinstance(lists, pa.ListArray):
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     else:
-        lengths = np.diff(lists.offsets.to_numpy())
+        offsets = lists.offsets.to_numpy()
+        lengths = offsets[1:] - offsets[:-1]
         if lists.null_count:
             lengths[lists.is_null().to_numpy(zero_copy_only=False)] = 0
     return lengths.astype(np.int64)
