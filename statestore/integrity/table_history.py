@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.integrity.bit_flip import repair_bit_flip
+from millpond.statestore.integrity.bit_flip import repair_bit_flip, repair_bit_flip_by_digest
 from millpond.statestore.log.action import (
     Action,
     Add,
@@ -249,7 +249,7 @@ def _original(data: bytes, digest: str) -> bytes | None:
     if digest:
         if digest_of(data) == digest:
             return data
-        return repair_bit_flip(data, lambda candidate: digest_of(candidate) == digest)
+        return repair_bit_flip_by_digest(data, digest)
     try:
         decode(data)
     except DataError:

@@ -84,6 +84,7 @@ def lengths_of(lists: pa.Array) -> npt.NDArray[np.int64]:
     """
     The length of each list; 0 of a null list.
     """
+    lengths: npt.NDArray[np.int64]
     if not isinstance(lists, pa.ListArray):
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     else:
