@@ -6,7 +6,7 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
-CLASSES   := build/spark-classes.jsa
+CLASSES   := build/spark-classes.jsa build/zookeeper-classes.jsa
 PYTEST_ARGS ?=
 # Of tests, one of them with the run's Spark session: half of the time of a test is waiting.
 PROCESSES ?= 3
@@ -100,10 +100,11 @@ $(INSTALLED): $(MADE) requirements.lock pyproject.toml
 	@$(PYTHON_IN_VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Spark's classes as Java maps them into memory: tests start Spark some thirty times. Java ignores another Java's archive.
-$(CLASSES): $(JARS) tests/spark_classes.py
-	@mkdir -p build && echo "Archiving Spark's classes, so that tests start it faster …"
-	@$(PYTHON_IN_VENV) -m tests.spark_classes 2>build/spark-classes.log || { cat build/spark-classes.log; exit 1; }
+# Classes as Java maps them into memory: tests start Spark some thirty times, and ZooKeeper more than a hundred times.
+# Java ignores another Java's archive.
+$(CLASSES): build/%-classes.jsa: $(JARS) tests/%_classes.py
+	@mkdir -p build && echo "Archiving classes of $*, so that tests start it faster …"
+	@$(PYTHON_IN_VENV) -m tests.$*_classes 2>build/$*-classes.log || { cat build/$*-classes.log; exit 1; }
 
 $(JARS): $(INSTALLED)
 	@$(PYTHON_IN_VENV) -m millpond.tools.jars

@@ -16,9 +16,10 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
+from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
 from tests.distribution import Distribution, group_of
-from tests.short_lived import SHORT_LIVED_JAVA
+from tests.short_lived import SHORT_LIVED_JAVA, ZOOKEEPER_CLASSES, ZOOKEEPER_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,9 +76,12 @@ _FAULT_REPORT_FILE = Path("build/fault/report.json")
 
 def pytest_configure(config: pytest.Config) -> None:
     """
-    Create the report of this run's faults.
+    Create the report of this run's faults; have this process and its children start ZooKeeper fast.
     """
     config.stash[_FAULT_REPORT] = FaultReport()
+    # A JVM that misses its archive starts without any, not even with that of Java's own classes.
+    if ZOOKEEPER_CLASSES.exists():
+        os.environ.setdefault(OPTIONS_VARIABLE, ZOOKEEPER_JAVA)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

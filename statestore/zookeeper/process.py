@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -24,13 +25,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from millpond.statestore.errors import UnavailableError
+from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock
 
 __all__ = [
     "HOST",
+    "OPTIONS_VARIABLE",
     "ServerProcess",
     "answer",
+    "class_path",
     "find_jars",
     "find_java",
     "forget",
@@ -46,6 +49,9 @@ _PORTS: Final = 12_000
 
 HOST: Final = "127.0.0.1"
 """Servers listen on the loopback interface only."""
+
+OPTIONS_VARIABLE: Final = "MILLPOND_ZOOKEEPER_JAVA_OPTIONS"
+"""The environment variable with further options of servers' ``java``, quoted as in a shell."""
 
 _MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 # Of some 300 jars these are needed; a short class path halves the start-up time.
@@ -145,6 +151,14 @@ def find_jars() -> Path:
         if any(folder.glob("zookeeper-*.jar")):
             return folder
     raise UnavailableError("no zookeeper found: install pyspark from pypi, or name a running zookeeper")
+
+
+def class_path(jars: Path) -> str:
+    """
+    The server's jars, of all those in a folder.
+    """
+    names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
+    return os.pathsep.join(str(jars / name) for name in names)
 
 
 def free_port() -> int:
@@ -289,6 +303,7 @@ def launch(
     jars: Path,
     settings: Mapping[str, str] | None = None,
     java_options: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
 ) -> ServerProcess:
     """
     Start a server and return at once; `ServerProcess.wait_serving` waits for it.
@@ -299,8 +314,14 @@ def launch(
         java: the program.
         jars: the folder of the jars.
         settings: lines of ``zoo.cfg`` that differ from ours.
-        java_options: further options of the program.
+        java_options: further options of the program, besides those of the environment.
+        environment: variables; `OPTIONS_VARIABLE` is read.
+
+    Raises:
+        InvalidError: the environment's options cannot be read.
+        UnavailableError: the server cannot be started.
     """
+    user_options = _user_options(environment)
     folder = folder.resolve()
     forget(folder)
     _data(folder).mkdir(parents=True, exist_ok=True)
@@ -310,14 +331,14 @@ def launch(
     log_configuration.write_text(_LOG_CONFIGURATION.format(log=_log(folder)))
     with _log(folder).open("a") as log:
         log.write(_START_LINE)
-    names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
     command = [
         java,
         *_JAVA_OPTIONS,
         *java_options,
+        *user_options,
         f"-Dlog4j2.configurationFile={log_configuration}",
         "-cp",
-        os.pathsep.join(str(jars / name) for name in names),
+        class_path(jars),
         _MAIN_CLASS,
         str(_configuration(folder)),
     ]
@@ -330,6 +351,13 @@ def launch(
         failure.add_note(said)
         raise failure
     return server
+
+
+def _user_options(environment: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(environment.get(OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        raise InvalidError("java's options cannot be read", variable=OPTIONS_VARIABLE, cause=error) from error
 
 
 def _leave_behind(command: list[str]) -> str:

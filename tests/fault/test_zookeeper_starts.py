@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 from millpond.statestore.system import SystemClock
+from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from tests.tidy import ROOT
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper, pytest.mark.slow]
@@ -44,9 +45,10 @@ class User:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "millpond.testing.processes.server_user"]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        # The server that users have, which is slower than that of other tests.
+        environment = {name: value for name, value in os.environ.items() if name != OPTIONS_VARIABLE}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
 
     def tell(self, command: str) -> None:
         """

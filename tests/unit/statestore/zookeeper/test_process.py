@@ -13,10 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.errors import UnavailableError
+from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.system import SystemClock
 from millpond.statestore.zookeeper import process
-from millpond.statestore.zookeeper.process import ServerProcess, find_jars, free_ports, is_free, launch, noted
+from millpond.statestore.zookeeper.process import (
+    OPTIONS_VARIABLE,
+    ServerProcess,
+    find_jars,
+    free_ports,
+    is_free,
+    launch,
+    noted,
+)
 from millpond.testing.servers.zookeeper import wait_until
 
 CLOCK = SystemClock()
@@ -107,6 +115,34 @@ def test_server_that_cannot_be_noted_is_not_started(tmp_path: Path) -> None:
         launch(tmp_path / "server", 20_000, java=str(java), jars=find_jars())
     assert "server.json.new" in caught.value.__notes__[0]
     assert not (tmp_path / "ran").exists()
+
+
+def test_options_of_java_come_from_the_environment(tmp_path: Path) -> None:
+    """
+    Options of the environment reach the program after ours, so that they prevail, with blanks where they are quoted.
+    """
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.new" && mv "$0.new" "$0.words"\n')
+    java.chmod(0o755)
+    options = {OPTIONS_VARIABLE: "-Xmx512m '-Dname=two words'"}
+
+    launch(tmp_path / "server", 20_000, java=str(java), jars=find_jars(), environment=options)
+
+    assert wait_until((tmp_path / "java.words").exists, CLOCK)
+    words = (tmp_path / "java.words").read_text().splitlines()
+    assert words.index("-Xmx512m") > words.index("-Xmx128m")
+    assert "-Dname=two words" in words
+
+
+def test_options_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    """
+    A quote that is not closed is an error that names the variable, and nothing is started.
+    """
+    options = {OPTIONS_VARIABLE: "'-Xmx512m"}
+
+    with pytest.raises(InvalidError, match="MILLPOND_ZOOKEEPER_JAVA_OPTIONS"):
+        launch(tmp_path / "server", 20_000, java="/bin/true", jars=find_jars(), environment=options)
+    assert not (tmp_path / "server").exists()
 
 
 def test_last_words_are_of_the_last_start(server: ServerProcess) -> None:
