@@ -4,13 +4,18 @@ Base classes of commands: help that ends with examples, and errors as messages i
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Final
 
 import click
 
 from millpond.statestore.errors import MillpondError
 
 __all__ = ["TeachingCommand", "TeachingGroup"]
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: tuple[str, ...]) -> None:
@@ -46,11 +51,36 @@ class TeachingGroup(click.Group):
 
     Args:
         examples: complete command lines, shown unchanged at the end of the help.
+        homes: modules by command; each is imported when its command is used, and has the command under its own
+            last name.
     """
 
-    def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        examples: tuple[str, ...] = (),
+        homes: Mapping[str, str] = _NONE,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self.examples = examples
+        self.homes = homes
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """
+        The names of the commands, sorted.
+        """
+        return sorted({*super().list_commands(ctx), *self.homes})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """
+        A command, out of its module.
+        """
+        home = self.homes.get(cmd_name)
+        if home is None:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(home), home.rpartition(".")[2])
+        return command
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """

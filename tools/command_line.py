@@ -1,5 +1,5 @@
 """
-The command line ``millpond``: one file per command, registered here.
+The command line ``millpond``: one file per command, registered here, and imported when it is used.
 
 Commands that only read take no lease, start no ZooKeeper and change nothing, so they may be
 used on a store that is being written to.
@@ -8,20 +8,24 @@ used on a store that is being written to.
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import click
 
-from millpond.tools.adopt import adopt
 from millpond.tools.cli_help import TeachingGroup
-from millpond.tools.collect import collect
-from millpond.tools.history import history
-from millpond.tools.repair import repair
-from millpond.tools.rows import rows
-from millpond.tools.sql import sql
-from millpond.tools.status import status
-from millpond.tools.verify import verify
 
 __all__ = ["main"]
+
+_HOMES: Final = {
+    "status": "millpond.tools.status",
+    "rows": "millpond.tools.rows",
+    "sql": "millpond.tools.sql",
+    "history": "millpond.tools.history",
+    "verify": "millpond.tools.verify",
+    "repair": "millpond.tools.repair",
+    "adopt": "millpond.tools.adopt",
+    "gc": "millpond.tools.collect",
+}
 
 
 def _version() -> str:
@@ -40,6 +44,7 @@ def _version() -> str:
         "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
         "millpond history pond",
     ),
+    homes=_HOMES,
 )
 @click.version_option(_version(), prog_name="millpond")
 def main() -> None:
@@ -53,7 +58,3 @@ def main() -> None:
     All commands except `gc`, `repair` and `adopt` only read. They take no lease and start no server, so you
     can use them while the pipeline runs.
     """
-
-
-for _command in (status, rows, sql, history, verify, repair, adopt, collect):
-    main.add_command(_command)

@@ -29,7 +29,7 @@ def page() -> str:
     """
     The page, as the commands are now.
     """
-    sections = (f"## {name}\n\n{_help(name)}" for name in main.commands)
+    sections = (f"## {name}\n\n{_help(name)}" for name in main.homes)
     return "\n".join([_BEGINNING, _help(), *sections])
 
 

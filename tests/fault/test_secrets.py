@@ -7,10 +7,11 @@ any level, its trace. Afterwards every file that it left is searched as well: th
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -118,6 +119,20 @@ except Exception as error:
 
 REFUSED: Final = "does not accept this user with this password"
 COMMAND: Final = "from millpond.tools.command_line import main; main()"
+CALLS: Final = (("verify",), ("gc",), ("adopt", "--as", "moved"), ("repair", "--yes"))
+ENDED: Final = "--- a command ended with "
+
+COMMANDS: Final = f"""
+import json, sys
+from millpond.tools.command_line import main
+
+for call in json.loads(sys.argv[1]):
+    sys.argv[1:] = call
+    try:
+        main()
+    except SystemExit as end:
+        print("{ENDED}", end.code, sep="", file=sys.stderr, flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -144,6 +159,21 @@ class Ground:
     def program(self, text: str) -> subprocess.CompletedProcess[str]:
         places = (self.server.hosts, str(self.server.authority.ca_file), str(self.certificate))
         return self.run("-c", PROGRAM + text, str(self.folder / "pond"), *places, **SECRETS)
+
+    def commands(
+        self, calls: Iterable[list[str]]
+    ) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str]]]:
+        """
+        Call commands one after another in one process; what it did, and how each command ended with what it said.
+        """
+        done = self.run("-c", COMMANDS, json.dumps(list(calls)))
+        said, *ends = done.stderr.split(ENDED)
+        found = []
+        for end in ends:
+            status, _, following = end.partition("\n")
+            found.append((status, said))
+            said = following
+        return done, found
 
 
 @pytest.fixture(scope="module")
@@ -224,22 +254,22 @@ def test_commands_show_no_secret(ground: Ground) -> None:
     bad.write_text(f'{lines}password = "{SECRETS["OTHER_S"]}"\n')
     wrong = {"MILLPOND_ZOOKEEPER_SECURITY": str(good), "MILLPOND_ZOOKEEPER_PASSWORD": SECRETS["OTHER_S"]}
     pond, hosts = str(ground.folder / "pond"), ("--zookeeper", ground.server.hosts)
+    calls = [[*command, pond, *hosts] for command in CALLS]
 
-    for command in (("verify",), ("gc",), ("adopt", "--as", "moved"), ("repair", "--yes")):
-        call = ("-c", COMMAND, *command, pond, *hosts)
-        done = ground.run(*call, "--zookeeper-security", str(good))
-        refused = ground.run(*call, "--zookeeper-security", str(bad))
-
-        assert done.returncode == 0, done.stderr
-        assert refused.returncode
-        assert REFUSED in refused.stderr
-        assert "not checked" not in done.stderr
-        assert leaked(ground, done, refused) == []
-    named = ground.run(*call, MILLPOND_ZOOKEEPER_SECURITY=str(good))
-    overridden = ground.run(*call, **wrong)
+    done, said = ground.commands([*call, "--zookeeper-security", str(good)] for call in calls)
+    assert [end for end, _ in said] == ["0"] * len(calls), done.stderr
+    assert "not checked" not in done.stderr
+    refused, said = ground.commands([*call, "--zookeeper-security", str(bad)] for call in calls)
+    assert len(said) == len(calls)
+    for end, text in said:
+        assert end == "1"
+        assert REFUSED in text
+    named = ground.run("-c", COMMAND, *calls[-1], MILLPOND_ZOOKEEPER_SECURITY=str(good))
+    overridden = ground.run("-c", COMMAND, *calls[-1], **wrong)
     assert named.returncode == 0, named.stderr
+    assert overridden.returncode == 1
     assert REFUSED in overridden.stderr
-    assert leaked(ground, named, overridden) == []
+    assert leaked(ground, done, refused, named, overridden) == []
 
 
 def test_the_search_finds_a_secret(ground: Ground) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -441,6 +443,15 @@ class TestEverywhere:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith("Error: ")
         assert not (tmp_path / "none").exists()
+
+    def test_a_command_imports_nothing_of_others(self) -> None:
+        """Before a command is used, neither its module nor any large library is imported, so that help comes at once."""
+        code = "import sys, millpond.tools.command_line; print(*sys.modules)"
+        loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        modules = set(loaded.stdout.split())
+
+        assert "click" in modules
+        assert modules.isdisjoint({*main.homes.values(), "pyarrow", "sqlalchemy", "duckdb", "kazoo", "rich"})
 
     def test_storage_options_are_pairs(self, pond: str) -> None:
         """An option without a value is refused."""
