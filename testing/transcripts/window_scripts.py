@@ -4,6 +4,8 @@ Hypothesis strategies for windowed steps and their scripts.
 A script is a list of moves: a bundle of elements of several keys, a watermark, an advance of the
 wall clock, a restart. Times lie on whole seconds and one microsecond before and after them, where
 windows, lateness and timers have their edges.
+
+Each strategy is made once: Hypothesis validates and analyses every new one, which takes longer than to draw from it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from typing import Any, Final, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -92,6 +95,7 @@ def _before(year: int, month: int, day: int, zone: str) -> int:
     return round(midnight.timestamp() - _SPAN_S // 2) * SECOND_US
 
 
+@cache
 def scenes() -> st.SearchStrategy[Scene]:
     """
     The first seconds of 1970, seconds around a midnight, or times of arrival.
@@ -103,6 +107,7 @@ def scenes() -> st.SearchStrategy[Scene]:
 _Specs: TypeAlias = st.SearchStrategy[TriggerSpec]
 
 
+@cache
 def window_fns(
     *, with_sessions: bool = True, with_calendar: bool = False
 ) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -127,6 +132,7 @@ def window_fns(
     return st.one_of(kinds)
 
 
+@cache
 def _leaves() -> _Specs:
     few, domains = st.integers(1, 4), st.sampled_from(["event", "wall"])
     return st.one_of(
@@ -162,6 +168,7 @@ def _compositions(inner: _Specs) -> _Specs:
     )
 
 
+@cache
 def triggers() -> _Specs:
     """
     Every kind of trigger, arbitrarily nested.
@@ -170,6 +177,7 @@ def triggers() -> _Specs:
     return st.one_of(_nested(), endless_triggers())
 
 
+@cache
 def endless_triggers() -> _Specs:
     """
     Triggers that never finish, so no element arrives after the last pane.
@@ -177,10 +185,12 @@ def endless_triggers() -> _Specs:
     return _nested().map(lambda spec: ("Repeatedly", spec))
 
 
+@cache
 def _nested() -> _Specs:
     return st.recursive(_leaves(), _compositions, max_leaves=4)
 
 
+@cache
 def instants() -> st.SearchStrategy[int]:
     """
     Event times around whole seconds.
@@ -192,6 +202,7 @@ def instants() -> st.SearchStrategy[int]:
     )
 
 
+@cache
 def _shifts() -> st.SearchStrategy[tuple[int, int]]:
     """
     How far elements are moved, and how far the watermark is held back for it; half of all steps move none.
@@ -202,6 +213,7 @@ def _shifts() -> st.SearchStrategy[tuple[int, int]]:
     return st.one_of(st.just((0, 0)), st.just((0, 0)), st.just((0, 0)), forwards, back, unbounded)
 
 
+@cache
 def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
     """
     Window function, trigger, mode, lateness, timestamp combiner and closing; with a scene also shifts.
@@ -212,6 +224,7 @@ def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
     return st.builds(lambda spec, moved: replace(spec, shift=moved[0], horizon=moved[1]), specs, _shifts())
 
 
+@cache
 def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
     return st.builds(
         WindowSpec,
@@ -229,6 +242,7 @@ def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
     )
 
 
+@cache
 def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
     """
     Elements of a few keys with unique values, in order of arrival.
@@ -273,6 +287,11 @@ def scripts(
     return moves
 
 
+@cache
+def _cuts(size: int) -> st.SearchStrategy[set[int]]:
+    return st.sets(st.integers(1, size))
+
+
 def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
     """
     The same elements in the same order, with cuts between some of them.
@@ -283,7 +302,7 @@ def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
             pieces.append(move)
             continue
         start = 0
-        for end in [*sorted(draw(st.sets(st.integers(1, len(move.argument))))), len(move.argument)]:
+        for end in [*sorted(draw(_cuts(len(move.argument)))), len(move.argument)]:
             if end > start:
                 pieces.append(Move("feed", move.argument[start:end]))
             start = end
