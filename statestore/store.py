@@ -278,6 +278,7 @@ class Store(Closeable):
         registry: MemoryRegistry | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
+        row_format: RowFormat = PARQUET,
     ) -> Self:
         """
         A store in this process's memory, with the same commit code: for tests and simulation.
@@ -287,6 +288,7 @@ class Store(Closeable):
             registry: the shared "ZooKeeper".
             clock: the source of time.
             rng: the source of names.
+            row_format: how row files are encoded.
         """
         own_clock, own_rng = clock or SystemClock(), rng or SystemRng()
         shared = registry or MemoryRegistry()
@@ -302,6 +304,7 @@ class Store(Closeable):
             leases=lambda _, writer_id: MemoryLeases(shared, own_clock, writer_id=writer_id),
             catalog_url=None,
             resources=ExitStack(),
+            row_format=row_format,
         )
 
     @property

@@ -19,6 +19,7 @@ from millpond.dataflow.step.windowed_computation import WindowedComputation
 from millpond.dataflow.triggers.trigger import Trigger
 from millpond.dataflow.windows.fixed_windows import UnalignedFixedWindows
 from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.statestore.rows.row_format import RowFormat
 from millpond.testing.oracles.trigger import trigger_text
 from millpond.testing.oracles.window import Arrival, OraclePane, WindowSpec
 from millpond.testing.transcripts.constructors import construct
@@ -180,11 +181,18 @@ class LocalWindowRun(_WindowRun, LocalTranscriptRun):
     Args:
         specs: their strategies.
         by_ingress: whether elements have the time of their arrival.
+        row_format: how the store encodes row files; ``None``: as one on disk does.
     """
 
-    def __init__(self, specs: Sequence[WindowSpec], *, by_ingress: bool = False) -> None:
+    def __init__(
+        self,
+        specs: Sequence[WindowSpec],
+        *,
+        by_ingress: bool = False,
+        row_format: RowFormat | None = None,
+    ) -> None:
         self._steps = _Steps(specs, by_ingress=by_ingress)
-        super().__init__(self._steps.strategies[0])
+        super().__init__(self._steps.strategies[0], row_format=row_format)
 
 
 class SparkWindowRun(_WindowRun, SparkTranscriptRun):

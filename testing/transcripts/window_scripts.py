@@ -4,8 +4,6 @@ Hypothesis strategies for windowed steps and their scripts.
 A script is a list of moves: a bundle of elements of several keys, a watermark, an advance of the
 wall clock, a restart. Times lie on whole seconds and one microsecond before and after them, where
 windows, lateness and timers have their edges.
-
-Each strategy is made once: Hypothesis validates and analyses every new one, which takes longer than to draw from it.
 """
 
 from __future__ import annotations
@@ -13,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
+from millpond.statestore.rows.row_format import IpcRowFormat, ParquetRowFormat, RowFormat
 from millpond.testing.oracles.trigger import TriggerSpec
 from millpond.testing.oracles.window import Arrival, WindowSpec
 
@@ -31,6 +30,7 @@ __all__ = [
     "arrivals",
     "cut",
     "endless_triggers",
+    "row_formats",
     "scenes",
     "scripts",
     "together",
@@ -41,6 +41,9 @@ __all__ = [
 
 SECOND_US: Final = 1_000_000
 _SPAN_S: Final = 25
+
+_once: Final = lru_cache(maxsize=32)
+"""Makes a strategy once for the same arguments: Hypothesis validates each new one, which takes longer than a draw."""
 
 SIGNAL: Final = "go"
 """The signal that triggers wait for."""
@@ -95,7 +98,7 @@ def _before(year: int, month: int, day: int, zone: str) -> int:
     return round(midnight.timestamp() - _SPAN_S // 2) * SECOND_US
 
 
-@cache
+@_once
 def scenes() -> st.SearchStrategy[Scene]:
     """
     The first seconds of 1970, seconds around a midnight, or times of arrival.
@@ -104,10 +107,18 @@ def scenes() -> st.SearchStrategy[Scene]:
     return st.one_of(st.just(Scene()), midnights, st.just(Scene(by_ingress=True)))
 
 
+@_once
+def row_formats() -> st.SearchStrategy[RowFormat]:
+    """
+    How a store encodes row files: one in eight writes Parquet, which takes a third of the time of a run.
+    """
+    return st.sampled_from([*[IpcRowFormat()] * 7, ParquetRowFormat()])
+
+
 _Specs: TypeAlias = st.SearchStrategy[TriggerSpec]
 
 
-@cache
+@_once
 def window_fns(
     *, with_sessions: bool = True, with_calendar: bool = False
 ) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -132,7 +143,7 @@ def window_fns(
     return st.one_of(kinds)
 
 
-@cache
+@_once
 def _leaves() -> _Specs:
     few, domains = st.integers(1, 4), st.sampled_from(["event", "wall"])
     return st.one_of(
@@ -168,7 +179,7 @@ def _compositions(inner: _Specs) -> _Specs:
     )
 
 
-@cache
+@_once
 def triggers() -> _Specs:
     """
     Every kind of trigger, arbitrarily nested.
@@ -177,7 +188,7 @@ def triggers() -> _Specs:
     return st.one_of(_nested(), endless_triggers())
 
 
-@cache
+@_once
 def endless_triggers() -> _Specs:
     """
     Triggers that never finish, so no element arrives after the last pane.
@@ -185,12 +196,12 @@ def endless_triggers() -> _Specs:
     return _nested().map(lambda spec: ("Repeatedly", spec))
 
 
-@cache
+@_once
 def _nested() -> _Specs:
     return st.recursive(_leaves(), _compositions, max_leaves=4)
 
 
-@cache
+@_once
 def instants() -> st.SearchStrategy[int]:
     """
     Event times around whole seconds.
@@ -202,7 +213,7 @@ def instants() -> st.SearchStrategy[int]:
     )
 
 
-@cache
+@_once
 def _shifts() -> st.SearchStrategy[tuple[int, int]]:
     """
     How far elements are moved, and how far the watermark is held back for it; half of all steps move none.
@@ -213,7 +224,7 @@ def _shifts() -> st.SearchStrategy[tuple[int, int]]:
     return st.one_of(st.just((0, 0)), st.just((0, 0)), st.just((0, 0)), forwards, back, unbounded)
 
 
-@cache
+@_once
 def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
     """
     Window function, trigger, mode, lateness, timestamp combiner and closing; with a scene also shifts.
@@ -224,7 +235,7 @@ def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
     return st.builds(lambda spec, moved: replace(spec, shift=moved[0], horizon=moved[1]), specs, _shifts())
 
 
-@cache
+@_once
 def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
     return st.builds(
         WindowSpec,
@@ -242,7 +253,7 @@ def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
     )
 
 
-@cache
+@_once
 def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
     """
     Elements of a few keys with unique values, in order of arrival.
@@ -287,7 +298,7 @@ def scripts(
     return moves
 
 
-@cache
+@_once
 def _cuts(size: int) -> st.SearchStrategy[set[int]]:
     return st.sets(st.integers(1, size))
 

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from millpond.testing.oracles.trigger import percentiles_of
 from millpond.testing.oracles.window import OraclePane, WindowSpec
 from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
-from millpond.testing.transcripts.window_scripts import Move, cut, scripts, together, window_specs
+from millpond.testing.transcripts.window_scripts import (
+    Move,
+    cut,
+    row_formats,
+    scripts,
+    together,
+    window_specs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
+
+    from millpond.statestore.rows.row_format import RowFormat
 
 _EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SPARK_STEPS = 8
@@ -66,19 +75,25 @@ def played(
     return shown, drops
 
 
-@given(specs=st.lists(_BY_ELEMENT, min_size=1, max_size=3), moves=_SCRIPTS, data=st.data())
+@given(
+    specs=st.lists(_BY_ELEMENT, min_size=1, max_size=3),
+    moves=_SCRIPTS,
+    row_format=row_formats(),
+    data=st.data(),
+)
 @settings(
     deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or max(settings().max_examples // 2, 1)
 )
 def test_panes_do_not_depend_on_how_the_input_is_cut(
-    specs: list[WindowSpec], moves: list[Move], data: st.DataObject
+    specs: list[WindowSpec], moves: list[Move], row_format: RowFormat, data: st.DataObject
 ) -> None:
     """
     Whether elements come one by one, in random pieces or all at once between two moves of time, panes are the same.
     """
-    expected = played(LocalWindowRun(specs), specs, together(moves))
+    expected = played(LocalWindowRun(specs, row_format=row_format), specs, together(moves))
+    pieces = cut(data.draw, together(moves))
 
-    assert played(LocalWindowRun(specs), specs, cut(data.draw, together(moves))) == expected
+    assert played(LocalWindowRun(specs, row_format=row_format), specs, pieces) == expected
 
 
 @pytest.mark.spark

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of
 from millpond.testing.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
@@ -24,6 +25,7 @@ from millpond.testing.transcripts.window_scripts import (
     Scene,
     cut,
     endless_triggers,
+    row_formats,
     scenes,
     scripts,
     together,
@@ -152,11 +154,11 @@ def grouped(window_fn: tuple[Any, ...], arrivals: Sequence[Arrival]) -> Standing
     return last(shown[-1])
 
 
-def played(spec: WindowSpec, moves: Sequence[Move]) -> list[OraclePane]:
+def played(spec: WindowSpec, moves: Sequence[Move], row_format: RowFormat) -> list[OraclePane]:
     """
     All panes of the local runner.
     """
-    [(shown, dropped)] = by_run(LocalWindowRun([spec]), [spec], moves)
+    [(shown, dropped)] = by_run(LocalWindowRun([spec], row_format=row_format), [spec], moves)
     assert dropped == 0
     return [pane for panes in shown for pane in panes]
 
@@ -204,10 +206,10 @@ def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ing
     return between_times(by_oracle(spec, pieces, kept, by_ingress=by_ingress), pieces)
 
 
-@given(case=cases(steps=3, moves_max=12))
+@given(case=cases(steps=3, moves_max=12), row_format=row_formats())
 @many
 def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
-    case: tuple[Scene, list[WindowSpec], list[Move]],
+    case: tuple[Scene, list[WindowSpec], list[Move]], row_format: RowFormat
 ) -> None:
     """
     With calendar, unaligned and shifted windows, or by time of arrival, panes are those of the uncut input.
@@ -215,32 +217,40 @@ def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
     scene, specs, moves = case
     kept = kept_by(specs)
     expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
-    shown = by_run(LocalWindowRun(specs, by_ingress=scene.by_ingress), specs, moves)
+    run = LocalWindowRun(specs, by_ingress=scene.by_ingress, row_format=row_format)
+    shown = by_run(run, specs, moves)
 
     assert [between_times(one, moves) for one in shown] == expected
 
 
-@given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts())
+@given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts(), row_format=row_formats())
 @many
-def test_the_local_runner_shows_what_the_oracle_shows(specs: list[WindowSpec], moves: list[Move]) -> None:
+def test_the_local_runner_shows_what_the_oracle_shows(
+    specs: list[WindowSpec], moves: list[Move], row_format: RowFormat
+) -> None:
     """
     After every move the panes have the oracle's values, indices, timings and times, and drops are equal.
     """
     kept = kept_by(specs)
     expected = [by_oracle(spec, moves, kept) for spec in specs]
 
-    assert by_run(LocalWindowRun(specs), specs, moves) == expected
+    assert by_run(LocalWindowRun(specs, row_format=row_format), specs, moves) == expected
 
 
 @given(
     window_fn=window_fns(),
     trigger=endless_triggers(),
     moves=scripts(),
+    row_format=row_formats(),
     data=st.data(),
 )
 @generated
 def test_final_values_do_not_depend_on_the_order_of_arrival(
-    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], data: st.DataObject
+    window_fn: tuple[Any, ...],
+    trigger: TriggerSpec,
+    moves: list[Move],
+    row_format: RowFormat,
+    data: st.DataObject,
 ) -> None:
     """
     For any order and any bundles, the standing panes are those of a batch.
@@ -249,20 +259,22 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     shuffled = shuffle(moves, data)
     expected = grouped(window_fn, fed(moves))
 
-    assert net(played(spec, moves)) == expected
-    assert net(played(spec, shuffled)) == expected
+    assert net(played(spec, moves, row_format)) == expected
+    assert net(played(spec, shuffled, row_format)) == expected
 
 
-@given(window_fn=window_fns(), trigger=endless_triggers(), moves=scripts())
+@given(window_fn=window_fns(), trigger=endless_triggers(), moves=scripts(), row_format=row_formats())
 @generated
 def test_panes_less_retractions_are_the_last_panes(
-    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
+    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
     """
     Each window's panes and retractions add up to its last pane; merged windows add up to nothing.
     """
     panes = played(
-        WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US), moves
+        WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US),
+        moves,
+        row_format,
     )
     standing, newest = net(panes), last(panes)
 
@@ -270,10 +282,15 @@ def test_panes_less_retractions_are_the_last_panes(
     assert standing == newest if window_fn[0] != "Sessions" else len(standing) <= len(newest)
 
 
-@given(window_fn=window_fns(with_sessions=False), trigger=endless_triggers(), moves=scripts())
+@given(
+    window_fn=window_fns(with_sessions=False),
+    trigger=endless_triggers(),
+    moves=scripts(),
+    row_format=row_formats(),
+)
 @generated
 def test_discarding_panes_add_up_to_the_accumulated_one(
-    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move]
+    window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
     """
     A window's discarding panes together equal its last accumulating pane.
@@ -282,7 +299,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
         WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
         for mode in ("discarding", "accumulating")
     ]
-    (parts, _), (wholes, _) = by_run(LocalWindowRun(modes), modes, moves)
+    (parts, _), (wholes, _) = by_run(LocalWindowRun(modes, row_format=row_format), modes, moves)
     summed: defaultdict[tuple[str, tuple[int, int]], list[int]] = defaultdict(list)
     for pane in (pane for panes in parts for pane in panes):
         summed[(pane.key, pane.window)] += pane.values
