@@ -9,6 +9,7 @@ have the form ``millpond/<kind>/<part>/…`` with quoted parts.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -42,6 +43,7 @@ __all__ = [
     "location_app_id",
     "member_status_app_id",
     "pipeline_number",
+    "quoted",
     "savepoint_app_id",
     "sink_app_id",
     "superstep_app_id",
@@ -99,7 +101,15 @@ _ID_SLACK_PREFIX: Final = "millpond/id_slack/"
 _MEMBER_STATUS_PREFIX: Final = "millpond/standing/"
 
 
-def _quoted(*parts: str) -> str:
+@lru_cache(maxsize=4_096)
+def quoted(*parts: str) -> str:
+    """
+    The quoted parts of a name; each superstep asks for the same ones.
+
+    Example:
+        >>> quoted("page views", "a/b")
+        'page%20views/a%2Fb'
+    """
     return "/".join(quote(part, safe="") for part in parts)
 
 
@@ -122,56 +132,56 @@ def input_app_id(pipeline: str, stream: str, source: str) -> str:
         >>> input_app_id("zeitgeist", "queries", "bounded")
         'millpond/input/zeitgeist/queries/bounded'
     """
-    return INPUT_PREFIX + _quoted(pipeline, stream, source)
+    return INPUT_PREFIX + quoted(pipeline, stream, source)
 
 
 def input_rows_app_id(pipeline: str, stream: str) -> str:
     """
     Name the number of rows of a bounded input that count towards its watermark.
     """
-    return INPUT_ROWS_PREFIX + _quoted(pipeline, stream)
+    return INPUT_ROWS_PREFIX + quoted(pipeline, stream)
 
 
 def superstep_app_id(pipeline: str) -> str:
     """
     Name a pipeline's last superstep.
     """
-    return SUPERSTEP_PREFIX + _quoted(pipeline)
+    return SUPERSTEP_PREFIX + quoted(pipeline)
 
 
 def savepoint_app_id(name: str) -> str:
     """
     Name a savepoint, whose table version survives the loss of the catalog and log cleanup.
     """
-    return SAVEPOINT_PREFIX + _quoted(name)
+    return SAVEPOINT_PREFIX + quoted(name)
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:
     """
     Name a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
     """
-    return WATERMARK_PREFIX + _quoted(pipeline, kind, name)
+    return WATERMARK_PREFIX + quoted(pipeline, kind, name)
 
 
 def total_app_id(pipeline: str, counter: str) -> str:
     """
     Name a running total over the pipeline's whole life, such as ``records``.
     """
-    return TOTAL_PREFIX + _quoted(pipeline, counter)
+    return TOTAL_PREFIX + quoted(pipeline, counter)
 
 
 def count_app_id(pipeline: str, computation: str, counter: str) -> str:
     """
     Name a counter of one computation.
     """
-    return COUNT_PREFIX + _quoted(pipeline, computation, counter)
+    return COUNT_PREFIX + quoted(pipeline, computation, counter)
 
 
 def member_status_app_id(pipeline: str, stream: str, member: str) -> str:
     """
     Name the declared status of a stream's member, or of a stream without members (``""``).
     """
-    return _MEMBER_STATUS_PREFIX + _quoted(pipeline, stream, member)
+    return _MEMBER_STATUS_PREFIX + quoted(pipeline, stream, member)
 
 
 def claim_app_id(computation: str) -> str:
@@ -180,7 +190,7 @@ def claim_app_id(computation: str) -> str:
 
     Each computation has one claim, so when two pipelines want the same computation a single commit wins.
     """
-    return CLAIM_PREFIX + _quoted(computation)
+    return CLAIM_PREFIX + quoted(computation)
 
 
 def pipeline_number(pipeline: str) -> int:
@@ -198,14 +208,14 @@ def codec_app_id(computation: str, codec: str) -> str:
         >>> codec_app_id("counter", "json")
         'millpond/codec/counter/json'
     """
-    return CODEC_PREFIX + _quoted(computation, codec)
+    return CODEC_PREFIX + quoted(computation, codec)
 
 
 def declared_intervals_app_id(computation: str, intervals: int) -> str:
     """
     Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner.
     """
-    return DECLARED_INTERVALS_PREFIX + _quoted(computation, str(intervals))
+    return DECLARED_INTERVALS_PREFIX + quoted(computation, str(intervals))
 
 
 def bare_ids_app_id(computation: str) -> str:
@@ -215,35 +225,35 @@ def bare_ids_app_id(computation: str) -> str:
     The choice is made once, when the first stream with ids is consumed, and survives changes to the
     pipeline: stored ids must still match those of later deliveries.
     """
-    return _BARE_IDS_PREFIX + _quoted(computation)
+    return _BARE_IDS_PREFIX + quoted(computation)
 
 
 def id_slack_app_id(computation: str) -> str:
     """
     Name how long a computation's senders may repeat a record, which maintenance without the pipeline must know.
     """
-    return _ID_SLACK_PREFIX + _quoted(computation)
+    return _ID_SLACK_PREFIX + quoted(computation)
 
 
 def location_app_id(place: str) -> str:
     """
     Name a place where the store lies: its absolute path or URL.
     """
-    return LOCATION_PREFIX + _quoted(place)
+    return LOCATION_PREFIX + quoted(place)
 
 
 def incarnation_app_id(incarnation: str, origin: str) -> str:
     """
     Name an incarnation of the store and its ``origin``.
     """
-    return INCARNATION_PREFIX + _quoted(incarnation, origin)
+    return INCARNATION_PREFIX + quoted(incarnation, origin)
 
 
 def fork_app_id(incarnation: str, pipeline: str) -> str:
     """
     Name the superstep of a pipeline that an incarnation began with.
     """
-    return FORK_PREFIX + _quoted(incarnation, pipeline)
+    return FORK_PREFIX + quoted(incarnation, pipeline)
 
 
 def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") -> str:
@@ -259,4 +269,4 @@ def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") 
         'millpond/sink/51d0/zeitgeist/spikes/77ab'
     """
     later = () if incarnation in ("", store_id) else (incarnation,)
-    return SINK_PREFIX + _quoted(store_id, pipeline, name, *later)
+    return SINK_PREFIX + quoted(store_id, pipeline, name, *later)

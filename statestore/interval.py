@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-from millpond.statestore.app_ids import INTERVAL_PREFIX
+from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["Interval", "intervals_from_boundaries", "locate"]
@@ -47,8 +47,8 @@ class Interval:
         """
         The Delta application id under which the interval's commits are fenced.
         """
-        high = "" if self.high is None else "=" + quote(self.high, safe="")
-        return f"{INTERVAL_PREFIX}{quote(self.computation, safe='')}/{quote(self.low, safe='')}/{high}"
+        high = "" if self.high is None else "=" + quoted(self.high)
+        return f"{INTERVAL_PREFIX}{quoted(self.computation, self.low)}/{high}"
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
