@@ -59,7 +59,7 @@ __all__ = [
 PARQUET: Final[RowFormat] = ParquetRowFormat()
 """The format of every store on disk."""
 
-_SMALL_ROWS: Final = 4_096
+_SMALL_BYTES: Final = 1 << 16
 _OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
@@ -248,7 +248,7 @@ def _read_row_file(objects: Objects, path: str, needed: list[str], selection: _S
         may_hold = None if selection.is_all else selection.may_hold
         name = sealed_name(path)
         table = conform(decode_rows(data, needed, may_hold, name=name), needed)
-        return table if table.num_rows <= _SMALL_ROWS else selection.apply(table)
+        return table if len(data) <= _SMALL_BYTES else selection.apply(table)
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
