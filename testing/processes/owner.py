@@ -1,26 +1,27 @@
 """
 A process that runs a ledger on a store until a test stops, kills or fences it.
 
-``python -m millpond.testing.processes.owner STORE HOSTS SESSION_TIMEOUT_MS ENGINE`` reads commands from
-its standard input, one per line, and answers each with a line:
+`Owner` forks it, in milliseconds, from a process that has imported everything and started nothing. It answers
+each command with a text:
 
 - ``write 7`` runs a superstep with record number 7: ``version 12``;
 - ``refresh`` reads the table again: ``version 12``;
 - ``stop_at_put`` stops the process (SIGSTOP) right before it puts its next commit: ``armed``.
 
-A command that fails is answered with the error's class and text. ``ENGINE`` is ``local`` (a
+A command that fails is answered with the error's class and text. The engine is ``local`` (a
 stepping `LocalRunner`), ``threaded`` (one with a worker thread) or ``coordinator`` (supersteps
 directly on the `Coordinator`, as the Spark runner drives it).
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.runner import LocalRunner
@@ -33,7 +34,10 @@ from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 from millpond.testing.faults.faulty_objects import FaultyObjects
 from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 
-__all__ = ["ENGINES", "main"]
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["ENGINES", "Owner", "serve"]
 
 _CLOCK: Final = SystemClock()
 _WAIT_MS: Final = 60_000
@@ -80,11 +84,10 @@ ENGINES: Final[dict[str, Callable[[Store], Write]]] = {
 """What may drive the supersteps."""
 
 
-def main(arguments: list[str]) -> None:
+def serve(connection: Connection, path: str, hosts: str, session_timeout_ms: int, engine: str) -> None:
     """
-    Open the store and execute commands.
+    Open the store and execute commands until the connection ends.
     """
-    path, hosts, session_timeout_ms, engine = arguments
     objects = FaultyObjects(open_objects(f"{path}/rows"))
     store = Store(
         path,
@@ -93,18 +96,87 @@ def main(arguments: list[str]) -> None:
         clock=_CLOCK,
         rng=SystemRng(),
         leases=lambda store_id, writer_id: ZooKeeperLeases(
-            hosts, store_id, writer_id, _CLOCK, session_timeout_ms=int(session_timeout_ms)
+            hosts, store_id, writer_id, _CLOCK, session_timeout_ms=session_timeout_ms
         ),
         catalog_url=None,
         resources=ExitStack(),
     )
     write = ENGINES[engine](store)
-    _say("open")
-    for line in sys.stdin:
+    connection.send("open")
+    while True:
         try:
-            _say(_obey(line.split(), store, objects, write))
+            words = connection.recv().split()
+        except EOFError:
+            return
+        try:
+            connection.send(_obey(words, store, objects, write))
         except MillpondError as error:
-            _say(f"{type(error).__name__} {error}")
+            connection.send(f"{type(error).__name__} {error}")
+
+
+class Owner:
+    """
+    The process as the test that started it sees it.
+
+    Args:
+        path: the store's folder.
+        hosts: ZooKeeper.
+        session_timeout_ms: timeout of its ZooKeeper session.
+        engine: what runs the supersteps.
+    """
+
+    def __init__(self, path: Path, hosts: str, session_timeout_ms: int, engine: str) -> None:
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, str(path), hosts, session_timeout_ms, engine)
+        self._process = context.Process(target=serve, args=arguments)
+        self._process.start()
+        theirs.close()
+
+    def tell(self, command: str) -> None:
+        """
+        Send a command without waiting for the answer.
+        """
+        self._connection.send(command)
+
+    def hear(self) -> str:
+        """
+        The next answer; empty if the process has ended.
+        """
+        try:
+            answer: str = self._connection.recv()
+        except EOFError:
+            return ""
+        return answer
+
+    def ask(self, command: str) -> str:
+        """
+        A command and its answer.
+        """
+        self.tell(command)
+        return self.hear()
+
+    def signal(self, number: int) -> None:
+        """
+        Stop, continue, or kill it.
+        """
+        os.kill(self._process.pid, number)
+
+    def is_stopped(self) -> bool:
+        """
+        Whether it is paused.
+        """
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        return stat.rpartition(") ")[2].startswith("T")
+
+    def end(self) -> None:
+        """
+        Kill it.
+        """
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
 
 def _obey(words: list[str], store: Store, objects: FaultyObjects, write: Write) -> str:
@@ -128,12 +200,3 @@ def _stop_at_put(objects: FaultyObjects) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     objects.before = before
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

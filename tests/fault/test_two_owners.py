@@ -8,8 +8,6 @@ for longer than its session, or stopped in the middle of its commit.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +25,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered
+from millpond.testing.processes.owner import Owner
 from millpond.testing.servers.zookeeper import wait_until
 
 if TYPE_CHECKING:
@@ -35,70 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
 CLOCK = SystemClock()
-ROOT = Path(__file__).resolve().parents[2]
 SESSION_MS = 3_000
-
-
-class Owner:
-    """
-    Another process that runs the ledger on the store.
-    """
-
-    def __init__(self, path: Path, hosts: str, engine: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "millpond.testing.processes.owner",
-            str(path),
-            hosts,
-            str(SESSION_MS),
-            engine,
-        ]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def tell(self, command: str) -> None:
-        """
-        Send a command without waiting for the answer.
-        """
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> str:
-        """
-        The next answer.
-        """
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def ask(self, command: str) -> str:
-        """
-        A command and its answer.
-        """
-        self.tell(command)
-        return self.hear()
-
-    def signal(self, number: int) -> None:
-        """
-        Stop, continue, or kill it.
-        """
-        self._process.send_signal(number)
-
-    def is_stopped(self) -> bool:
-        """
-        Whether it is paused.
-        """
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        return stat.rpartition(") ")[2].startswith("T")
-
-    def end(self) -> None:
-        """
-        Kill it.
-        """
-        self._process.kill()
-        self._process.communicate()
 
 
 StartOwner = Callable[..., Owner]
@@ -114,7 +50,7 @@ def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
     started: list[Owner] = []
 
     def start(engine: str = "local") -> Owner:
-        owner = Owner(tmp_path / "pond", zookeeper_hosts, engine)
+        owner = Owner(tmp_path / "pond", zookeeper_hosts, SESSION_MS, engine)
         started.append(owner)
         assert owner.hear() == "open"
         return owner
