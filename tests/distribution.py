@@ -2,7 +2,7 @@
 Distribution of tests over processes: module by module, with all users of the run's Spark session in one process.
 
 A Spark session costs seconds and a gigabyte, so only one process has it. Tests that start programs with a Spark of
-their own are as free as all others.
+their own are as free as all others. Shares of a test's generated examples go to any process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 __all__ = ["Distribution", "group_of"]
 
+_SHARE: Final = re.compile(r"\[share \d+\]$")
 _ASKS_FOR_SPARK: Final = re.compile(r'\bspark: SparkSession\b|getfixturevalue\("spark"\)')
 
 
@@ -36,12 +37,14 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
 
 def group_of(root: Path, nodeid: str) -> str:
     """
-    The group of a test: its module, or ``spark`` for modules with a test in the run's Spark session.
+    The group of a test: its module, or ``spark`` for modules with a test in the run's Spark session; a share by itself.
 
     Args:
         root: the folder that node ids are relative to.
         nodeid: the test's node id.
     """
+    if _SHARE.search(nodeid):
+        return nodeid
     module = nodeid.partition("::")[0]
     return "spark" if _is_on_spark(root / module) else module
 

@@ -1,12 +1,11 @@
 """
 The same panes however the input is cut: triggers that are asked after each element.
 
-``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated scripts.
+``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated scripts of each test.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from millpond.testing.transcripts.window_scripts import (
     together,
     window_specs,
 )
+from tests.oracle_examples import EXAMPLES, examples, in_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from millpond.statestore.rows.row_format import RowFormat
 
-_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SPARK_STEPS = 8
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
-pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
+# Thousands of examples need no deadline.
+pytestmark = [pytest.mark.timeout(0)] if EXAMPLES else []
 
 _BY_ELEMENT = window_specs().map(lambda spec: replace(spec, asked="element"))
 _SCRIPTS = scripts(with_restarts=False)
@@ -75,6 +75,7 @@ def played(
     return shown, drops
 
 
+@in_shares
 @given(
     specs=st.lists(_BY_ELEMENT, min_size=1, max_size=3),
     moves=_SCRIPTS,
@@ -82,7 +83,10 @@ def played(
     data=st.data(),
 )
 @settings(
-    deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or max(settings().max_examples // 2, 1)
+    deadline=None,
+    derandomize=settings().derandomize and not EXAMPLES,
+    suppress_health_check=_SLOW,
+    max_examples=examples(max(settings().max_examples // 2, 1)),
 )
 def test_panes_do_not_depend_on_how_the_input_is_cut(
     specs: list[WindowSpec], moves: list[Move], row_format: RowFormat, data: st.DataObject
@@ -102,7 +106,7 @@ def test_panes_do_not_depend_on_how_the_input_is_cut(
 )
 @settings(
     deadline=None,
-    max_examples=20 if _EXAMPLES else 1,
+    max_examples=20 if EXAMPLES else 1,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=_SLOW,
 )

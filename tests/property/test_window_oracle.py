@@ -1,7 +1,7 @@
 """
 Windows against an oracle without an engine: the same panes everywhere (I6 to I8; R20 to R22).
 
-``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated steps; a plain run of the tests has few.
+``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of examples of each test; a plain run of the tests has few.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from millpond.testing.transcripts.window_scripts import (
     window_fns,
     window_specs,
 )
+from tests.oracle_examples import EXAMPLES, examples, in_shares
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,18 +40,20 @@ if TYPE_CHECKING:
 _FOREVER_US = 1_000_000_000
 _SPARK_STEPS = 12
 _SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
-_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 # Thousands of examples need no deadline.
-pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
+pytestmark = [pytest.mark.timeout(0)] if EXAMPLES else []
 
 generated = settings(
-    deadline=None, suppress_health_check=_SLOW, max_examples=_EXAMPLES or settings().max_examples
+    deadline=None,
+    derandomize=settings().derandomize and not EXAMPLES,
+    suppress_health_check=_SLOW,
+    max_examples=examples(settings().max_examples),
 )
 
 # Two steps per example on average: the 200 of the goal table.
-many = settings(generated, max_examples=_EXAMPLES or 100)
+many = settings(generated, max_examples=examples(100))
 
 Shown = tuple[list[list[OraclePane]], int]
 """The panes after each move and at the end, and the numbers of elements that were too late."""
@@ -206,6 +209,7 @@ def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ing
     return between_times(by_oracle(spec, pieces, kept, by_ingress=by_ingress), pieces)
 
 
+@in_shares
 @given(case=cases(steps=3, moves_max=12), row_format=row_formats())
 @many
 def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
@@ -223,6 +227,7 @@ def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
     assert [between_times(one, moves) for one in shown] == expected
 
 
+@in_shares
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts(), row_format=row_formats())
 @many
 def test_the_local_runner_shows_what_the_oracle_shows(
@@ -237,6 +242,7 @@ def test_the_local_runner_shows_what_the_oracle_shows(
     assert by_run(LocalWindowRun(specs, row_format=row_format), specs, moves) == expected
 
 
+@in_shares
 @given(
     window_fn=window_fns(),
     trigger=endless_triggers(),
@@ -263,6 +269,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     assert net(played(spec, shuffled, row_format)) == expected
 
 
+@in_shares
 @given(window_fn=window_fns(), trigger=endless_triggers(), moves=scripts(), row_format=row_formats())
 @generated
 def test_panes_less_retractions_are_the_last_panes(
@@ -282,6 +289,7 @@ def test_panes_less_retractions_are_the_last_panes(
     assert standing == newest if window_fn[0] != "Sessions" else len(standing) <= len(newest)
 
 
+@in_shares
 @given(
     window_fn=window_fns(with_sessions=False),
     trigger=endless_triggers(),
