@@ -13,18 +13,20 @@ import pickletools
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import cloudpickle
+import pyarrow as pa
 
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 __all__ = ["check_importable", "import_error", "own_modules"]
 
@@ -32,37 +34,46 @@ _TASKS_MAX: Final = 64
 _KNOWN_MAX: Final = 1_000
 _LOADER_NAME: Final = "subimport"
 _LOADER: Final = "\0the function of cloudpickle that imports a module"
+_FAILURES: Final = "module string, reason string"
 _known: set[tuple[str, tuple[str, ...]]] = set()
 """Modules that the workers of a running application have imported already."""
 
 
-def check_importable(context: SparkContext, topology: Topology) -> None:
+def check_importable(spark: SparkSession, topology: Topology) -> None:
     """
     Let the workers import the modules of a pipeline's code that are not installed; costs a job if there are any.
 
+    The job is like those of supersteps: Spark starts other workers for other kinds of jobs.
+
     Args:
-        context: of the session that runs the pipeline.
+        spark: the session that runs the pipeline.
         topology: the checked pipeline.
 
     Raises:
         InvalidError: names the module that a worker cannot import.
     """
     modules = own_modules(cloudpickle.dumps((dict(topology.computations), dict(topology.injectors))))
-    asked = (str(context.applicationId), modules)
+    asked = (str(spark.sparkContext.applicationId), modules)
     if not modules or asked in _known:
         return
-    tasks = min(context.defaultParallelism, _TASKS_MAX)
-    failures = (
-        context.parallelize(range(tasks), tasks)
-        .map(lambda _: next(filter(None, map(_import_failure, modules)), None))
-        .collect()
-    )
-    for failure in filter(None, failures):
-        module, reason = failure
-        raise import_error(module, reason)
+    tasks = min(spark.sparkContext.defaultParallelism, _TASKS_MAX)
+    asking = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_import_failures, modules), _FAILURES)
+    for failure in asking.toArrow().to_pylist():
+        raise import_error(failure["module"], failure["reason"])
     if len(_known) >= _KNOWN_MAX:
         _known.clear()
     _known.add(asked)
+
+
+def _import_failures(modules: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """
+    The first of the modules that this worker cannot import, if any.
+    """
+    for _ in batches:
+        continue  # Spark ends a worker that leaves rows unread
+    failure = next(filter(None, map(_import_failure, modules)), None)
+    if failure is not None:
+        yield pa.RecordBatch.from_pylist([dict(zip(("module", "reason"), failure, strict=True))])
 
 
 def _import_failure(module: str) -> tuple[str, str] | None:

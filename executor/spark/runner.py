@@ -241,7 +241,7 @@ class SparkRunner:
             _check_frames(topology, inputs or {})
             topology = with_frame_watermarks(topology, inputs or {})
             spark = self._spark or spark_session(pipeline.name)
-            check_importable(spark.sparkContext, topology)
+            check_importable(spark, topology)
             return self._options.open_run(
                 lambda store, release: self._open_run(topology, spark, store, release)
             )
