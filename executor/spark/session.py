@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CHECKPOINT_MANAGER", "spark_session"]
+__all__ = ["CHECKPOINT_MANAGER", "spark_has_delta", "spark_session"]
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -27,6 +28,9 @@ def spark_session(
 ) -> SparkSession:
     """
     The active Spark session, else a new one with Delta Lake's jars and local checkpoints that are fast.
+
+    The jars are resolved with Ivy, which takes some seconds and, the first time, the network. Where they are among
+    Spark's own, in ``$SPARK_HOME/jars``, those are used.
 
     Args:
         application: the new session's name.
@@ -58,4 +62,14 @@ def spark_session(
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return configure_spark_with_delta_pip(builder).getOrCreate()
+    return (builder if spark_has_delta() else configure_spark_with_delta_pip(builder)).getOrCreate()
+
+
+def spark_has_delta() -> bool:
+    """
+    Whether Delta's jars are among those of the Spark installation, so that none need be resolved.
+    """
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    return any(Path(home, "jars").glob("delta-spark_*.jar"))
