@@ -100,8 +100,8 @@ $(INSTALLED): $(MADE) requirements.lock pyproject.toml
 	@$(PYTHON_IN_VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Classes as Java maps them into memory: tests start Spark some thirty times, and ZooKeeper more than a hundred times.
-# Java ignores another Java's archive.
+# Classes as Java maps them into memory: tests start Spark some twenty times, and ZooKeeper more than a hundred times.
+# Java ignores another Java's archive. With Spark's comes a Spark that has Delta's jars.
 $(CLASSES): build/%-classes.jsa: $(JARS) tests/%_classes.py
 	@mkdir -p build && echo "Archiving classes of $*, so that tests start it faster …"
 	@$(PYTHON_IN_VENV) -m tests.$*_classes 2>build/$*-classes.log || { cat build/$*-classes.log; exit 1; }

@@ -7,7 +7,6 @@ They are started only when a test asks for them, and stopped at the end of the r
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
 from tests.distribution import Distribution, group_of
-from tests.short_lived import SHORT_LIVED_JAVA, ZOOKEEPER_CLASSES, ZOOKEEPER_JAVA
+from tests.short_lived import SHORT_LIVED_JAVA, ZOOKEEPER_CLASSES, ZOOKEEPER_JAVA, spark_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,9 +75,10 @@ _FAULT_REPORT_FILE = Path("build/fault/report.json")
 
 def pytest_configure(config: pytest.Config) -> None:
     """
-    Create the report of this run's faults; have this process and its children start ZooKeeper fast.
+    Create the report of this run's faults; have this process and its children start Spark and ZooKeeper fast.
     """
     config.stash[_FAULT_REPORT] = FaultReport()
+    os.environ.update(spark_environment())
     # A JVM that misses its archive starts without any, not even with that of Java's own classes.
     if ZOOKEEPER_CLASSES.exists():
         os.environ.setdefault(OPTIONS_VARIABLE, ZOOKEEPER_JAVA)
@@ -125,26 +125,15 @@ def fault_report(request: pytest.FixtureRequest) -> FaultReport:
     return request.config.stash[_FAULT_REPORT]
 
 
-_CHECKPOINT_MANAGER = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
-
-
 def _spark_options(folder: Path) -> dict[str, str]:
     return {
-        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": f"{SHORT_LIVED_JAVA} -Dderby.system.home={folder / 'derby'}",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
     }
 
 
@@ -153,14 +142,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
     One local Spark session with Delta for the whole run.
     """
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
+    from millpond.executor.spark.session import spark_session
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").appName("millpond-tests")
-    for name, value in _spark_options(tmp_path_factory.mktemp("spark")).items():
-        builder = builder.config(name, value)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    options = _spark_options(tmp_path_factory.mktemp("spark"))
+    session = spark_session("millpond-tests", master="local[2]", options=options)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

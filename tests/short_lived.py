@@ -1,14 +1,26 @@
 """
-Options for short-lived Java processes: the optimising compiler costs more than it saves in a test.
+What short-lived programs with Spark run with: a Spark that starts fast, and Java without its optimising compiler.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Final
 
 from tests.tidy import ROOT
 
-__all__ = ["CLASSES", "PLAIN_JAVA", "SHORT_LIVED", "SHORT_LIVED_JAVA", "ZOOKEEPER_CLASSES", "ZOOKEEPER_JAVA"]
+__all__ = [
+    "CLASSES",
+    "LAUNCHER",
+    "PLAIN_JAVA",
+    "SHORT_LIVED",
+    "SHORT_LIVED_JAVA",
+    "SPARK_HOME",
+    "SPARK_SETTINGS",
+    "ZOOKEEPER_CLASSES",
+    "ZOOKEEPER_JAVA",
+    "spark_environment",
+]
 
 CLASSES: Final = ROOT / "build" / "spark-classes.jsa"
 """The archive of Spark's classes that ``tests/spark_classes.py`` makes."""
@@ -16,14 +28,42 @@ CLASSES: Final = ROOT / "build" / "spark-classes.jsa"
 ZOOKEEPER_CLASSES: Final = ROOT / "build" / "zookeeper-classes.jsa"
 """The archive of ZooKeeper's classes that ``tests/zookeeper_classes.py`` makes."""
 
+SPARK_HOME: Final = ROOT / "build" / f"spark-{version('pyspark')}-delta-{version('delta-spark')}"
+"""A Spark with Delta's jars among its own, in links; made together with the archive, which is of this class path."""
+
+SPARK_SETTINGS: Final = SPARK_HOME / "settings.conf"
+"""Spark's settings in all programs that tests start, unless the programs set others."""
+
+LAUNCHER: Final = SPARK_HOME / "launcher.jsa"
+"""The archive of the classes of the JVM that makes the command line of Spark's JVM."""
+
 PLAIN_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of any JVM; a demo needs two thirds of the processor time with them."""
 
 # Java ignores an archive that is missing or not its own, but says so on standard output unless its log is off.
 SHORT_LIVED_JAVA: Final = f'{PLAIN_JAVA} -Xshare:auto -XX:SharedArchiveFile="{CLASSES}" -Xlog:disable'
-"""Options of a JVM with Spark; a start needs six tenths of the processor time with the archive."""
+"""Options of a JVM with Spark; a start needs half of the processor time with the archive."""
 
-SHORT_LIVED: Final = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA}
+
+def spark_environment() -> dict[str, str]:
+    """
+    Environment variables that let PySpark start the Spark of `SPARK_HOME`; none where it has not been made.
+    """
+    if not SPARK_SETTINGS.exists():
+        return {}
+    settings = f'--properties-file "{SPARK_SETTINGS}" pyspark-shell'
+    environment = {"SPARK_HOME": str(SPARK_HOME), "PYSPARK_SUBMIT_ARGS": settings}
+    if " " not in str(LAUNCHER):
+        # Spark's script splits these options at spaces, quoted or not.
+        environment["SPARK_LAUNCHER_OPTS"] = f"{PLAIN_JAVA} -XX:SharedArchiveFile={LAUNCHER} -Xlog:disable"
+    return environment
+
+
+SHORT_LIVED: Final = {
+    "PYTHONPATH": str(ROOT),
+    "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA,
+    **spark_environment(),
+}
 """Environment of a program of this repository that a test runs, and of every JVM that it starts."""
 
 ZOOKEEPER_JAVA: Final = (

@@ -7,7 +7,8 @@ keys, into the Delta table ``copy``: on ``local-cluster[2,1,1024]``, two executo
 their own, with speculation on and failed tasks retried. Restarted after a kill, it continues from
 its checkpoint. A task of each kind fails at its first attempt, with an error that no record causes.
 
-Such a cluster needs `SPARK_HOME`, and leaves its executors' folders there: here it is a folder of links to PySpark's own.
+Such a cluster needs `SPARK_HOME`, and leaves its executors' folders there: where none is set, it is a folder of links to
+PySpark's own.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def main(arguments: list[str]) -> None:
     """
     folder, records = Path(arguments[0]).resolve(), int(arguments[1])
     _write_input(folder / "input", records)
-    os.environ["SPARK_HOME"] = str(_spark_home(folder))
+    if "SPARK_HOME" not in os.environ:
+        os.environ["SPARK_HOME"] = str(_spark_home(folder))
     root = str(Path(__file__).resolve().parents[1])
     spark = spark_session(
         "copy",

@@ -31,6 +31,7 @@ from millpond.testing.processes.failing_code import Fragile
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 from millpond.testing.processes.spark_task_failures import BATCHES
 from millpond.testing.servers.zookeeper import wait_until
+from tests.short_lived import SHORT_LIVED
 from tests.tidy import ROOT
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def test_failed_tasks_and_killed_workers_are_repeated(tmp_path: Path, leases: Le
             str(marks),
         ],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | SHORT_LIVED,
         capture_output=True,
         text=True,
         timeout=240,
