@@ -3,12 +3,14 @@ A driver that runs the ledger on Spark over a folder of JSON files, from the mom
 
 ``python -m millpond.testing.processes.spark_driver STORE HOSTS INPUT`` starts Spark and prints ``ready``. On a line
 from standard input it starts the pipeline and prints ``started``, then what happens: the class and text of the error
-that ended the run. ``jvm`` as a fourth argument prints the process id of Spark's JVM after ``started``, waits for
-another line, and prints what the run, which has lost its JVM by then, answers.
+that ended the run, after which it waits for the next line to start once more. On a line while the run is active it
+prints the process id of Spark's JVM, waits for another line, prints what the run, which has lost its JVM by then,
+answers, and ends.
 """
 
 from __future__ import annotations
 
+import select
 import sys
 from typing import Final
 
@@ -31,33 +33,42 @@ def main(arguments: list[str]) -> None:
     """
     Wait for the word, and run.
     """
-    path, hosts, folder, *rest = arguments
+    path, hosts, folder = arguments
     spark = spark_session("driver", master="local[1]", options={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("OFF")
     frame = spark.readStream.schema(SCHEMA).json(folder)
     _say("ready")
-    sys.stdin.readline()
-    with Store.open(path, zookeeper=hosts) as store:
-        runner = SparkRunner(store, spark=spark, intervals=1, progress=False)
-        try:
-            run = runner.start(ledger_pipeline(), {ROWS: frame})
-        except MillpondError as error:
-            _say(f"{type(error).__name__} {error}")
-            return
-        _say("started")
-        if rest:
-            _lose_the_jvm(run)
-        else:
-            _watch(run)
+    is_alive = True
+    while is_alive and sys.stdin.readline():
+        with Store.open(path, zookeeper=hosts) as store:
+            runner = SparkRunner(store, spark=spark, intervals=1, progress=False)
+            try:
+                run = runner.start(ledger_pipeline(), {ROWS: frame})
+            except MillpondError as error:
+                _say(f"{type(error).__name__} {error}")
+                continue
+            _say("started")
+            is_alive = _watch(run)
 
 
-def _watch(run: SparkRun) -> None:
+def _watch(run: SparkRun) -> bool:
+    """
+    Watch a run to its end; whether Spark's JVM is alive then.
+    """
     try:
         while not run.await_termination(_POLL_MS):
-            pass
+            if _is_told():
+                _lose_the_jvm(run)
+                return False
     except MillpondError as error:
         run.abandon()
         _say(f"{type(error).__name__} {error}")
+    return True
+
+
+def _is_told() -> bool:
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(readable)
 
 
 def _lose_the_jvm(run: SparkRun) -> None:
@@ -65,6 +76,7 @@ def _lose_the_jvm(run: SparkRun) -> None:
 
     gateway = SparkContext._gateway  # noqa: SLF001 - the only way to know the JVM's process
     assert gateway is not None
+    sys.stdin.readline()
     _say(str(gateway.proc.pid))
     sys.stdin.readline()
     gateway.proc.wait()

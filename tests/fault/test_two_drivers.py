@@ -1,5 +1,5 @@
 """
-Drivers on Spark as real processes: two that start at the same moment, and one whose JVM is killed.
+Drivers on Spark as real processes: some that start at the same moment, and one whose JVM is killed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Driver:
     A driver as a process of its own; what it says is kept.
     """
 
-    def __init__(self, folder: Path, hosts: str, *options: str) -> None:
+    def __init__(self, folder: Path, hosts: str) -> None:
         command = [sys.executable, "-m", "millpond.testing.processes.spark_driver"]
-        command += [str(folder / "pond"), hosts, str(folder / "input"), *options]
+        command += [str(folder / "pond"), hosts, str(folder / "input")]
         self._log = folder / f"driver-{len(list(folder.glob('driver-*')))}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -48,6 +48,7 @@ class Driver:
                 text=True,
             )
         self.said: list[str] = []
+        self._told = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -60,6 +61,7 @@ class Driver:
         Give it the word to go on.
         """
         assert self._process.stdin is not None
+        self._told = len(self.said)
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
@@ -69,6 +71,20 @@ class Driver:
         """
         assert wait_until(lambda: condition(self.said) or not self._reader.is_alive(), CLOCK, PATIENCE_MS)
         assert condition(self.said), (self.said, self.tail())
+
+    @property
+    def answers(self) -> list[str]:
+        """
+        What it has said since it was given the word.
+        """
+        return self.said[self._told :]
+
+    @property
+    def is_fenced(self) -> bool:
+        """
+        Whether the run that it was given the word for has ended with this error.
+        """
+        return self.answers[-1:] != [] and self.answers[-1].partition(" ")[0] == "FencedError"
 
     @property
     def has_ended(self) -> bool:
@@ -95,7 +111,7 @@ class Driver:
             pipe.close()
 
 
-Start = Callable[..., Driver]
+Start = Callable[[int], list[Driver]]
 
 
 @pytest.fixture
@@ -106,10 +122,12 @@ def start(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Start]:
     (tmp_path / "input").mkdir()
     drivers: list[Driver] = []
 
-    def begin(*options: str) -> Driver:
-        drivers.append(Driver(tmp_path, zookeeper_hosts, *options))
-        drivers[-1].wait_for(lambda said: said[:1] == ["ready"])
-        return drivers[-1]
+    def begin(number: int) -> list[Driver]:
+        begun = [Driver(tmp_path, zookeeper_hosts) for _ in range(number)]
+        drivers.extend(begun)
+        for driver in begun:
+            driver.wait_for(lambda said: said[:1] == ["ready"])
+        return begun
 
     yield begin
     for driver in drivers:
@@ -133,58 +151,74 @@ def ledger(folder: Path, hosts: str) -> dict[str, list[int]]:
         return {key: sorted(numbers) for key, numbers in ledger_of(store).items()}
 
 
+def holds(folder: Path, hosts: str, numbers: list[int]) -> Callable[[], bool]:
+    """
+    Whether the store holds these numbers; it is read only when there is another commit.
+    """
+    commits: set[Path] = set()
+
+    def condition() -> bool:
+        found = set((folder / "pond" / "rows" / "_delta_log").glob("*.json"))
+        if found == commits:
+            return False
+        commits.update(found)
+        return ledger(folder, hosts) == {"k0": numbers}
+
+    return condition
+
+
 @pytest.mark.timeout(900)
-def test_of_two_drivers_at_the_same_moment_one_wins(
+def test_of_drivers_at_the_same_moment_one_wins_and_tells_of_its_killed_jvm(
     tmp_path: Path, zookeeper_hosts: str, start: Start
 ) -> None:
     """
-    On a fresh store and on an existing checkpoint one of them goes on, and the other ends with FencedError.
+    On a fresh store and, twice, on an existing checkpoint one goes on and the others end with FencedError; when the
+    last winner's JVM is killed, every call says so, ``is_active`` is false, and ``stop`` gives the leases back.
     """
     brought = [0, 5]
     bring(tmp_path, *brought)
     winner: Driver | None = None
+    drivers = start(2)
     for number in range(3):
-        rivals = [start(), start()]
-        for driver in rivals:
-            driver.tell()
-        rivals += [] if winner is None else [winner]
-
-        def is_settled(rivals: list[Driver] = rivals) -> bool:
-            return sum(not driver.has_ended for driver in rivals) == 1
-
-        assert wait_until(is_settled, CLOCK, PATIENCE_MS), [(each.said, each.tail()) for each in rivals]
-        losers = [driver for driver in rivals if driver.has_ended]
-        assert [driver.said[-1].partition(" ")[0] for driver in losers] == ["FencedError"] * len(losers)
-        (winner,) = (driver for driver in rivals if not driver.has_ended)
+        for driver in drivers:
+            if driver is not winner:
+                driver.tell()
+        winner = _the_winner(drivers)
         brought.append(10 + 5 * number)
         bring(tmp_path, brought[-1])
-        assert wait_until(lambda: ledger(tmp_path, zookeeper_hosts) == {"k0": brought}, CLOCK, PATIENCE_MS), (
+        assert wait_until(holds(tmp_path, zookeeper_hosts, brought), CLOCK, PATIENCE_MS), (
             winner.said,
             winner.tail(),
         )
-        assert not winner.has_ended
+        assert winner.answers == ["started"]
+        if number == 0:
+            drivers += start(1)
+    assert winner is not None
+    _kill_its_jvm(winner)
+    with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
+        assert ledger_of(store) == {"k0": brought}
 
 
-@pytest.mark.timeout(600)
-def test_a_killed_jvm_is_said_in_one_sentence(tmp_path: Path, zookeeper_hosts: str, start: Start) -> None:
+def _the_winner(drivers: list[Driver]) -> Driver:
     """
-    Every call says that Spark's JVM has ended, ``is_active`` is false, and ``stop`` gives the leases back.
+    The one that goes on when all others are fenced.
     """
-    bring(tmp_path, 0, 5)
-    driver = start("jvm")
+    is_settled = wait_until(lambda: sum(not driver.is_fenced for driver in drivers) == 1, CLOCK, PATIENCE_MS)
+    assert is_settled, [(driver.said, driver.tail()) for driver in drivers]
+    (winner,) = (driver for driver in drivers if not driver.is_fenced)
+    return winner
+
+
+def _kill_its_jvm(driver: Driver) -> None:
     driver.tell()
-    driver.wait_for(lambda said: len(said) == 3)
-    assert wait_until(lambda: ledger(tmp_path, zookeeper_hosts) == {"k0": [0, 5]}, CLOCK, PATIENCE_MS)
-
-    os.kill(int(driver.said[2]), signal.SIGKILL)
+    driver.wait_for(lambda _: len(driver.answers) == 1)
+    os.kill(int(driver.answers[0]), signal.SIGKILL)
     driver.tell()
     assert wait_until(lambda: driver.has_ended, CLOCK, PATIENCE_MS)
 
-    active, *calls, active_again, stopped = driver.said[3:]
+    active, *calls, active_again, stopped = driver.answers
     assert (active, active_again) == ("False", "False")
     assert len(calls) == 3
     for said in calls:
         assert said.startswith("UnavailableError spark's jvm has ended"), said
     assert stopped.startswith("RunSummary("), stopped
-    with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
-        assert ledger_of(store) == {"k0": [0, 5]}
