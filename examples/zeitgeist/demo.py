@@ -19,7 +19,6 @@ from examples.quiet_spark import quiet_spark
 from examples.zeitgeist import oracle
 from examples.zeitgeist.data import INPUT_COLUMNS, arrivals, load_flights, prepare_input
 from examples.zeitgeist.memory import peak_memory_mib
-from examples.zeitgeist.picture import draw
 from examples.zeitgeist.questions import ask_all, late_flights
 from examples.zeitgeist.report import print_alerts, print_summary
 from examples.zeitgeist.results import Results, read_results
@@ -147,6 +146,9 @@ def _run_on_spark(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str
 
 
 def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:
+    # It takes a while to import, and a run that is killed and goes on draws only once.
+    from examples.zeitgeist.picture import draw
+
     print_alerts(console, results)
     with mp.Store.open(demo.store, read_only=True) as store:
         ask_all(console, store)

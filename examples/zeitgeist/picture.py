@@ -130,9 +130,8 @@ def _draw_airport(axes: Axes, results: Results, origin: str, *, with_legend: boo
     low, high = (mean - 4 * deviation).clip(lower=0), mean + 4 * deviation
     axes.fill_between(mean.index, low, high, color=_BAND, linewidth=0, label="normal: mean ± 4 deviations")
     axes.plot(counts.index, counts["departed"], color=_COUNT, linewidth=1.5, label="departed")
-    axes.bar(
-        counts.index, counts["cancelled"], width=1 / 24, align="edge", color=_CANCELLED, label="cancelled"
-    )
+    edges = pd.date_range(*_WEEKS, freq="h")
+    axes.stairs(counts["cancelled"].fillna(0), edges, fill=True, color=_CANCELLED, label="cancelled")
     _mark_alerts(axes, results, origin)
     axes.set_title(f"{origin}  {_AIRPORTS[origin]}: flights an hour", **_TITLE)
     _day_axis(axes)
