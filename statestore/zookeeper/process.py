@@ -314,7 +314,7 @@ def launch(
         java: the program.
         jars: the folder of the jars.
         settings: lines of ``zoo.cfg`` that differ from ours.
-        java_options: further options of the program, besides those of the environment.
+        java_options: further options of the program, and those of the environment.
         environment: variables; `OPTIONS_VARIABLE` is read.
 
     Raises:
