@@ -7,7 +7,7 @@ A trigger is described by a plain tuple, its name and its arguments in seconds, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +21,7 @@ __all__ = [
     "percentiles_of",
     "trigger_text",
     "waits_for_signal",
+    "waits_in_event_time",
 ]
 
 TriggerSpec: TypeAlias = tuple[Any, ...]
@@ -164,11 +165,26 @@ def waits_for_signal(spec: Any) -> bool:
         >>> waits_for_signal(("AfterAny", ("AfterSignal", "'go'"), ("Default",)))
         True
     """
+    return _has(spec, lambda part: part[:1] == ("AfterSignal",))
+
+
+def waits_in_event_time(spec: Any) -> bool:
+    """
+    Whether a trigger waits for a time after the watermark that its first element saw.
+
+    Example:
+        >>> waits_in_event_time(("Repeatedly", ("AfterDelay", 0, "event")))
+        True
+    """
+    return _has(spec, lambda part: part[:1] in (("AfterDelay",), ("AtPeriod",)) and "event" in part)
+
+
+def _has(spec: Any, is_wanted: Callable[[TriggerSpec], bool]) -> bool:
     if isinstance(spec, dict):
-        return waits_for_signal(tuple(spec.values()))
+        return _has(tuple(spec.values()), is_wanted)
     if not isinstance(spec, tuple):
         return False
-    return spec[:1] == ("AfterSignal",) or any(map(waits_for_signal, spec))
+    return is_wanted(spec) or any(_has(part, is_wanted) for part in spec)
 
 
 def percentiles_of(spec: Any) -> set[int]:

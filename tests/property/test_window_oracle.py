@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import TIME_MAX_US
-from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of
+from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of, waits_in_event_time
 from millpond.testing.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
 from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived, phases_of
 from millpond.testing.transcripts.window_scripts import (
@@ -202,9 +202,11 @@ def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ing
     """
     What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
 
-    Arrival itself moves time, which elements see that are moved to another: their pieces are not the same as the whole.
+    Arrival itself moves time. Elements that are moved to another time see that, and so do triggers that wait from the
+    first element on: their pieces are not the same as the whole.
     """
-    is_whole = spec.asked == "element" and not (by_ingress and spec.shift)
+    sees_arrival = by_ingress and (bool(spec.shift) or waits_in_event_time(spec.trigger))
+    is_whole = spec.asked == "element" and not sees_arrival
     pieces = together(moves) if is_whole else moves
     return between_times(by_oracle(spec, pieces, kept, by_ingress=by_ingress), pieces)
 
