@@ -156,6 +156,9 @@ class WindowOracle:
         A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle.
         """
         moved = [self._moved(arrival) for arrival in arrivals]
+        if self._by_ingress and self.spec.shift and moved:
+            # The step that moves them has seen them arrive before.
+            self._promise(min(self.wall, min(each.at for each in moved) + self.spec.horizon), EXACT)
         if self.spec.asked == "element":
             for arrival in moved:
                 self._add(arrival.key, [arrival])
