@@ -122,13 +122,15 @@ class World:
         The disk of that name as it is now; created empty on first use.
         """
         if name not in self.disks:
-            self.disks[name] = self.mount(name)
+            self.disks[name] = LocalObjects(f"/world/{name}", files=self.files)
         return self.disks[name]
 
     def mount(self, name: str) -> LocalObjects:
         """
         The disk of that name for a process of its own: the store of production, on the world's file system.
         """
+        # Operators copy all disks that the world knows.
+        self.disk(name)
         return LocalObjects(f"/world/{name}", files=self.files)
 
     def cut_power(self) -> None:
