@@ -45,7 +45,7 @@ from millpond.statestore.rows.files import (
 from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
-from millpond.statestore.rows.row_shape import lengths_of
+from millpond.statestore.rows.row_shape import lengths_of, lists_of
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.rows.wide_column import nulls
 from millpond.statestore.types import Objects, Superstep
@@ -304,10 +304,4 @@ def _productions(
 
 
 def _lists(values: pa.Array, lengths: _Index, name: str) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    type_ = ROW_SCHEMA.field(name).type
-    missing = lengths == 0
-    # Arrow takes five times as long with a mask.
-    return pa.ListArray.from_arrays(
-        offsets, values, type=type_, mask=pa.array(missing) if missing.any() else None
-    )
+    return lists_of(values, lengths, ROW_SCHEMA.field(name).type, pa.array(lengths == 0))

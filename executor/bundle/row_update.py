@@ -24,6 +24,7 @@ from millpond.executor.computation.timer import Timer, Timers, hold_of, oldest_b
 from millpond.executor.event_time.clocks import timer_clock_name
 from millpond.statestore.rows.id_retention import arrival_us
 from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
+from millpond.statestore.rows.row_shape import lists_of
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = [
@@ -195,7 +196,7 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
         ],
         fields=list(TIMER_TYPE),
     )
-    return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=_mask(missing))
+    return lists_of(values, counts, kind, pa.array(missing))
 
 
 def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
@@ -216,12 +217,8 @@ def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Ar
         [ids, pa.array(at).view(TIMESTAMP), pa.array(arrived_at).view(TIMESTAMP)],
         fields=list(RECORD_ID_TYPE),
     )
-    return pa.ListArray.from_arrays(
-        pa.array(bounds.astype(np.int32)),
-        values,
-        type=ROW_SCHEMA.field("record_ids").type,
-        mask=_mask(np.diff(bounds) == 0),
-    )
+    counts = np.diff(bounds)
+    return lists_of(values, counts, ROW_SCHEMA.field("record_ids").type, pa.array(counts == 0))
 
 
 def production_values(productions: Productions) -> pa.StructArray:
@@ -245,18 +242,7 @@ def _productions(productions: Productions, kept: KeptProductions | None, counts:
     if not len(productions) or (kept is not None and not len(kept.owners)):
         return pa.nulls(len(counts), kind)
     values = production_values(productions) if kept is None else kept.values
-    return pa.ListArray.from_arrays(_offsets(counts), values, type=kind, mask=_mask(counts == 0))
-
-
-def _mask(missing: _Mask) -> pa.BooleanArray | None:
-    """
-    Which lists are null; ``None`` where all are there, for Arrow takes five times as long with a mask.
-    """
-    return pa.array(missing) if missing.any() else None
-
-
-def _offsets(counts: _Counts) -> pa.Array:
-    return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32))
+    return lists_of(values, counts, kind, pa.array(counts == 0))
 
 
 def _holds(outcome: BundleOutcome, count: int) -> pa.Array:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
 
-__all__ = ["check_names", "conform", "lengths_of", "with_values"]
+__all__ = ["check_names", "conform", "lengths_of", "lists_of", "with_values"]
 
 _NEVER_NULL = ("key", "sequencer", "commit_number")
 
@@ -74,8 +74,28 @@ def with_values(
         target: the type of the result.
         nulls: which lists of the result are null.
     """
-    offsets = np.zeros(len(lists) + 1, np.int32)
-    np.cumsum(lengths_of(lists), out=offsets[1:])
+    return lists_of(values, lengths_of(lists), target, nulls)
+
+
+def lists_of(
+    values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
+) -> pa.ListArray:
+    """
+    Values cut into lists.
+
+    Args:
+        values: the concatenated values.
+        lengths: the length of each list; 0 of a null list.
+        target: the type of the result.
+        nulls: which lists are null.
+
+    Example:
+        >>> lengths = np.array([2, 0, 1])
+        >>> lists_of(pa.array([1, 2, 3]), lengths, pa.list_(pa.int64()), pa.array(lengths == 0)).to_pylist()
+        [[1, 2], None, [3]]
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     # Arrow takes five times as long with a mask.
     return pa.ListArray.from_arrays(offsets, values, type=target, mask=nulls if nulls.true_count else None)
 

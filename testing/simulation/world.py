@@ -122,16 +122,17 @@ class World:
         The disk of that name as it is now; created empty on first use.
         """
         if name not in self.disks:
-            self.disks[name] = LocalObjects(f"/world/{name}", files=self.files)
+            self.mount(name)
         return self.disks[name]
 
     def mount(self, name: str) -> LocalObjects:
         """
         The disk of that name for a process of its own: the store of production, on the world's file system.
         """
+        mounted = LocalObjects(f"/world/{name}", files=self.files)
         # Operators copy all disks that the world knows.
-        self.disk(name)
-        return LocalObjects(f"/world/{name}", files=self.files)
+        self.disks.setdefault(name, mounted)
+        return mounted
 
     def cut_power(self) -> None:
         """

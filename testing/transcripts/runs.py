@@ -34,8 +34,9 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row_format import ParquetRowFormat, RowFormat
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng, Superstep
+from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.own_writer import OwnWriter
 from millpond.testing.transcripts.setting import Stage
 from millpond.testing.transcripts.transcript import Arrived, Signalled, pane_fields
 
@@ -79,24 +80,14 @@ def _windows(step: int) -> str:
     return f"windows_{step}"
 
 
-class Shelf:
+class Shelf(OwnWriter):
     """
     A sink that keeps its rows in this process, where the next run finds them.
     """
 
     def __init__(self, identity: str) -> None:
-        self.identity = identity
-        self.delivered: Superstep = Superstep(0)
+        super().__init__(identity)
         self.panes: list[tuple[str, WindowedValue]] = []
-
-    def open(
-        self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
-    ) -> Shelf:
-        """
-        The sink itself, which is its own writer.
-        """
-        del store_id, pipeline, name, clock, rng
-        return self
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """

@@ -51,6 +51,7 @@ from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.computations import SECOND_US, Count, Window
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.interval_run import IntervalRun
+from millpond.testing.fixtures.own_writer import OwnWriter
 from millpond.testing.processes.failing_code import Fragile
 from millpond.testing.processes.ledger import LEDGER, ROWS, START_US, Ledger
 from millpond.testing.simulation.chance import Draw
@@ -83,18 +84,14 @@ _EXAMPLES: Final = int(os.environ.get("MILLPOND_DUPLICATE_EXAMPLES", "0"))
 pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
 
 
-class Collected:
+class Collected(OwnWriter):
     """
     A sink that keeps its input in memory across restarts of the pipeline.
     """
 
     def __init__(self) -> None:
-        self.identity = "collected"
-        self.delivered = Superstep(0)
+        super().__init__("collected")
         self.values: Counter[str] = Counter()
-
-    def open(self, *_names: object, **_seams: object) -> Collected:
-        return self
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         if superstep > self.delivered:

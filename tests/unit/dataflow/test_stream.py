@@ -34,17 +34,13 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.own_writer import OwnWriter
 
 
-class _Shelf:
-    identity = "memory://shelf"
-
+class _Shelf(OwnWriter):
     def __init__(self) -> None:
-        self.delivered = Superstep(0)
+        super().__init__("memory://shelf")
         self.rows: list[dict[str, Any]] = []
-
-    def open(self, store_id, pipeline, name, *, clock=None, rng=None) -> _Shelf:
-        return self
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         self.rows += productions.select(["key", "at", "value"]).to_pylist()
