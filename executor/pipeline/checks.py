@@ -170,6 +170,28 @@ def _feedbacks_come_back(topology: Topology) -> None:
                 )
 
 
+def _watermarks_have_an_injector(topology: Topology) -> None:
+    held = {
+        node.name
+        for node in topology.computations.values()
+        if any(own.stream in topology.injectors or own.stream == DEAD_LETTERS for own in node.subscriptions)
+    }
+    edges = holding_edges(topology)
+    fresh = list(held)
+    while fresh:
+        more = {consumer for _, consumer in edges[fresh.pop()]} - held
+        held |= more
+        fresh += more
+    for node in topology.computations.values():
+        if node.name not in held:
+            raise InvalidError(
+                "all records come to this computation on feedbacks, which hold no watermark, so all of them would be "
+                "late: declare as a feedback the stream on which they come back to where others come in",
+                computation=node.name,
+                feedback=[own.stream for own in node.subscriptions if own.feedback],
+            )
+
+
 def _horizons_are_in_no_cycle(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.horizon_us and node.cycle:
@@ -288,6 +310,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _streams_have_a_source,
     _computations_can_be_reached,
     _feedbacks_come_back,
+    _watermarks_have_an_injector,
     _horizons_are_in_no_cycle,
     _time_sorted_is_in_no_cycle,
     _what_holds_is_in_no_cycle,

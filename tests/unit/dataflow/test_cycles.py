@@ -136,6 +136,19 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidError, match="list of streams"):
             _looping(_Late(), feedback="again")
 
+    def test_a_feedback_is_not_the_only_way_in(self):
+        """
+        Where all records come on feedbacks, nothing would hold the watermark: each record would be late.
+        """
+        pipeline = Pipeline("loops")
+        pipeline.inject("in", key="k", at="t")
+        pipeline.add(Computation(), name="first", subscribes={"in": None, "again": None}, produces=["out"])
+        pipeline.add(
+            Computation(), name="second", subscribes={"out": None}, produces=["again"], feedback=["out"]
+        )
+        with pytest.raises(InvalidError, match=r"(?s)would be late.*computation=`second`.*`\['out'\]`"):
+            pipeline.check()
+
 
 class TestWhatAFeedbackGives:
     """
