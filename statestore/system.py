@@ -13,7 +13,7 @@ import time
 
 from millpond.statestore.types import WallTimeMicros
 
-__all__ = ["SystemClock", "SystemRng"]
+__all__ = ["SystemClock", "SystemRng", "seed_forks"]
 
 
 class SystemClock:
@@ -56,3 +56,14 @@ class SystemRng:
         32 hexadecimal digits from the operating system's random source.
         """
         return os.urandom(16).hex()
+
+
+def seed_forks() -> None:
+    """
+    Have each process that this one forks draw numbers of its own from NumPy's generator, which is made at import.
+
+    Python's own generator sees to that by itself.
+    """
+    import numpy as np
+
+    os.register_at_fork(after_in_child=np.random.seed)

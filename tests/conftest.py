@@ -18,7 +18,14 @@ from hypothesis import HealthCheck, settings
 from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
 from tests.distribution import Distribution, group_of
-from tests.short_lived import SHORT_LIVED_JAVA, ZOOKEEPER_CLASSES, ZOOKEEPER_JAVA, spark_environment
+from tests.short_lived import (
+    COMPILED_PLANS,
+    INTERPRETED_PLANS,
+    SHORT_LIVED_JAVA,
+    ZOOKEEPER_CLASSES,
+    ZOOKEEPER_JAVA,
+    spark_environment,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +141,7 @@ def _spark_options(folder: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": f"{SHORT_LIVED_JAVA} -Dderby.system.home={folder / 'derby'}",
         "spark.ui.enabled": "false",
+        **COMPILED_PLANS,
     }
 
 
@@ -149,6 +157,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
+    """
+    The session, for a test of tables that other engines read: each of their plans is run once, so none is compiled.
+    """
+    for name, value in INTERPRETED_PLANS.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in COMPILED_PLANS.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from tests.tidy import ROOT
 
 __all__ = [
     "CLASSES",
+    "COMPILED_PLANS",
+    "INTERPRETED_PLANS",
     "LAUNCHER",
     "PLAIN_JAVA",
     "SHORT_LIVED",
@@ -36,6 +38,18 @@ SPARK_SETTINGS: Final = SPARK_HOME / "settings.conf"
 
 LAUNCHER: Final = SPARK_HOME / "launcher.jsa"
 """The archive of the classes of the JVM that makes the command line of Spark's JVM."""
+
+INTERPRETED_PLANS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings with which Spark interprets its plans: to compile one costs more than to run it once on some rows."""
+
+COMPILED_PLANS: Final = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""Spark's own: those of the session that tests share, which does what it does at a user's."""
 
 PLAIN_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of any JVM; a demo needs two thirds of the processor time with them."""

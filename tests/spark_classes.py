@@ -26,7 +26,16 @@ from pyspark.sql import SparkSession
 
 from examples.zeitgeist.__main__ import main as demo
 from millpond.executor.spark.session import spark_session
-from tests.short_lived import CLASSES, LAUNCHER, PLAIN_JAVA, SHORT_LIVED_JAVA, SPARK_HOME, SPARK_SETTINGS
+from tests.short_lived import (
+    CLASSES,
+    COMPILED_PLANS,
+    INTERPRETED_PLANS,
+    LAUNCHER,
+    PLAIN_JAVA,
+    SHORT_LIVED_JAVA,
+    SPARK_HOME,
+    SPARK_SETTINGS,
+)
 from tests.tidy import ROOT
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ _SETTINGS: Final = {
     "spark.sql.streaming.pollingDelay": "100ms",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
+    **INTERPRETED_PLANS,
 }
 _PACKAGES: Final = "spark.jars.packages"
 _VERSION: Final = re.compile(r"-\d[\w.-]*\.jar$")
@@ -100,10 +110,18 @@ def archive(file: Path) -> None:
     spark.sparkContext.setLogLevel("OFF")
     gateway = SparkContext._gateway
     with tempfile.TemporaryDirectory() as folder:
+        # The session that tests share compiles its plans, programs of their own do not.
+        _set(spark, COMPILED_PLANS)
         _stream(spark, folder)
+        _set(spark, INTERPRETED_PLANS)
         demo(["--output", f"{folder}/demo", *_DEMO], standalone_mode=False)
     _end(gateway)
     unfinished.replace(file)
+
+
+def _set(spark: SparkSession, settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        spark.conf.set(name, value)
 
 
 def _stream(spark: SparkSession, folder: str) -> None:

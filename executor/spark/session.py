@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CHECKPOINT_MANAGER", "spark_has_delta", "spark_session"]
+__all__ = ["CHECKPOINT_MANAGER", "DAEMON", "daemon_settings", "spark_has_delta", "spark_session"]
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -21,6 +23,9 @@ CHECKPOINT_MANAGER = (
 Checkpoint manager for local paths: without Hadoop's native library the default one forks a
 process for each file's permissions, 170 ms a micro-batch. Object stores keep Spark's default.
 """
+
+DAEMON: Final = "millpond.executor.spark.daemon"
+"""The module that forks the Python workers of a local session; it has imported what they need."""
 
 
 def spark_session(
@@ -49,8 +54,10 @@ def spark_session(
     if active is not None:
         return active
     builder = SparkSession.builder.appName(application)
-    if master is not None or "SPARK_REMOTE" not in os.environ:
-        builder = builder.master(master or os.environ.get("MASTER", "local[*]"))
+    if master is None and "SPARK_REMOTE" not in os.environ:
+        master = os.environ.get("MASTER", "local[*]")
+    if master is not None:
+        builder = builder.master(master)
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -58,11 +65,39 @@ def spark_session(
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        **daemon_settings((options or {}).get("spark.master", master), os.environ),
         **(options or {}),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
     return (builder if spark_has_delta() else configure_spark_with_delta_pip(builder)).getOrCreate()
+
+
+def daemon_settings(
+    master: str | None, environment: Mapping[str, str], platform: str = sys.platform
+) -> dict[str, str]:
+    """
+    Settings that have Python workers forked by `DAEMON`, where it surely finds what it imports and can be forked after.
+
+    Args:
+        master: where Spark runs, if known.
+        environment: this process's environment variables.
+        platform: the operating system.
+
+    Returns:
+        None for a cluster, whose machines may get this package with the job, for a program that `spark-submit` has
+        started, for another interpreter or a package that is not installed, and for systems other than Linux, some of
+        whose libraries do not survive a fork.
+    """
+    is_here = master is not None and (master == "local" or master.startswith("local["))
+    is_own = environment.get("PYSPARK_PYTHON") == sys.executable and "PYSPARK_GATEWAY_PORT" not in environment
+    if not (is_here and is_own and platform == "linux"):
+        return {}
+    try:
+        version("millpond")
+    except PackageNotFoundError:
+        return {}
+    return {"spark.python.daemon.module": DAEMON}
 
 
 def spark_has_delta() -> bool:

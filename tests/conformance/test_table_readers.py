@@ -302,20 +302,20 @@ def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_with_spark(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     """With delta-spark's and delta-rs's OPTIMIZE between our commits, all four read alike at every version."""
     busy = BusyTable(tmp_path / "rows")
     path = str(busy.folder)
 
     def by_spark(version: int) -> pa.Table:
-        return spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+        return spark_as_reader.read.format("delta").option("versionAsOf", version).load(path).toArrow()
 
     busy.fence()
     busy.superstep()
     busy.superstep()
     busy.compact_with_delta_rs()
     busy.superstep()
-    spark.sql(f"OPTIMIZE delta.`{path}`")
+    spark_as_reader.sql(f"OPTIMIZE delta.`{path}`")
     busy.note()
     busy.superstep()
     DeltaTable(path).create_checkpoint()
@@ -324,13 +324,15 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     _check_all_versions(busy, {**_readers(busy), "delta-spark": by_spark})
     snapshot = _check_newest(busy)
     assert snapshot.txns[RS_APP] == 3
-    operations = [row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()]
+    operations = [
+        row["operation"] for row in spark_as_reader.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
+    ]
     assert operations[-2:] == ["MILLPOND FENCE", "CREATE TABLE"]
     assert operations.count("MILLPOND SUPERSTEP") == 5
 
 
 @pytest.mark.spark
-def test_a_restore_and_a_write_by_spark_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restore_and_a_write_by_spark_are_refused(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     """
     RESTORE and an append by delta-spark are refused by name; what stood before them stays readable.
     """
@@ -343,7 +345,7 @@ def test_a_restore_and_a_write_by_spark_are_refused(spark: SparkSession, tmp_pat
         busy.fence()
         busy.superstep()
         busy.superstep()
-        spark.sql(act.format(busy.folder))
+        spark_as_reader.sql(act.format(busy.folder))
 
         with pytest.raises(DataError, match=f"version=`4` operation=`{name}` engine=`Apache-Spark"):
             busy.committer.refresh()

@@ -173,7 +173,7 @@ class Demo:
         return [
             child
             for child, parent in descendants_of(self.process.pid).items()
-            if "pyspark.daemon" in command_of(child) and "pyspark.daemon" in command_of(parent)
+            if "pyspark.worker" in command_of(child) and "pyspark.worker" in command_of(parent)
         ]
 
 
