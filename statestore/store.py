@@ -154,7 +154,9 @@ class Store(Closeable):
             if marks is not None:
                 self._mark = self._stored_mark(marks, threaded=mark_thread)
                 high_water = BothHighWaters(high_water, self._mark)
-            self._committer = Committer(self.log, clock, rng, high_water, writer_id=writer_id)
+            self._committer = Committer(
+                self.log, clock, rng, high_water, loaded=snapshot, writer_id=writer_id
+            )
 
     def _stored_mark(self, marks: Objects, *, threaded: bool) -> StoredMark:
         linger_ms = LINGER_MS if local_folder(self.path) is not None else _CLOUD_LINGER_MS

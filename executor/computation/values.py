@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
@@ -30,7 +32,9 @@ from millpond.statestore.rows.envelope import (
 
 __all__ = ["ArrowValues", "ChangedValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
 
-_ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_ATOMS: Final = frozenset(
+    {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}
+)
 
 _Indices = npt.NDArray[np.int64]
 
@@ -212,7 +216,9 @@ class PythonValues:
         kind = type(value)
         if kind in _ATOMS:
             return value
-        if kind is dict and _ATOMS.issuperset(map(type, value.values())):
+        if kind is dict and (
+            _ATOMS.issuperset(map(type, value.values())) or all(map(_is_atom, value.values()))
+        ):
             return value.copy()
         return deepcopy(value)
 
@@ -222,6 +228,13 @@ class PythonValues:
         """
         objects = self._objects
         return PythonValues([objects[index] for index in indices.tolist()])
+
+
+def _is_atom(value: object) -> bool:
+    """
+    Whether code cannot change a value; Pandas' times, without attributes of their own, are such datetimes too.
+    """
+    return type(value) in _ATOMS or (isinstance(value, datetime) and not getattr(value, "__dict__", None))
 
 
 class ChangedValues:

@@ -22,7 +22,7 @@ from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Pro
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.live_file import row_file_moved, row_file_to_add
 from millpond.statestore.log.plan import CommitDraft, Committed
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot, catch_up, load
 from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.types import Clock, Rng, TableVersion
@@ -41,13 +41,14 @@ class Committer:
     """
     Commits to the table of one store and keeps its snapshot.
 
-    Opening a committer reads the log and compares it with the high-water mark.
+    Opening a committer reads the log, or what is new in it, and compares it with the high-water mark.
 
     Args:
         log: the table's log.
         clock: for timestamps and waiting.
         rng: for jitter and the writer's id.
         high_water: the mark kept outside the table.
+        loaded: the table as the caller has just loaded it, now the committer's own; loaded here if not given.
         writer_id: names this writer in its commits; drawn at random if not given.
         retry: the policy for retries.
         failpoints: called at each of `millpond.statestore.log.writer.FAILPOINTS`.
@@ -64,13 +65,14 @@ class Committer:
         rng: Rng,
         high_water: HighWater,
         *,
+        loaded: Snapshot | None = None,
         writer_id: str | None = None,
         retry: RetryPolicy | None = None,
         failpoints: Callable[[str], None] | None = None,
     ) -> None:
-        # The mark is read first, so the version that it names must already be in the log.
+        # The mark is read before the log is listed, so the version that it names must already be there.
         mark = high_water.read()
-        snapshot = load(log)
+        snapshot = load(log) if loaded is None else catch_up(log, loaded)
         check_high_water(mark, snapshot, log)
         self._writer = LogWriter(
             log,

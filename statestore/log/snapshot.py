@@ -9,7 +9,7 @@ commits carry digests and checkpoints do not; otherwise it starts from the newes
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millpond.statestore.interval import Interval
     from millpond.statestore.log.checkpoint import Checkpoint
 
-__all__ = ["NO_TABLE", "Snapshot", "load"]
+__all__ = ["NO_TABLE", "Snapshot", "catch_up", "load"]
 
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table that has no commit yet."""
@@ -231,6 +231,32 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
             # A cleanup may have removed old commits between the listing and the reading.
             continue
     return _load_once(log, version)
+
+
+def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
+    """
+    The table at its newest version, as `load` gives it, from a snapshot that this process has just loaded.
+
+    Commits that the snapshot holds are not read again. The log is listed again: one that no longer holds the
+    snapshot's version and every version after it was cut or cleaned up meanwhile, and is loaded from the start.
+
+    Raises:
+        ObjectMissingError: there is no table any more.
+        DataError: a commit file is missing, damaged or out of the chain.
+        InvalidError: the table requires a newer reader.
+    """
+    inventory = log.inventory()
+    there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
+    latest = NO_TABLE if inventory.latest is None else inventory.latest
+    if not there or there != tuple(range(snapshot.version, latest + 1)):
+        return load(log)
+    try:
+        for version in there[1:]:
+            snapshot.apply(version, log.require(version))
+    except ObjectMissingError:
+        # A cleanup came between the listing and the reading.
+        return load(log)
+    return snapshot
 
 
 def _load_once(log: Log, version: TableVersion | None) -> Snapshot:

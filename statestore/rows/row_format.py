@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.rows.decoded_files import DecodedFiles
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_shape import check_names
 
@@ -70,6 +71,8 @@ _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
 _SMALL_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 20
+_KEPT_FILE_BYTES: Final = 1 << 14
+_DECODED: Final = DecodedFiles(8 << 20)
 _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
@@ -128,6 +131,24 @@ class ParquetRowFormat:
     ) -> pa.Table:
         """
         Read the row groups that may hold selected keys, verifying seal and pages.
+
+        Of a small sealed file that was read before, all rows come from memory.
+        """
+        if name is None or len(data) > _KEPT_FILE_BYTES:
+            return self._decode(data, columns, may_hold, name)[0]
+        key = (data, name, tuple(columns))
+        table = _DECODED.get(key)
+        if table is None:
+            table, is_whole = self._decode(data, columns, may_hold, name)
+            if is_whole:
+                _DECODED.put(key, table)
+        return table
+
+    def _decode(
+        self, data: bytes, columns: list[str], may_hold: MayHold | None, name: str | None
+    ) -> tuple[pa.Table, bool]:
+        """
+        The rows that may be selected, and whether they are all.
         """
         if name is not None and not parquet_seal_holds(memoryview(data), name):
             raise DataError("row file is damaged: its seal is broken")
@@ -143,7 +164,8 @@ class ParquetRowFormat:
             # Without a seal the statistics are unprotected, so the keys themselves are read.
             bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
             groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
-        return file.read_row_groups(groups, columns=names, use_threads=False)
+        table = file.read_row_groups(groups, columns=names, use_threads=False)
+        return table, len(groups) == file.num_row_groups
 
 
 class IpcRowFormat:

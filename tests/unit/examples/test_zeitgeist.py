@@ -41,6 +41,22 @@ def weeks() -> pd.DataFrame:
     return arrivals(load_flights(), FIRST, LAST)
 
 
+@pytest.fixture(scope="module")
+def answer_of_year(year: pd.DataFrame) -> oracle.Answer:
+    """
+    The plain computation over all flights.
+    """
+    return oracle.compute(year)
+
+
+@pytest.fixture(scope="module")
+def answer_of_weeks(weeks: pd.DataFrame) -> oracle.Answer:
+    """
+    The plain computation over the three weeks.
+    """
+    return oracle.compute(weeks)
+
+
 def _rows(flights: pd.DataFrame) -> list[dict[str, Any]]:
     delay = flights["delay_minutes"].astype(object).where(flights["delay_minutes"].notna(), None)
     rows: list[dict[str, Any]] = flights.assign(delay_minutes=delay).to_dict("records")
@@ -179,17 +195,18 @@ def test_the_first_step_above_a_limit_is_above_it(limit: float, first: int) -> N
 
 @pytest.mark.parametrize("size", [997, 6_000, 1_000_000])
 def test_every_cut_of_the_stream_gives_the_answer_of_a_plain_computation(
-    weeks: pd.DataFrame, size: int, tmp_path: Path
+    weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, size: int, tmp_path: Path
 ) -> None:
     """
     Counts, expectations and alerts agree with the oracle, in small pieces, in large ones, and all at once.
     """
-    answer = oracle.compute(weeks)
-    assert answer.alerts
-    assert oracle.differences(answer, _run(_rows(weeks), size, tmp_path)) == []
+    assert answer_of_weeks.alerts
+    assert oracle.differences(answer_of_weeks, _run(_rows(weeks), size, tmp_path)) == []
 
 
-def test_flights_that_are_reported_again_change_nothing(weeks: pd.DataFrame, tmp_path: Path) -> None:
+def test_flights_that_are_reported_again_change_nothing(
+    weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, tmp_path: Path
+) -> None:
     """
     Each flight delivered up to three times, near and far apart, gives the same answer as once.
     """
@@ -197,7 +214,7 @@ def test_flights_that_are_reported_again_change_nothing(weeks: pd.DataFrame, tmp
     back = (0, 40, 150)
     again = [rows[max(0, index - far)] for index in range(len(rows)) for far in back[: 1 + index % 3]]
     assert len(again) > 1.9 * len(rows)
-    assert oracle.differences(oracle.compute(weeks), _run(again, 3_000, tmp_path)) == []
+    assert oracle.differences(answer_of_weeks, _run(again, 3_000, tmp_path)) == []
 
 
 def test_differences_are_named() -> None:
@@ -210,12 +227,12 @@ def test_differences_are_named() -> None:
     assert all(word in text for word in ("late", "'a') is missing", "'c') is too much", "instead of"))
 
 
-def test_the_blizzard_is_strongest(year: pd.DataFrame) -> None:
+def test_the_blizzard_is_strongest(answer_of_year: oracle.Answer) -> None:
     """
     8 and 9 February have the strongest alerts of the year.
     """
     strength: dict[str, float] = {}
-    for (_, hour, _, _, stage), (_, _, deviations) in oracle.compute(year).alerts.items():
+    for (_, hour, _, _, stage), (_, _, deviations) in answer_of_year.alerts.items():
         if stage == "final":
             strength[hour[:10]] = strength.get(hour[:10], 0) + deviations
     assert set(sorted(strength, key=strength.__getitem__)[-2:]) == {"2013-02-08", "2013-02-09"}
@@ -272,11 +289,11 @@ def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> Non
     assert len(results.standstills) == 1
 
 
-def test_the_silences_of_the_year(year: pd.DataFrame) -> None:
+def test_the_silences_of_the_year(answer_of_year: oracle.Answer) -> None:
     """
     Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night.
     """
-    silent = [alert[:2] for alert in oracle.compute(year).alerts if alert[3] == "silent"]
+    silent = [alert[:2] for alert in answer_of_year.alerts if alert[3] == "silent"]
     assert sorted(silent, key=lambda alert: alert[1]) == [
         ("EWR", "2013-02-03T10:00Z"),
         ("LGA", "2013-03-03T10:00Z"),

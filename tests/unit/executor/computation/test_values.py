@@ -5,9 +5,12 @@ Record values in columns.
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -82,6 +85,29 @@ def test_changing_a_value_does_not_change_other_copies(values: Values) -> None:
         value["days"] = None
 
     assert all_of(values) == before
+
+
+class _Marked(datetime):
+    """A datetime that code can change."""
+
+    notes: list[str]
+
+
+def test_times_are_shared_unless_they_carry_something_that_can_change() -> None:
+    """
+    A dict of a value is copied and its times are not, but for a datetime with attributes of its own.
+    """
+    marked = _Marked(2013, 2, 8, tzinfo=UTC)
+    marked.notes = ["snow"]
+    times = [datetime(2013, 2, 8, tzinfo=UTC), date(2013, 2, 8), Decimal("1.5"), pd.Timestamp("2013-02-08")]
+    for value in (*times, marked):
+        row = {"at": value}
+        copied = PythonValues([row]).value(0)
+        copied["more"] = 1
+
+        assert row == {"at": value}
+        assert (copied["at"] is value) == (value is not marked)
+        assert copied["at"] == value
 
 
 def test_json_and_bytes() -> None:

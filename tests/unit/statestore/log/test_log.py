@@ -17,11 +17,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.checkpoint import checkpoint_path, checkpoints_among
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot, catch_up, load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
+from millpond.testing.faults.faulty_objects import FaultyObjects
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -44,6 +46,14 @@ def _busy_table(folder: Path, supersteps: int) -> Log:
     for number in range(1, supersteps + 1):
         committer.commit(superstep_request(1, number, ALL, clicks=number))
     return log
+
+
+def _table_on(disk: MemoryObjects) -> tuple[Log, Committer]:
+    log, clock, rng = Log(disk), ManualClock(), SeededRng(1)
+    create_rows_table(log, clock, rng)
+    committer = Committer(log, clock, rng, MemoryHighWater())
+    committer.commit(fence_request(1, ALL))
+    return log, committer
 
 
 def _clean_up(folder: Path, versions: range) -> None:
@@ -214,6 +224,95 @@ class TestCheckpoint:
 
         assert (file.min_key, file.max_key, file.num_records) == (None, None, None)
         assert file.overlaps(Interval("counter", "x", "y"))
+
+
+class _ReadPaths(MemoryObjects):
+    """A disk that notes what is read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+
+    def get(self, path: str) -> bytes:
+        self.paths.append(path)
+        return super().get(path)
+
+
+class TestCatchUp:
+    def test_only_later_commits_are_read(self) -> None:
+        """A snapshot that catches up equals one that is loaded, and what it holds is not read again."""
+        disk = _ReadPaths()
+        log, committer = _table_on(disk)
+        snapshot = load(log)
+        committer.commit(superstep_request(1, 1, ALL))
+        committer.commit(superstep_request(1, 2, ALL))
+        disk.paths.clear()
+
+        caught_up = catch_up(log, snapshot)
+
+        assert disk.paths == [commit_path(2), commit_path(3)]
+        assert _facts(caught_up) == _facts(load(log))
+
+    def test_a_store_reads_each_commit_once_to_open(self) -> None:
+        """Opening a store for writing reads no commit twice."""
+        disk = _ReadPaths()
+        _log, committer = _table_on(disk)
+        committer.commit(superstep_request(1, 1, ALL))
+        disk.paths.clear()
+
+        Store.in_memory(objects=disk).close()
+
+        assert sorted(disk.paths) == [commit_path(version) for version in range(3)]
+
+    def test_a_log_that_was_cut_meanwhile_is_loaded(self, tmp_path: Path) -> None:
+        """A log that ends before the snapshot is not what the snapshot says."""
+        log = _busy_table(tmp_path, 4)
+        snapshot = load(log)
+        _clean_up(tmp_path, range(4, 6))
+
+        assert catch_up(log, snapshot).version == 3
+
+    def test_a_log_that_was_cleaned_up_meanwhile_is_loaded(self, tmp_path: Path) -> None:
+        """Where commits after the snapshot are gone, the checkpoint takes their place."""
+        log = _busy_table(tmp_path, 5)
+        snapshot = load(log, _version(2))
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+        _clean_up(tmp_path, range(4, 6))
+
+        assert _facts(catch_up(log, snapshot)) == _facts(whole)
+
+    def test_a_commit_in_a_part_that_was_cleaned_up_is_not_followed(self, tmp_path: Path) -> None:
+        """The version after the snapshot, put late into a part of the log that is gone, is no commit."""
+        log = _busy_table(tmp_path, 5)
+        snapshot = load(log, _version(2))
+        late = log.require(_version(3))
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+        _clean_up(tmp_path, range(6))
+        log.put(_version(3), late)
+
+        assert _facts(catch_up(log, snapshot)) == _facts(whole)
+
+    def test_a_cleanup_between_listing_and_reading_is_loaded(self, tmp_path: Path) -> None:
+        """Commits that a cleanup removes after they were listed are taken from the checkpoint."""
+        log = _busy_table(tmp_path, 5)
+        snapshot = load(log, _version(2))
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        whole = load(log)
+        objects = FaultyObjects(log.objects)
+        objects.interrupt("get", lambda: _clean_up(tmp_path, range(5)))
+
+        assert _facts(catch_up(Log(objects), snapshot)) == _facts(whole)
+
+    def test_a_damaged_later_commit_is_named(self, tmp_path: Path) -> None:
+        """A later commit that is damaged is refused as it is when the log is loaded."""
+        log = _busy_table(tmp_path, 4)
+        snapshot = load(log, _version(2))
+        (tmp_path / commit_path(4)).write_bytes(b"{}")
+
+        with pytest.raises(DataError, match=f"{commit_path(4)}|{commit_path(5)}"):
+            catch_up(log, snapshot)
 
 
 class TestDamage:
