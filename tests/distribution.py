@@ -19,7 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 __all__ = ["Distribution", "group_of"]
 
 _SHARE: Final = re.compile(r"\[share \d+\]$")
-_ASKS_FOR_SPARK: Final = re.compile(r'\bspark: SparkSession\b|getfixturevalue\("spark"\)')
+_ASKS_FOR_SPARK: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
 
 
 class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types

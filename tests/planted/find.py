@@ -43,7 +43,8 @@ _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git",
     ".venv",
     "build",
-    "__pycache__",
+    # Compiled modules are copied, which saves a second; not those that a process is just writing.
+    "*.pyc.*",
     ".*_cache",
     ".hypothesis",
     "spark-warehouse",

@@ -235,17 +235,17 @@ class TestSpark:
         with pytest.raises(InvalidError, match="memory"):
             Table(MemoryObjects()).view().to_spark(session)
 
-    def test_equal_to_arrow(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_equal_to_arrow(self, spark_as_reader: SparkSession, tmp_path: Path) -> None:
         """Spark gives the rows that Arrow gives, at each version, also after its own OPTIMIZE."""
         objects = open_objects(str(tmp_path))
         table = Table(objects)
         versions = busy(table)
-        spark.sql(f"optimize delta.`{tmp_path}`").collect()
+        spark_as_reader.sql(f"optimize delta.`{tmp_path}`").collect()
         versions.append(rows_view(table.log, "model").version)
 
         views = [rows_view(table.log, "window counter", version) for version in (versions[0], versions[-1])]
         for view in views:
-            assert in_utc(view.to_spark(spark).orderBy("key").toArrow()).equals(view.to_arrow())
+            assert in_utc(view.to_spark(spark_as_reader).orderBy("key").toArrow()).equals(view.to_arrow())
         assert all("/part-" in file.path for file in views[-1].files)
 
 
