@@ -51,10 +51,11 @@ __all__ = ["Soak", "main"]
 
 _SESSION_MS: Final = 1_000
 _TAKEOVER_BOUND_S: Final = 2 * _SESSION_MS / 1_000 + 1.0
-# The worker whose memory is sampled keeps a minute of log, and three hours of event time of record ids;
-# its event time advances a second every 20 ms.
+# The worker whose memory is sampled keeps a minute of log and of record ids: with the usual three hours of ids it would
+# grow, as it should, for as long as a soak takes. Its event time advances a second every 20 ms.
 _STEADY_KEPT: Final = 20
 _STEADY_RETENTION: Final = "1m"
+_STEADY_ID_SLACK: Final = "1m"
 _WARM_UP_S: Final = 300.0
 _MINUTE_US: Final = 60_000_000
 
@@ -131,6 +132,7 @@ class Soak:
                 session_timeout_ms=30_000,
                 pace_ms=20.0,
                 retention=_STEADY_RETENTION,
+                id_slack=_STEADY_ID_SLACK,
                 kept=_STEADY_KEPT,
             )
         )

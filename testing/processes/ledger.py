@@ -44,12 +44,14 @@ class Ledger(Computation):
         context.produce(LEDGER, {"n": number})
 
 
-def ledger_pipeline(sink: Sink | None = None, *, computation: Computation | None = None) -> EnginePipeline:
+def ledger_pipeline(
+    sink: Sink | None = None, *, computation: Computation | None = None, id_slack: str = "3h"
+) -> EnginePipeline:
     """
     The stream ``rows`` (fields ``k``, ``t``, ``id``, ``n``) into one `Ledger`, and its productions into ``sink``.
     """
     pipeline = EnginePipeline(LEDGER)
-    rows = pipeline.inject(ROWS, key="k", at="t", id="id")
+    rows = pipeline.inject(ROWS, key="k", at="t", id="id", id_slack=id_slack)
     stream = rows.apply(computation or Ledger(), name=LEDGER)
     if sink is not None:
         stream.sink("numbers", sink)

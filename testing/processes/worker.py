@@ -88,6 +88,7 @@ class WorkerOptions:
         exit_at: failpoint at which the process ends at once, as if killed.
         exit_after: number of passes of that failpoint before.
         retention: how long the store's replaced versions stay readable.
+        id_slack: how long a record may be repeated after its arrival, and in event time.
         kept: how many numbers a key's list keeps, for long runs without a checker, whose history does not
             grow either; 0 keeps all.
         fenced: ``False`` disables the fence, for canaries.
@@ -106,6 +107,7 @@ class WorkerOptions:
     exit_at: str = ""
     exit_after: int = 0
     retention: str = "1h"
+    id_slack: str = "3h"
     kept: int = 0
     fenced: bool = True
 
@@ -169,7 +171,7 @@ def _start(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> Loc
     upkeep = replace(UPKEEP, retention=options.retention)
     runner = LocalRunner(store, on_held=options.on_held, upkeep=upkeep, progress=False)
     ledger = ShortLedger(options.kept) if options.kept else Ledger()
-    run = runner.start(ledger_pipeline(computation=ledger))
+    run = runner.start(ledger_pipeline(computation=ledger, id_slack=options.id_slack))
     told.tell("open", writer=store.committer.writer_id)
     return run
 
