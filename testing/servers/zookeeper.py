@@ -100,8 +100,16 @@ class Ensemble:
         for index, member in enumerate(self._members):
             if member is None or not member.is_running():
                 self._launch(index)
-        wait_until(lambda: self.has_quorum() or not self._is_running(), self._clock, self._ready_timeout_ms)
-        if not self.has_quorum():
+        serves = False
+
+        def is_settled() -> bool:
+            nonlocal serves
+            serves = self.has_quorum()
+            return serves or not self._is_running()
+
+        wait_until(is_settled, self._clock, self._ready_timeout_ms)
+        # Asked once more, a leader on a busy machine may not answer in time.
+        if not serves:
             self.close()
             failure = UnavailableError("the ensemble does not start", folder=self._folder)
             for member in filter(None, self._members):
