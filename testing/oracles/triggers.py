@@ -251,6 +251,8 @@ class _AfterWatermark(OracleTrigger):
             return False
         self.is_late = True
         self.alarms.clear()
+        # What the on-time pane has shown counts towards no early pane of a window that this one merges into.
+        self.early = oracle_trigger(self.early_spec)
         return self.finishes
 
 
