@@ -16,7 +16,13 @@ from typing import Final
 
 import cloudpickle
 
-from millpond.executor.pipeline.cycles import comes_back, cycle_of, holding_edges, is_in_cycle
+from millpond.executor.pipeline.cycles import (
+    bounded_by_injectors,
+    comes_back,
+    cycle_of,
+    holding_edges,
+    is_in_cycle,
+)
 from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
@@ -171,19 +177,9 @@ def _feedbacks_come_back(topology: Topology) -> None:
 
 
 def _watermarks_have_an_injector(topology: Topology) -> None:
-    held = {
-        node.name
-        for node in topology.computations.values()
-        if any(own.stream in topology.injectors or own.stream == DEAD_LETTERS for own in node.subscriptions)
-    }
-    edges = holding_edges(topology)
-    fresh = list(held)
-    while fresh:
-        more = {consumer for _, consumer in edges[fresh.pop()]} - held
-        held |= more
-        fresh += more
+    bounded = bounded_by_injectors(topology)
     for node in topology.computations.values():
-        if node.name not in held:
+        if node.name not in bounded:
             raise InvalidError(
                 "all records come to this computation on feedbacks, which hold no watermark, so all of them would be "
                 "late: declare as a feedback the stream on which they come back to where others come in",

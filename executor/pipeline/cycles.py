@@ -14,7 +14,7 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 
-__all__ = ["Cycle", "comes_back", "cycle_of", "holding_edges", "is_in_cycle"]
+__all__ = ["Cycle", "bounded_by_injectors", "comes_back", "cycle_of", "holding_edges", "is_in_cycle"]
 
 Cycle = tuple[tuple[str, str], ...]
 """The way around: each computation with the stream on which it reaches the next one."""
@@ -39,6 +39,21 @@ def holding_edges(topology: Topology) -> _Edges:
         )
         for name, node in topology.computations.items()
     }
+
+
+def bounded_by_injectors(topology: Topology) -> set[str]:
+    """
+    The computations whose input watermark an injector bounds, directly or through the outputs of others.
+    """
+    edges = holding_edges(topology)
+    # An unreadable outside record becomes a dead letter before any computation sees it.
+    bounded = set(topology.readers_of([*topology.injectors, DEAD_LETTERS]))
+    fresh = list(bounded)
+    while fresh:
+        more = {consumer for _, consumer in edges[fresh.pop()]} - bounded
+        bounded |= more
+        fresh += more
+    return bounded
 
 
 def comes_back(topology: Topology, node: ComputationNode, stream: str) -> bool:

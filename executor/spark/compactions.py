@@ -26,7 +26,7 @@ from millpond.statestore.errors import MillpondError, UnavailableError
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["POOL", "SparkCompactionWorker", "SparkCompactions", "compact_in_task", "is_one_machine"]
+__all__ = ["POOL", "SparkCompactionWorker", "SparkCompactions", "compact_in_task"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -36,17 +36,6 @@ POOL: Final = "millpond-compactions"
 
 _LOG = logging.getLogger("millpond")
 _CANCEL_AGAIN_S: Final = 0.2
-
-
-def is_one_machine(master: str) -> bool:
-    """
-    Whether a Spark master runs tasks on the driver's machine, so that a compaction takes a superstep's slot.
-
-    Example:
-        >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
-        [True, True, False, False]
-    """
-    return master.partition("[")[0] == "local"
 
 
 class SparkCompactions(Executor):

@@ -16,13 +16,13 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker, is_one_machine
+from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frame_watermark import with_frame_watermarks
 from millpond.executor.spark.importable import check_importable
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.session import spark_session
+from millpond.executor.spark.session import is_one_machine, spark_session
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.location import place_of

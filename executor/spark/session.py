@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CHECKPOINT_MANAGER", "DAEMON", "daemon_settings", "spark_has_delta", "spark_session"]
+__all__ = [
+    "CHECKPOINT_MANAGER",
+    "DAEMON",
+    "daemon_settings",
+    "is_one_machine",
+    "spark_has_delta",
+    "spark_session",
+]
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -73,6 +80,17 @@ def spark_session(
     return (builder if spark_has_delta() else configure_spark_with_delta_pip(builder)).getOrCreate()
 
 
+def is_one_machine(master: str) -> bool:
+    """
+    Whether a Spark master runs tasks on the driver's machine.
+
+    Example:
+        >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
+        [True, True, False, False]
+    """
+    return master.partition("[")[0] == "local"
+
+
 def daemon_settings(
     master: str | None, environment: Mapping[str, str], platform: str = sys.platform
 ) -> dict[str, str]:
@@ -89,7 +107,7 @@ def daemon_settings(
         started, for another interpreter or a package that is not installed, and for systems other than Linux, some of
         whose libraries do not survive a fork.
     """
-    is_here = master is not None and (master == "local" or master.startswith("local["))
+    is_here = master is not None and is_one_machine(master)
     is_own = environment.get("PYSPARK_PYTHON") == sys.executable and "PYSPARK_GATEWAY_PORT" not in environment
     if not (is_here and is_own and platform == "linux"):
         return {}

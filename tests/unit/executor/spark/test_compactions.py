@@ -16,8 +16,9 @@ import pytest
 
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.spark.compactions import SparkCompactions, is_one_machine
+from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.session import is_one_machine
 from millpond.executor.superstep.plan import InputPosition
 from millpond.gc.compaction import Compacted
 from millpond.gc.compaction_plan import CompactionPolicy
