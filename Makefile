@@ -22,10 +22,11 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench simulate lock clean java
+.PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-scale-out \
+        bench-state-size simulate lock clean java
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
@@ -73,6 +74,12 @@ docs: $(INSTALLED) ## Build the documentation as a site in build/site; a broken 
 bench: java $(JARS) ## Measure against Spark's transformWithState; figures in build/bench/throughput.json
 	@mkdir -p build/bench
 	@$(PYTHON_IN_VENV) -m benchmarks.throughput --json build/bench/throughput.json
+
+bench-scale-out: java $(JARS) ## Measure what Spark's executors cost (about 12 minutes); build/bench/scale_out.json
+	@$(PYTHON_IN_VENV) -m benchmarks.scale_out --json build/bench/scale_out.json
+
+bench-state-size: java $(JARS) ## Measure state larger than memory; build/bench/state_size.json
+	@$(PYTHON_IN_VENV) -m benchmarks.state_size --json build/bench/state_size.json
 
 SEEDS ?= 2000
 simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)

@@ -55,7 +55,7 @@ def run_once(shape: str, windows: int) -> dict[str, Any]:
     """
     window_fn, watermark = SHAPES[shape]
     pipeline = mp.Pipeline("one_key")
-    records = pipeline.inject("records", key="key", at="at", watermark=watermark())
+    records = pipeline.inject("records", key="key", at="at", at_unit="us", watermark=watermark())
     records.window(window_fn()).combine(mp.Count(), name="counts")
     rows = pa.table({"key": ["only"] * windows, "at": [_MINUTE_US * number for number in range(windows)]})
     with tempfile.TemporaryDirectory(prefix="millpond-windows-") as folder, mp.Store.open(folder) as store:

@@ -31,7 +31,7 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.undelivered import PendingFiles, pending_files
-from millpond.statestore.rows.files import MERGE_COLUMNS, read_row_files
+from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, read_row_files
 from millpond.statestore.rows.merge import split_rows
 from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
@@ -275,7 +275,10 @@ class _Contents:
     def _read(
         self, paths: Sequence[str], columns: Sequence[str], interval: Interval | None = None
     ) -> pa.Table:
-        return read_row_files(self._view.objects, paths, columns, keys=self._keys, interval=interval)
+        large = {file.path for file in self._view.files if file.size_bytes >= LARGE_BYTES}
+        return read_row_files(
+            self._view.objects, paths, columns, keys=self._keys, interval=interval, large=large
+        )
 
 
 class _Lazy:

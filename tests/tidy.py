@@ -69,7 +69,8 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "reporting": ("superstep",),
         "run": ("reporting",),
         "local": ("run",),
-        "spark": ("run",),
+        "python_workers": ("superstep",),
+        "spark": ("python_workers", "run"),
         "repair": ("ownership",),
     },
     "dataflow": {

@@ -88,6 +88,11 @@ class ProgressLog:
 
 def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
     at_an_end = report.watermark_us in (TIME_MIN_US, TIME_MAX_US)
+    of_slots = {
+        "slots": report.slots,
+        "slots_at_home": report.slots_at_home,
+        "read_mib": round(report.read_bytes / 2**20, 2),
+    }
     return {
         "superstep": report.superstep,
         "supersteps": supersteps,
@@ -105,6 +110,7 @@ def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
         "lag_ms": None if at_an_end else round(report.lag_ms),
         "commit_ms": round(report.commit_ms, 1),
         "duration_ms": round(report.duration_ms, 1),
+        **(of_slots if report.slots else {}),
     }
 
 

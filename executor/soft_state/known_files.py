@@ -8,24 +8,25 @@ holds only later supersteps is new; one that can only repeat known rows is a rew
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.files import LARGE_BYTES, RowFile
 
-__all__ = ["FileKeys", "KnownFiles"]
+__all__ = ["FileKeys", "KnownFiles", "large_among"]
 
 
 @dataclass(frozen=True, slots=True)
 class FileKeys:
     """
-    A file and the range of keys it may hold; ``None`` when unknown.
+    A file, the range of keys it may hold, ``None`` when unknown, and its length.
     """
 
     path: str
     min_key: str | None
     max_key: str | None
+    size_bytes: int = 0
 
     def may_hold_any(self, low: str, high: str) -> bool:
         """
@@ -34,6 +35,13 @@ class FileKeys:
         return (self.max_key is None or low <= self.max_key) and (
             self.min_key is None or self.min_key <= high
         )
+
+
+def large_among(files: Iterable[FileKeys]) -> frozenset[str]:
+    """
+    The paths of those of the files that may be worth reading in parts.
+    """
+    return frozenset(file.path for file in files if file.size_bytes >= LARGE_BYTES)
 
 
 class KnownFiles:
@@ -61,7 +69,7 @@ class KnownFiles:
         """
         Add a file that may never be committed.
         """
-        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key)
+        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
 
     def disown(self, path: str) -> None:
         """
@@ -99,7 +107,9 @@ class KnownFiles:
         """
         Replace the known files by ``files``; ``unread`` are those whose rows the caller reads next.
         """
-        self._files = {file.path: FileKeys(file.path, file.min_key, file.max_key) for file in files}
+        self._files = {
+            file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
+        }
         if unread:
             newest = max(file.max_superstep or 0 for file in unread)
             self.confirm(unread[-1].path, newest)

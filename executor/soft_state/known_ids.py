@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.soft_state.known_files import FileKeys
+from millpond.executor.soft_state.known_files import FileKeys, large_among
 from millpond.executor.soft_state.row_reader import RowReader
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.bloom import RecordIdFilter
@@ -148,7 +148,8 @@ class KnownIds:
         """
         wanted = pa.array(sorted(set(ids)), pa.binary())
         low, high = min(keys), max(keys)
-        paths = [file.path for file in files if file.may_hold_any(low, high)]
+        files = [file for file in files if file.may_hold_any(low, high)]
+        paths = [file.path for file in files]
         tables = [self._recent[path] for path in paths if path in self._recent]
         unread = [path for path in paths if path not in self._recent]
         consumed: set[tuple[str, bytes]] = set()
@@ -156,7 +157,8 @@ class KnownIds:
             consumed |= _pairs(table, wanted)
         missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
         if unread and missing:
-            read = self._reader.read(unread, ID_COLUMNS, keys=missing, interval=self._interval)
+            large = large_among(files)
+            read = self._reader.read(unread, ID_COLUMNS, keys=missing, interval=self._interval, large=large)
             consumed |= _pairs(_keys_and_ids(read), wanted)
         return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
 

@@ -179,6 +179,15 @@ class RowCache:
         # A filter works chunk by chunk: all states together may be more than one array holds.
         self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
 
+    def start_without_rows(self, keys: int) -> None:
+        """
+        Begin with nothing but a filter of the keys that have rows, each of which `remember` is told of.
+
+        Args:
+            keys: about how many there are.
+        """
+        self._forget_completeness(keys)
+
     def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
         if rows.num_rows:
             self._cold = ColdRows(rows, weights)
@@ -232,11 +241,11 @@ class RowCache:
         self.used_bytes += _weight([key for key, _ in known], [old for _, old in known])
         self._set_timers(undo.timers)
 
-    def remember(self, keys: Sequence[str]) -> None:
+    def remember(self, keys: Sequence[str] | pa.ChunkedArray) -> None:
         """
         Note that these keys have rows, though they are not here.
         """
-        self._remember(pa.array(keys, pa.string()))
+        self._remember(keys if isinstance(keys, pa.ChunkedArray) else pa.array(keys, pa.string()))
 
     def evict(self, waits: Mapping[str, float]) -> int:
         """

@@ -4,7 +4,7 @@ Reads the rows of an interval back from committed files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -34,9 +34,10 @@ class RowReader(Protocol):
         *,
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
+        large: Collection[str] = (),
     ) -> pa.Table:
         """
-        The updates in the files, of ``keys`` and within ``interval`` only.
+        The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
@@ -62,11 +63,12 @@ class StoreRowReader:
         *,
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
+        large: Collection[str] = (),
     ) -> pa.Table:
         """
-        The updates in the files, of ``keys`` and within ``interval`` only.
+        The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
         """
-        return read_row_files(self._objects, paths, columns, keys=keys, interval=interval)
+        return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import TimerQueue, Timers
 from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
 from millpond.executor.soft_state.gc_pause import collector_paused
-from millpond.executor.soft_state.known_files import FileKeys, KnownFiles
+from millpond.executor.soft_state.known_files import FileKeys, KnownFiles, large_among
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.row_cache import CacheUndo, RowCache, timers_weight, waiting_weight
 from millpond.executor.soft_state.row_reader import (
@@ -35,12 +36,16 @@ from millpond.executor.soft_state.row_summary import summarise_rows
 from millpond.statestore.check import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+from millpond.statestore.rows.row import ROW_SCHEMA
 
 __all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
 
 BUDGET_BYTES: Final = 256 * 2**20
 """Default budget of an interval's row cache."""
+
+_TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_number", "deleted")
+"""What a new owner reads of more rows than memory holds (MillWheel §6.2)."""
 
 _TENTATIVE_MAX: Final = 64
 """How many bundles may be adopted between two calls of `SoftState.synchronise`."""
@@ -195,11 +200,35 @@ class SoftState:
         self._files.take_in(files, files)
         if not files:
             return
-        paths = [file.path for file in files]
-        merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
-        summary = summarise_rows(merged)
+        if sum(file.size_bytes for file in files) > self._budget_bytes:
+            merged = merge_updates(self._timers_of(files))
+            summary = summarise_rows(merged)
+        else:
+            paths = [file.path for file in files]
+            merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
+            summary = summarise_rows(merged)
+            self._cache.fill(merged, summary)
         self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
-        self._cache.fill(merged, summary)
+
+    def _timers_of(self, files: Sequence[LiveFile]) -> pa.Table:
+        """
+        The updates of timers, of more rows than memory holds: a state is read when its key first comes.
+
+        Files are read one by one, for all but the timers is forgotten again; the cache is told which keys there are.
+        """
+        self._cache.start_without_rows(sum(file.num_records or 0 for file in files))
+        updates = []
+        for file in files:
+            large = {file.path} if file.size_bytes >= LARGE_BYTES else ()
+            read = self._reader.read([file.path], _TIMER_COLUMNS, interval=self._interval, large=large)
+            self._cache.remember(read.column("key"))
+            is_deleted = pc.fill_null(read.column("deleted"), False)
+            updates.append(read.filter(pc.or_(read.column("timers").is_valid(), is_deleted)))
+        table = pa.concat_tables(updates)
+        unread = {name: ROW_SCHEMA.field(name) for name in MERGE_COLUMNS if name not in _TIMER_COLUMNS}
+        for field in unread.values():
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table.select(MERGE_COLUMNS)
 
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
         columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
@@ -253,8 +282,9 @@ class SoftState:
 
     def _fetch(self, keys: list[str]) -> None:
         low, high = min(keys), max(keys)
-        paths = [file.path for file in self._files.all if file.may_hold_any(low, high)]
-        updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval)
+        files = [file for file in self._files.all if file.may_hold_any(low, high)]
+        paths, large = [file.path for file in files], large_among(files)
+        updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval, large=large)
         self._cache.load(load_rows(merge_updates(updates)))
 
     def apply(

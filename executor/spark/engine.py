@@ -20,24 +20,36 @@ import pyarrow as pa
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.weak import is_addressed
-from millpond.executor.reporting.progress import SuperstepReport
-from millpond.executor.spark.change_frames import flat_frame
-from millpond.executor.spark.routing import Router, routes_of
-from millpond.executor.spark.task import make_task
-from millpond.executor.spark.task_plan import (
+from millpond.executor.python_workers.hand_over import has_abstract_addresses
+from millpond.executor.python_workers.task import make_task
+from millpond.executor.python_workers.task_plan import (
     SLOT_REPORT_SCHEMA,
+    ProcessHomes,
     RoutedInput,
+    SlotParts,
     SlotReport,
     TaskPlan,
+    WorkerSetting,
+    pack_parts,
     read_slot_reports,
 )
+from millpond.executor.reporting.progress import SuperstepReport
+from millpond.executor.spark.change_frames import flat_frame
+from millpond.executor.spark.homes import homes_for
+from millpond.executor.spark.production_routing import (
+    are_shuffled,
+    production_routes,
+    routed_productions,
+)
+from millpond.executor.spark.routing import Router, routes_of, slot_of_row
+from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,26 +78,43 @@ class SparkEngine:
         spark: the session.
         store: the open store.
         coordinator: plans and commits supersteps; already open.
-        slots: the maximal number of tasks of a superstep.
+        intervals: into how many intervals a computation is divided, if it does not say.
         cache_bytes: soft-state budget of one interval in a worker process, in bytes.
+        rng: makes the secret by which the run's tasks know each other.
     """
 
     def __init__(
-        self, spark: SparkSession, store: Store, coordinator: Coordinator, *, slots: int, cache_bytes: int
+        self,
+        spark: SparkSession,
+        store: Store,
+        coordinator: Coordinator,
+        *,
+        intervals: int,
+        cache_bytes: int,
+        rng: Rng,
     ) -> None:
         # A session of our own: its settings must not affect the user's queries.
         self._session = spark.newSession()
         plan_once(self._session)
         self._store = store
         self._coordinator = coordinator
-        self._slots = slots
-        self._cache_bytes = cache_bytes
+        self._homes = homes_for(self._session, intervals, rng.token())
+        self._slots = Slots(self._homes.slots)
+        self._writers: Mapping[str, int] = {}
         self._routers = {name: Router(node) for name, node in coordinator.topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         topology = coordinator.topology
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
-        self._code = cloudpickle.dumps(dict(coordinator.topology.computations))
-        self._code_digest = hashlib.sha256(self._code).hexdigest()
+        code = cloudpickle.dumps(dict(coordinator.topology.computations))
+        self._setting = WorkerSetting(
+            url=store.objects.url,
+            storage_options=dict(store.storage_options),
+            durability=store.durability,
+            code=code,
+            code_digest=hashlib.sha256(code).hexdigest(),
+            cache_bytes=cache_bytes,
+        )
+        self._secret = rng.token() if has_abstract_addresses() else None
 
     def consume(
         self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
@@ -133,6 +162,7 @@ class SparkEngine:
             raise after_the_end(stream)
         frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
         self._create_intervals(frame, stream)
+        self._homes.settle()
         plan = self._coordinator.begin(inputs={stream}, after=after)
         reports = self._run_input(frame, stream, self._first_wave(plan))
         if position is not None and position.source == BOUNDED_SOURCE:
@@ -162,10 +192,17 @@ class SparkEngine:
             InvalidError: user code failed and failures stop the pipeline.
             FencedError: another process has taken over.
         """
+        self._homes.settle()
         plan = self._coordinator.begin()
         reports = self._run_without_input(self._first_wave(plan))
         reports += self._run_later_waves(plan, reports)
         return self._commit(plan, reports, None)
+
+    def close(self) -> None:
+        """
+        Give back what Spark keeps for the run.
+        """
+        self._homes.close()
 
     def _rows_of(self, stream: str, reports: tuple[SlotReport, ...]) -> int | None:
         """
@@ -182,30 +219,43 @@ class SparkEngine:
     def _commit(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
     ) -> SuperstepReport:
-        return self._coordinator.commit(
+        committed = self._coordinator.commit(
             plan,
             [manifest for report in reports for manifest in report.manifests],
             position=position,
             inputs=[observation for report in reports for observation in report.inputs],
             dead_letters=[letter for report in reports for letter in report.dead_letters],
         )
+        self._writers = {
+            manifest.file.path: report.slot
+            for report in reports
+            for manifest in report.manifests
+            if manifest.file is not None
+        }
+        worked = {report.slot: report.process for report in reports if report.manifests}
+        return replace(
+            committed,
+            slots=len(worked),
+            slots_at_home=self._slots.at_home(worked),
+            read_bytes=sum(report.read_bytes for report in reports),
+        )
 
     # -- jobs ------------------------------------------------------------------------------
 
     def _run_input(self, frame: DataFrame, stream: str, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
         topology = self._coordinator.topology
-        routes = routes_of(topology, stream, plan)
+        parts = self._slots.parts_of(plan.intervals)
+        routes = routes_of(topology, stream, parts)
         if not routes:
             # The stream has no consumer: only its position moves.
             return self._run_without_input(plan)
-        slots = self._slots_of(plan)
-        routed = self._routers[stream].route(frame, routes, slots)
+        routed = self._routers[stream].route(frame, routes)
         injector = topology.injectors[stream]
         needs_rows = bool(injector.members) or isinstance(injector.watermark, MarkColumn)
         source = RoutedInput(
             stream=stream,
             columns=routed.columns,
-            first_targets=frozenset(range(routes[0].first, routes[0].first + len(routes[0].lows))),
+            first_targets=frozenset(routes[0].positions),
             id_scopes={
                 consumer.computation.name: self._coordinator.id_scope(consumer.computation.name, stream)
                 for consumer in topology.consumers_of(stream)
@@ -214,7 +264,7 @@ class SparkEngine:
             injector=cloudpickle.dumps(injector) if needs_rows else None,
             times=injector.times,
         )
-        return self._run(routed.frame, self._task_plan(plan, slots, source))
+        return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)
 
     def _run_without_input(
         self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
@@ -222,8 +272,8 @@ class SparkEngine:
         if not plan.intervals:
             # Only time has passed: the driver commits that without a job.
             return ()
-        slots = self._slots_of(plan)
-        return self._run(self._empty(slots), replace(self._task_plan(plan, slots, None), handed_on=handed_on))
+        parts = self._slots.parts_of(plan.intervals)
+        return self._run(None, replace(self._task_plan(plan, parts), handed_on=handed_on), parts)
 
     def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
         """
@@ -279,42 +329,69 @@ class SparkEngine:
             keys = self._routers[stream].keys(frame, key).limit(_SAMPLE_ROWS).toArrow()
             self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
 
-    def _slots_of(self, plan: SuperstepPlan) -> int:
-        return max(1, min(self._slots, len(plan.intervals)))
-
-    def _task_plan(self, plan: SuperstepPlan, slots: int, source: RoutedInput | None) -> TaskPlan:
+    def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
+        """
+        The instructions of a superstep without outside input.
+        """
         return TaskPlan(
-            url=self._store.objects.url,
-            storage_options=dict(self._store.storage_options),
-            durability=self._store.durability,
-            pipeline=self._coordinator.topology.name,
-            code=self._code,
-            code_digest=self._code_digest,
+            setting=self._setting,
             superstep=plan.superstep,
             wall_time=plan.wall_time,
-            slots=slots,
-            intervals=plan.intervals,
+            slots=self._slots.count,
+            parts=pack_parts(parts, self._slots.count),
             sources=plan.sources,
-            input=source,
-            cache_bytes=self._cache_bytes,
+            input=None,
             weak=self._weak,
+            homes=self._process_homes(),
         )
 
-    def _run(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
+    def _process_homes(self) -> ProcessHomes | None:
+        if self._secret is None:
+            return None
+        return ProcessHomes(secret=self._secret, slots_max=self._homes.slots_per_process)
+
+    def _run(self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts) -> tuple[SlotReport, ...]:
         """
-        Run every slot; return exactly one report of each.
+        Run every slot that has work; return exactly one report of each.
 
         Spark starts no task for a partition that it knows to be empty: a frame without rows may have
         no partition, though productions and timers wait in every slot. Those slots run without it.
+
+        Args:
+            routed: the rows of the outside input; ``None`` without one.
+            plan: the instructions.
+            parts: what is to run.
         """
-        reports = self._collect(frame, plan)
-        missing = set(range(plan.slots)) - {report.slot for report in reports}
-        if missing:
-            rest = self._collect(self._empty(plan.slots), replace(plan, input=None))
+        tasks = self._slots.tasks_for(parts)
+        frame, plan = self._with_productions(routed, plan, parts)
+        if frame is None:
+            reports = self._collect(self._homes.empty(tasks), plan)
+        else:
+            placed = self._homes.place(frame, slot_of_row(self._slots.count), tasks)
+            reports = self._collect(placed, plan)
+        missing = plan.parts.keys() - {report.slot for report in reports}
+        if missing and frame is routed:
+            rest = self._collect(self._homes.empty(tasks), replace(plan, input=None))
             reports += tuple(report for report in rest if report.slot in missing)
-        ran = sorted(report.slot for report in reports)
-        check(ran == list(range(plan.slots)), "each slot reports once", slots=plan.slots, reports=ran)
+        ran = sorted(report.slot for report in reports if report.slot in plan.parts)
+        check(ran == sorted(plan.parts), "each slot reports once", slots=sorted(plan.parts), reports=ran)
         return reports
+
+    def _with_productions(
+        self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts
+    ) -> tuple[DataFrame | None, TaskPlan]:
+        """
+        Routed rows with those of the committed productions, where a shuffle brings them; else what was given.
+        """
+        count, topology = self._coordinator.undelivered, self._coordinator.topology
+        if topology.fused or not plan.sources or not are_shuffled(count, len(plan.parts)):
+            return routed, plan
+        routes = production_routes(
+            self._setting, topology, parts, self._slots.count, plan.sources, self._writers
+        )
+        productions = routed_productions(self._homes.empty(self._slots.count), routes)
+        both = productions if routed is None else productions.unionByName(routed, allowMissingColumns=True)
+        return both, replace(plan, sources=())
 
     def _collect(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
         reports = read_slot_reports(frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow())
@@ -322,12 +399,6 @@ class SparkEngine:
             if report.failure is not None:
                 raise report.failure
         return reports
-
-    def _empty(self, slots: int) -> DataFrame:
-        """
-        A frame with a partition for each slot, whose rows the tasks ignore.
-        """
-        return self._session.range(0, slots, 1, slots)
 
 
 def _computations(plan: SuperstepPlan) -> set[str]:

@@ -26,7 +26,7 @@ from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.spark.routed_columns import (
+from millpond.executor.python_workers.routed_columns import (
     AT,
     ERROR,
     ID,
@@ -42,11 +42,11 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-    from millpond.executor.superstep.plan import SuperstepPlan
+    from millpond.executor.python_workers.task_plan import SlotParts
 
-__all__ = ["Route", "Routed", "Router", "check_frame", "routes_of"]
+__all__ = ["Route", "Routed", "Router", "check_frame", "routes_of", "slot_of_row"]
 
 _ADDED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),
@@ -66,20 +66,27 @@ class Route:
     One consumer of the input: its intervals' positions in the plan and its key extractor.
 
     Attributes:
-        first: position of its first interval; the others follow in key order.
+        positions: positions of its intervals in key order.
         lows: low bounds of its intervals in key order; the first is ``""``.
         key: its extractor; ``None`` keeps the injector's key.
     """
 
-    first: int
+    positions: tuple[int, ...]
     lows: tuple[str, ...]
     key: KeyExtractor
+
+    @property
+    def first(self) -> int:
+        """
+        The position of the interval whose task reports what is unreadable.
+        """
+        return self.positions[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
     """
-    Routed rows, each in the partition of its slot, and the columns that have their parts.
+    Routed rows, and the columns that have their parts.
     """
 
     frame: DataFrame
@@ -97,20 +104,28 @@ class _Selection:
     second: tuple[str, ...] = ()
 
 
-def routes_of(topology: Topology, stream: str, plan: SuperstepPlan) -> tuple[Route, ...]:
+def routes_of(topology: Topology, stream: str, parts: SlotParts) -> tuple[Route, ...]:
     """
     The consumers of ``stream`` in this superstep, with the positions of their intervals.
     """
+    by_computation: dict[str, list[tuple[str, int]]] = {}
+    for position, part in parts.items():
+        by_computation.setdefault(part.interval.computation, []).append((part.interval.low, position))
     routes = []
     for consumer in topology.consumers_of(stream):
-        name = consumer.computation.name
-        mine = [i for i, part in enumerate(plan.intervals) if part.interval.computation == name]
-        if not mine:
-            # A signal for a step that has had no input: it has no windows.
-            continue
-        lows = tuple(plan.intervals[i].interval.low for i in mine)
-        routes.append(Route(first=mine[0], lows=lows, key=consumer.subscription.key))
+        # There are none for a signal to a step that has had no input: it has no windows.
+        mine = sorted(by_computation.get(consumer.computation.name, ()))
+        if mine:
+            lows, positions = zip(*mine, strict=True)
+            routes.append(Route(positions=positions, lows=lows, key=consumer.subscription.key))
     return tuple(routes)
+
+
+def slot_of_row(slots: int) -> Column:
+    """
+    The slot of a routed row, as an integer: that of its interval's position.
+    """
+    return expr(f"CAST(pmod({POSITION_SQL}, {slots}) AS INT)")
 
 
 def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
@@ -149,21 +164,18 @@ class Router:
         self._node = node
         self._kept: tuple[tuple[Route, ...], _Selection] | None = None
 
-    def route(self, frame: DataFrame, routes: tuple[Route, ...], slots: int) -> Routed:
+    def route(self, frame: DataFrame, routes: tuple[Route, ...]) -> Routed:
         """
-        The records, one row per consumer, in the partition of their slot.
+        The records, one row per consumer, with the interval that each belongs to; not yet moved.
 
         Args:
             frame: a batch.
             routes: the consumers.
-            slots: number of tasks; the interval at position *i* belongs to slot ``i % slots``.
 
         Raises:
             InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
         """
-        spread = _spread(frame, self._node, routes, self._selection(frame, routes))
-        slot = expr(f"CAST(pmod({POSITION_SQL}, {slots}) AS INT)")
-        return Routed(frame=spread.frame.repartitionById(slots, slot), columns=spread.columns)
+        return _spread(frame, self._node, routes, self._selection(frame, routes))
 
     def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
         """
@@ -176,7 +188,7 @@ class Router:
         Raises:
             InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
         """
-        routes = (Route(first=0, lows=("",), key=key),)
+        routes = (Route(positions=(0,), lows=("",), key=key),)
         named = _is_named(self._node, routes)
         probe = _spread(
             frame, self._node, routes, _select(frame.schema, self._node, routes) if named else None
@@ -284,8 +296,12 @@ def _target(key: str, at: str, error: str | None, route: Route) -> str:
 def _position(key: str, route: Route) -> str:
     cuts = [_literal(cut) for cut in route.lows[1:]]
     if len(cuts) <= _CUTS_SUMMED_MAX:
-        return " + ".join([str(route.first), *(f"CAST({key} >= {cut} AS INT)" for cut in cuts)])
-    return f"{route.first} + size(filter(array({', '.join(cuts)}), cut -> cut <= {key}))"
+        passed = " + ".join(f"CAST({key} >= {cut} AS INT)" for cut in cuts) or "0"
+    else:
+        passed = f"size(filter(array({', '.join(cuts)}), cut -> cut <= {key}))"
+    if route.positions == tuple(range(route.first, route.first + len(route.positions))):
+        return f"{route.first} + {passed}"
+    return f"array({', '.join(map(str, route.positions))})[{passed}]"
 
 
 def _literal(text: str) -> str:
@@ -408,7 +424,7 @@ def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, route: Route) -> pa
     targets = [
         unreadable_target(route.first)
         if error is not None or key is None
-        else readable_target(route.first + locate(route.lows, key))
+        else readable_target(route.positions[locate(route.lows, key)])
         for key, error in zip(keys, errors, strict=True)
     ]
     ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids

@@ -441,6 +441,7 @@ class SparkRun(Run[None]):
             with self._lock:
                 self._lifecycle.close()
                 self._coordinator.close()
+                self._engine.close()
         finally:
             self._progress.close()
 

@@ -14,12 +14,12 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.python_workers.importable import check_importable
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frame_watermark import with_frame_watermarks
-from millpond.executor.spark.importable import check_importable
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import is_one_machine, spark_session
@@ -261,17 +261,24 @@ class SparkRunner:
         self, topology: Topology, spark: SparkSession, store: Store, release: Callable[[], None]
     ) -> SparkRun:
         options = self._options
-        parallelism = max(1, spark.sparkContext.defaultParallelism)
+        intervals = options.intervals or max(1, spark.sparkContext.defaultParallelism)
         coordinator = options.open_coordinator(
             store,
             topology,
-            intervals=options.intervals or parallelism,
+            intervals=intervals,
             accept_checkpoint=self._accept_checkpoint,
             upkeep=options.upkeep,
             compaction_workers=self._compaction_workers(spark.sparkContext),
         )
         return SparkRun(
-            SparkEngine(spark, store, coordinator, slots=parallelism, cache_bytes=options.cache_bytes),
+            SparkEngine(
+                spark,
+                store,
+                coordinator,
+                intervals=intervals,
+                cache_bytes=options.cache_bytes,
+                rng=options.rng,
+            ),
             coordinator,
             clock=options.clock,
             progress=options.progress_of(topology.name),

@@ -31,7 +31,7 @@ Checkpoint manager for local paths: without Hadoop's native library the default 
 process for each file's permissions, 170 ms a micro-batch. Object stores keep Spark's default.
 """
 
-DAEMON: Final = "millpond.executor.spark.daemon"
+DAEMON: Final = "millpond.executor.python_workers.daemon"
 """The module that forks the Python workers of a local session; it has imported what they need."""
 
 

@@ -8,7 +8,7 @@ files, lets every consumer extract its own key (§4.2), and hands each interval 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ from millpond.executor.bundle.bundle import DeadLetter, Deliveries, ProductionSu
 from millpond.executor.computation.timer import oldest_but
 from millpond.executor.computation.values import JsonValues
 from millpond.executor.event_time.clocks import PercentileTimes
-from millpond.executor.pipeline.key_extractor import extract_keys
+from millpond.executor.pipeline.key_extractor import ExtractedKeys, extract_keys
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import addressed
 from millpond.statestore.interval import Interval
@@ -33,8 +33,10 @@ __all__ = [
     "PRODUCTION_SCHEMA",
     "Extracted",
     "ProductionSource",
+    "deliveries_in",
     "deliveries_of",
     "flatten_productions",
+    "keyed_productions",
     "keyless_letters",
     "keys_of",
     "positions_within",
@@ -169,17 +171,37 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
     """
     The part of ``productions`` for a computation, per subscribed stream, with its own keys.
     """
-    streams = productions.column("stream")
     extracted_streams = []
+    for stream, part, extracted in keyed_productions(productions, node):
+        deliveries = deliveries_in(part.set_column(1, "key", extracted.keys), stream)
+        extracted_streams.append(Extracted(deliveries=deliveries, errors=extracted.errors))
+    return tuple(extracted_streams)
+
+
+def keyed_productions(
+    productions: pa.Table, node: ComputationNode
+) -> Iterator[tuple[str, pa.Table, ExtractedKeys]]:
+    """
+    The part of ``productions`` for a computation: by subscribed stream, the productions and their keys in it.
+    """
+    streams = productions.column("stream")
     for subscription in node.subscriptions:
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
         if part.num_rows:
             values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
-            extracted = extract_keys(subscription.key, _only(part, "key"), values)
-            at = _only(part, "at").cast(pa.int64()).to_numpy(zero_copy_only=False)
-            deliveries = Deliveries(stream=subscription.stream, keys=extracted.keys, at=at, values=values)
-            extracted_streams.append(Extracted(deliveries=deliveries, errors=extracted.errors))
-    return tuple(extracted_streams)
+            yield subscription.stream, part, extract_keys(subscription.key, _only(part, "key"), values)
+
+
+def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
+    """
+    Productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries.
+    """
+    return Deliveries(
+        stream=stream,
+        keys=_only(keyed, "key"),
+        at=_only(keyed, "at").cast(pa.int64()).to_numpy(zero_copy_only=False),
+        values=JsonValues(_only(keyed, "value"), _only(keyed, "value_bytes")),
+    )
 
 
 def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.ChunkedArray:

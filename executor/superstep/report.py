@@ -37,6 +37,9 @@ class SuperstepReport:
         commit_ms: how long the commit took.
         duration_ms: how long the superstep took, including the commit.
         pending: productions that wait for the next superstep.
+        slots: tasks that ran on Spark, of those that had work.
+        slots_at_home: how many of them ran in the process that has their soft state, or ran for the first time.
+        read_bytes: how much they read of row files.
     """
 
     superstep: Superstep
@@ -54,6 +57,9 @@ class SuperstepReport:
     commit_ms: float
     duration_ms: float
     pending: int
+    slots: int = 0
+    slots_at_home: int = 0
+    read_bytes: int = 0
 
     def after(self, earlier: SuperstepReport | None) -> SuperstepReport:
         """
@@ -75,6 +81,9 @@ class SuperstepReport:
             productions=earlier.productions + self.productions,
             commit_ms=earlier.commit_ms + self.commit_ms,
             duration_ms=duration_ms,
+            slots=earlier.slots + self.slots,
+            slots_at_home=earlier.slots_at_home + self.slots_at_home,
+            read_bytes=earlier.read_bytes + self.read_bytes,
         )
 
 

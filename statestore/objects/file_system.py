@@ -11,10 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Protocol
+
+from millpond.statestore.objects.ranges import ByteRange
 
 __all__ = ["FileSystem", "LostWriteError", "SystemFiles"]
 
@@ -55,6 +57,18 @@ class FileSystem(Protocol):
     def read_pieces(self, path: str) -> Iterator[bytes]:
         """
         A file's contents in pieces of 8 MiB.
+        """
+        ...
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of a file's contents, shorter where it ends before.
+        """
+        ...
+
+    def size_bytes(self, path: str) -> int:
+        """
+        How long a file is.
         """
         ...
 
@@ -147,6 +161,19 @@ class SystemFiles:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             while piece := file.read(_PIECE_BYTES):
                 yield piece
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of a file's contents.
+        """
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return [os.pread(file.fileno(), part.end - part.start, part.start) for part in ranges]
+
+    def size_bytes(self, path: str) -> int:
+        """
+        How long a file is.
+        """
+        return os.stat(path).st_size  # noqa: PTH116
 
     def link(self, source: str, target: str) -> None:
         """

@@ -23,6 +23,7 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.objects.file_system import FileSystem, LostWriteError, SystemFiles
+from millpond.statestore.objects.ranges import ByteRange, Tail
 from millpond.statestore.types import DURABILITIES, Durability
 
 __all__ = ["LocalObjects"]
@@ -149,6 +150,29 @@ class LocalObjects:
         """
         with self._errors(path, _MISSING):
             return self._files.read(self._target(path))
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of the object.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        with self._errors(path, _MISSING):
+            return self._files.read_ranges(self._target(path), ranges)
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        """
+        The last bytes of the object.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        with self._errors(path, _MISSING):
+            target = self._target(path)
+            end = self._files.size_bytes(target)
+            (data,) = self._files.read_ranges(target, [ByteRange(max(0, end - size_bytes), end)])
+            return Tail(data, end)
 
     def download(self, path: str, target: Path) -> None:
         """

@@ -22,6 +22,7 @@ from obstore.store import from_url
 
 from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.ranges import ByteRange, Tail
 
 if TYPE_CHECKING:
     from millpond.statestore.types import Durability, Objects
@@ -167,6 +168,31 @@ class ObstoreObjects:
             ObjectMissingError: there is no such object.
         """
         return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of the object, several requests at once.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+        starts, ends = [part.start for part in ranges], [part.end for part in ranges]
+        read = lambda: obstore.get_ranges(self._store, path, starts=starts, ends=ends, coalesce=0)  # noqa: E731
+        return [bytes(part) for part in self._attempt(path, read)]
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        """
+        The last bytes of the object.
+
+        Raises:
+            ObjectMissingError: there is no such object.
+        """
+
+        def read() -> Tail:
+            answer = obstore.get(self._store, path, options={"range": {"suffix": size_bytes}})
+            return Tail(bytes(answer.bytes()), answer.meta["size"])
+
+        return self._attempt(path, read)
 
     def download(self, path: str, target: Path) -> None:
         """

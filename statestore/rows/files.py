@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -21,10 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.check import check
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.objects.ranges import read_ranges
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
+from millpond.statestore.rows.page_indexes import PAGE_INDEXES
+from millpond.statestore.rows.pages import decode_blocks, join_ranges
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import (
     IpcRowFormat,
@@ -37,6 +40,7 @@ from millpond.statestore.rows.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
 
 __all__ = [
+    "LARGE_BYTES",
     "MERGE_COLUMNS",
     "PARQUET",
     "IpcRowFormat",
@@ -60,6 +64,18 @@ PARQUET: Final[RowFormat] = ParquetRowFormat()
 """The format of every store on disk."""
 
 _SMALL_BYTES: Final = 1 << 16
+LARGE_BYTES: Final = 1 << 18
+"""Files that are shorter are read whole: to look for a page index costs as much."""
+
+_SHARE_MAX: Final = 2
+"""A file of which more than this part is wanted is read whole."""
+
+_BLOCKS_AT_ONCE: Final = 1_024
+"""How many blocks are in memory as they are in the file."""
+
+_GAP_BYTES: Final = 1 << 14
+"""Parts of a file that are nearer to each other are read at once."""
+
 _OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
@@ -207,6 +223,7 @@ def read_row_files(
     *,
     keys: Iterable[str] | None = None,
     interval: Interval | None = None,
+    large: Collection[str] = (),
 ) -> pa.Table:
     """
     The row updates of the files, in the order of ``paths``, verified.
@@ -217,6 +234,7 @@ def read_row_files(
         columns: row columns to decode, all by default.
         keys: only the updates of these keys.
         interval: only the updates whose key lies in it; files of other writers may span several intervals.
+        large: those of the paths of which only the pages that may hold ``keys`` are read, if they have an index.
 
     Raises:
         DataError: a file is missing, damaged or not a row file; the error names it.
@@ -225,7 +243,7 @@ def read_row_files(
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval)
-    tables = [_read_row_file(objects, path, needed, selection) for path in paths]
+    tables = [_read_row_file(objects, path, needed, selection, in_parts=path in large) for path in paths]
     found = [table for table in tables if table.num_rows]
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
@@ -239,16 +257,23 @@ def sealed_name(path: str) -> str | None:
     return file_name_of(path) if _OWN_NAME.search(path) else None
 
 
-def _read_row_file(objects: Objects, path: str, needed: list[str], selection: _Selection) -> pa.Table:
+def _read_row_file(
+    objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
+) -> pa.Table:
     """
     The selected rows of a large file, and all of a small one: small ones are selected from together.
     """
-    data = objects.get(path)
+    name = sealed_name(path)
     try:
+        chosen = selection.read_blocks(objects, path, name, needed) if in_parts and name else None
+        if chosen is not None:
+            return chosen
+        data = objects.get(path)
         may_hold = None if selection.is_all else selection.may_hold
-        name = sealed_name(path)
         table = conform(decode_rows(data, needed, may_hold, name=name), needed)
         return table if len(data) <= _SMALL_BYTES else selection.apply(table)
+    except ObjectMissingError:
+        raise
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -281,6 +306,34 @@ class _Selection:
             return True
         index = bisect_left(self._keys, low)
         return index < len(self._keys) and self._keys[index] <= high
+
+    def read_blocks(self, objects: Objects, path: str, name: str, columns: list[str]) -> pa.Table | None:
+        """
+        The selected rows of a large file of ours, without reading all of it; ``None`` if that is no gain.
+
+        Args:
+            objects: the table's root.
+            path: the file.
+            name: the name that it was sealed under.
+            columns: the row columns to decode.
+
+        Raises:
+            DataError: a page that was read has changed since it was written.
+        """
+        index = PAGE_INDEXES.of(objects, path, name)
+        if index is None:
+            return None
+        every = range(len(index.firsts))
+        blocks = every if self._keys is None else index.blocks_of(self._keys)
+        if index.size_of(blocks, columns) * _SHARE_MAX > index.size_of(every, ROW_SCHEMA.names):
+            return None
+        tables = [pa.schema([ROW_SCHEMA.field(column) for column in columns]).empty_table()]
+        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            some = blocks[start : start + _BLOCKS_AT_ONCE]
+            ranges = join_ranges(index.ranges(some, columns), _GAP_BYTES)
+            parts = dict(zip(ranges, read_ranges(objects, path, ranges), strict=True))
+            tables.append(self.apply(conform(decode_blocks(index, some, columns, parts), columns)))
+        return pa.concat_tables(tables)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """

@@ -24,10 +24,12 @@ import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.decoded_files import DecodedFiles
+from millpond.statestore.rows.pages import SEAL_BYTES, pack_section, page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_shape import check_names
 
 __all__ = [
+    "PAGED_BYTES_MIN",
     "PARQUET_OPTIONS",
     "ROWS_PER_GROUP",
     "IpcRowFormat",
@@ -37,8 +39,11 @@ __all__ = [
     "decode_rows",
     "file_name_of",
     "has_parquet_seal",
+    "paged_options",
     "parquet_file_seal_holds",
     "parquet_seal_holds",
+    "rows_per_group",
+    "rows_per_page",
     "seal_parquet",
     "seal_parquet_file",
 ]
@@ -58,6 +63,13 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 """Options for both of Arrow's Parquet writers."""
 
+PAGED_BYTES_MIN: Final = 1 << 22
+"""Row files of less than this, in memory, are read whole: they have no page index."""
+
+_PAGE_BYTES: Final = 1 << 16
+_PAGE_ROWS_MIN: Final = 64
+_PAGE_ROWS_MAX: Final = 4_096
+
 MayHold: TypeAlias = Callable[[str, str], bool]
 """Whether a run of rows with this smallest and greatest key may contain selected keys."""
 
@@ -65,7 +77,6 @@ _SEAL: Final = b"MPSEAL02"
 _NAMELESS_SEAL: Final = b"MPSEAL01"
 """Seal of files written before the name became part of the checksum."""
 
-_SEAL_BYTES: Final = len(_SEAL) + 4
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
@@ -74,6 +85,36 @@ _PIECE_BYTES: Final = 1 << 20
 _KEPT_FILE_BYTES: Final = 1 << 14
 _DECODED: Final = DecodedFiles(8 << 20)
 _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
+
+
+def rows_per_page(table: pa.Table) -> int:
+    """
+    After how many rows all columns are cut into pages: about 64 KiB of rows, which is what a key costs to read.
+    """
+    rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
+    return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
+
+
+def rows_per_group(page_rows: int) -> int:
+    """
+    Rows per Parquet row group, for pages of so many rows.
+    """
+    return ROWS_PER_GROUP - ROWS_PER_GROUP % page_rows
+
+
+def paged_options(page_rows: int) -> dict[str, Any]:
+    """
+    Options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows.
+    """
+    return {
+        **PARQUET_OPTIONS,
+        "max_rows_per_page": page_rows,
+        "write_batch_size": page_rows,
+        "data_page_size": 1 << 30,
+        "write_page_index": True,
+        # A page has to be read without another one.
+        "use_dictionary": False,
+    }
 
 
 class RowFormat(Protocol):
@@ -123,8 +164,15 @@ class ParquetRowFormat:
         The bytes of a Parquet file, readable by any Parquet reader.
         """
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
-        return seal_parquet(memoryview(sink.getvalue()), name)
+        if table.nbytes < PAGED_BYTES_MIN:
+            pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
+            return seal_parquet(memoryview(sink.getvalue()), name)
+        rows = rows_per_page(table)
+        pq.write_table(table, sink, row_group_size=rows_per_group(rows), **paged_options(rows))
+        file, keys = memoryview(sink.getvalue()).cast("B"), table.column("key")
+        firsts = keys.take(pa.array(range(0, table.num_rows, rows))).to_pylist()
+        index = page_index_of(file, firsts, keys[table.num_rows - 1].as_py())
+        return seal_parquet(file, name, pack_section(index, name))
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
@@ -198,9 +246,9 @@ class IpcRowFormat:
 
 def _decode_ipc(data: bytes, name: str) -> pa.Table:
     view = memoryview(data)
-    if bytes(view[-_SEAL_BYTES:]) != _seal(zlib.crc32(view[:-_SEAL_BYTES], _seed(name))):
+    if bytes(view[-SEAL_BYTES:]) != _seal(zlib.crc32(view[:-SEAL_BYTES], _seed(name))):
         raise DataError("row file is damaged: its seal is broken")
-    return pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -_SEAL_BYTES])).read_all()
+    return pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -SEAL_BYTES])).read_all()
 
 
 # The reader of a small file takes far longer to make than its bytes to compare, and a file is read by several.
@@ -230,22 +278,30 @@ def _footer_start(view: memoryview) -> int:
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
 
 
-def seal_parquet(view: memoryview, name: str) -> bytes:
+def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
     """
     The Parquet file with a seal before its footer, valid under this file name only.
+
+    Args:
+        view: the file.
+        name: its name.
+        section: what comes before the seal, and is covered by it.
     """
     start = _footer_start(view)
-    return b"".join((view[:start], _seal(_checksum(view, start, start, _seed(name))), view[start:]))
+    checksum = zlib.crc32(view[start:], zlib.crc32(section, zlib.crc32(view[:start], _seed(name))))
+    return b"".join((view[:start], section, _seal(checksum), view[start:]))
 
 
-def seal_parquet_file(path: Path, name: str) -> None:
+def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
     """
     Seal a local Parquet file in place, with the result of `seal_parquet`.
     """
     with path.open("r+b") as file:
         start, footer = _footer_of(file)
-        seal = _seal(_file_checksum(file, start, footer, _seed(name)))
         file.seek(start)
+        file.write(section)
+        seal = _seal(_file_checksum(file, start + len(section), footer, _seed(name)))
+        file.seek(start + len(section))
         file.write(seal + footer)
 
 
@@ -255,11 +311,11 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
     """
     with path.open("rb") as file:
         start, footer = _footer_of(file)
-        pages_end = start - _SEAL_BYTES
+        pages_end = start - SEAL_BYTES
         if pages_end < 0 or not footer.endswith(_PARQUET):
             return False
         file.seek(pages_end)
-        seal = file.read(_SEAL_BYTES)
+        seal = file.read(SEAL_BYTES)
         return _is_seal(seal, name, lambda seed: _file_checksum(file, pages_end, footer, seed))
 
 
@@ -286,7 +342,7 @@ def has_parquet_seal(view: memoryview) -> bool:
     Whether the file contains a seal, broken or not.
     """
     start = _footer_start(view)
-    return bytes(view[max(start - _SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
+    return bytes(view[max(start - SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
@@ -296,7 +352,7 @@ def parquet_seal_holds(view: memoryview, name: str) -> bool:
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)
-    pages_end = start - _SEAL_BYTES
+    pages_end = start - SEAL_BYTES
     if pages_end < 0:
         return False
     seal = bytes(view[pages_end:start])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +32,16 @@ from millpond.statestore.rows.files import (
     rows_within,
     sealed_name,
 )
+from millpond.statestore.rows.pages import pack_section, page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import (
+    PAGED_BYTES_MIN,
     PARQUET_OPTIONS,
     ROWS_PER_GROUP,
     file_name_of,
+    paged_options,
     parquet_file_seal_holds,
+    rows_per_page,
     seal_parquet_file,
 )
 from millpond.statestore.rows.row_shape import check_names, conform
@@ -189,6 +194,8 @@ class RowFileWriter:
         self._productions = 0
         self._low: str | None = None
         self._high: str | None = None
+        self._page_rows = 0
+        self._firsts: list[str] = []
 
     def write(self, table: pa.Table) -> None:
         """
@@ -225,7 +232,8 @@ class RowFileWriter:
         self._write_groups(is_end=True)
         with _disk(self._path):
             self.close()
-            seal_parquet_file(self._local, file_name_of(self._path))
+            name = file_name_of(self._path)
+            seal_parquet_file(self._local, name, self._page_section(name, self._high))
             size_bytes = self._local.stat().st_size
         upload(objects, self._path, self._local)
         return RowFile(
@@ -262,15 +270,37 @@ class RowFileWriter:
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting)
+        if self._writer is None and table.nbytes >= PAGED_BYTES_MIN:
+            self._page_rows = rows_per_page(table)
         rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
+        if self._page_rows:
+            rows = max(rows - rows % self._page_rows, self._page_rows)
         with _disk(self._path):
             if self._writer is None:
-                self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **PARQUET_OPTIONS)
+                options = paged_options(self._page_rows) if self._page_rows else PARQUET_OPTIONS
+                self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **options)
             while table.num_rows >= rows or (is_end and table.num_rows):
-                self._writer.write_table(table.slice(0, rows), row_group_size=rows)
+                group = table.slice(0, rows)
+                self._writer.write_table(group, row_group_size=rows)
+                if self._page_rows:
+                    starts = pa.array(range(0, group.num_rows, self._page_rows))
+                    self._firsts += group.column("key").take(starts).to_pylist()
                 table = table.slice(rows)
         self._waiting = [table.combine_chunks()] if table.num_rows else []
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
+
+    def _page_section(self, name: str, high: str) -> bytes:
+        """
+        The page index of the closed local file; nothing of one that is read whole.
+        """
+        if not self._page_rows:
+            return b""
+        with (
+            self._local.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return pack_section(page_index_of(view, self._firsts, high), name)
 
 
 @contextmanager

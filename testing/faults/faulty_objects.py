@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeVar
 
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,18 @@ class FaultyObjects:
         The object's bytes, unless a fault was planned.
         """
         return self._call("get", path, lambda: self._inner.get(path))
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of the object, unless a fault was planned for a get.
+        """
+        return self._call("get", path, lambda: read_ranges(self._inner, path, ranges))
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        """
+        The last bytes of the object, unless a fault was planned for a get.
+        """
+        return self._call("get", path, lambda: read_tail(self._inner, path, size_bytes))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         """

@@ -17,8 +17,10 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
+
+from millpond.statestore.objects.ranges import ByteRange
 
 __all__ = ["CHANGES", "PowerCutFiles"]
 
@@ -87,6 +89,19 @@ class PowerCutFiles:
         A file's contents as one piece.
         """
         yield self.read(path)
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """
+        Parts of a file's contents.
+        """
+        contents = self.read(path)
+        return [contents[part.start : part.end] for part in ranges]
+
+    def size_bytes(self, path: str) -> int:
+        """
+        How long a file is.
+        """
+        return len(self.read(path))
 
     def link(self, source: str, target: str) -> None:
         """

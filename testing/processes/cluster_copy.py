@@ -3,17 +3,13 @@ A three-stage copy on a Spark cluster of several processes, whose driver, execut
 
 ``python -m millpond.testing.processes.cluster_copy FOLDER RECORDS`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
-keys, into the Delta table ``copy``: on ``local-cluster[2,1,1024]``, two executors in processes of
+keys, into the Delta table ``copy``: on two executors in processes of
 their own, with speculation on and failed tasks retried. Restarted after a kill, it continues from
 its checkpoint. A task of each kind fails at its first attempt, with an error that no record causes.
-
-Such a cluster needs `SPARK_HOME`, and leaves its executors' folders there: where none is set, it is a folder of links to
-PySpark's own.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -28,13 +24,13 @@ from millpond.executor.computation.record import Record
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
-from millpond.executor.spark.session import spark_session
 from millpond.statestore.store import Store
+from millpond.testing.processes.local_cluster import local_cluster
 
-__all__ = ["COPY", "FILES", "MASTER", "copy_pipeline", "main"]
+__all__ = ["COPY", "EXECUTORS", "FILES", "copy_pipeline", "main"]
 
-MASTER: Final = "local-cluster[2,1,1024]"
-"""Two executors of one core and a gigabyte each."""
+EXECUTORS: Final = 2
+"""Executors, of one core and a gigabyte each."""
 
 FILES: Final = 10
 """Number of input files, one per micro-batch."""
@@ -111,37 +107,16 @@ def _write_input(folder: Path, records: int) -> None:
             pq.write_table(pa.table(columns), path)
 
 
-def _spark_home(folder: Path) -> Path:
-    import pyspark
-
-    home = folder / "spark-home"
-    home.mkdir(exist_ok=True)
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        link = home / entry.name
-        if entry.name != "work" and not link.exists():
-            link.symlink_to(entry)
-    return home
-
-
 def main(arguments: list[str]) -> None:
     """
     Copy, from the checkpoint to the end of the input.
     """
     folder, records = Path(arguments[0]).resolve(), int(arguments[1])
     _write_input(folder / "input", records)
-    if "SPARK_HOME" not in os.environ:
-        os.environ["SPARK_HOME"] = str(_spark_home(folder))
-    root = str(Path(__file__).resolve().parents[1])
-    spark = spark_session(
-        "copy",
-        master=MASTER,
+    spark = local_cluster(
+        folder,
+        EXECUTORS,
         options={
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.memory": "1g",
-            "spark.executor.memory": "1g",
-            "spark.executorEnv.PYTHONPATH": root,
-            "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
             "spark.speculation": "true",
             "spark.speculation.interval": "100ms",
             "spark.speculation.multiplier": "1.5",
@@ -149,10 +124,6 @@ def main(arguments: list[str]) -> None:
             "spark.speculation.minTaskRuntime": "200ms",
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "8",
-            "spark.deploy.maxExecutorRetries": "-1",
-            "spark.ui.enabled": "false",
-            "spark.local.dir": str(folder / "scratch"),
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
 from millpond.statestore.system import SystemRng
 
 if TYPE_CHECKING:
@@ -54,6 +55,22 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 
 
 class TestRules:
+    def test_parts_are_cut_out_of_the_whole(self, objects: Objects) -> None:
+        """
+        Parts of an object and its end are what the whole has there, and nothing where it ends before.
+        """
+        data = bytes(range(200))
+        objects.put_if_absent("a/b", data)
+
+        parts = read_ranges(objects, "a/b", [ByteRange(150, 160), ByteRange(0, 3), ByteRange(190, 200)])
+        assert parts == [data[150:160], data[:3], data[190:]]
+        assert read_tail(objects, "a/b", 20) == Tail(data[180:], 200)
+        assert read_tail(objects, "a/b", 500) == Tail(data, 200)
+        with pytest.raises(ObjectMissingError):
+            read_ranges(objects, "a/none", [ByteRange(0, 1)])
+        with pytest.raises(ObjectMissingError):
+            read_tail(objects, "a/none", 1)
+
     def test_what_was_put_is_got(self, objects: Objects) -> None:
         """
         An object has the bytes that it was created with.

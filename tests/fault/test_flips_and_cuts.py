@@ -27,7 +27,11 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.rows import files as row_files
+from millpond.statestore.rows import row_format
+from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.page_indexes import PageIndexes
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.damage import CUTS, Damage, DamageOutcome, cut, file_kinds, flip, outcome_of
@@ -38,6 +42,7 @@ from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pi
 pytestmark = pytest.mark.fault
 
 FLIPS: Final = int(os.environ.get("MILLPOND_FLIPS", "1050"))
+PART_FLIPS: Final = FLIPS // 4
 MARK_FLIPS: Final = 30
 CUTS_OF_A_KIND: Final = 5
 COMPACTIONS: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), background=False)
@@ -198,6 +203,40 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
     count(fault_report, "R15", outcomes, broken, flips=FLIPS // 2)
     assert outcomes[DamageOutcome.NAMED] > FLIPS // 4
     assert pond.read() == right
+
+
+def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
+    tmp_path: Path, fault_report: FaultReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well.
+    """
+    for module in (row_format, row_stream):
+        monkeypatch.setattr(module, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 2)
+    monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 2)
+    pond, rng = make_pond(tmp_path / "pond", cleaned=False), SeededRng(6)
+    objects = open_objects(str(pond.rows))
+    paths = [file.path for file in load(pond.log).files if file.computation == LEDGER]
+    keys = read_row_files(objects, paths, ["key"]).column("key").unique().to_pylist()[:1]
+
+    def read() -> Table:
+        # As a process that has read nothing yet.
+        monkeypatch.setattr(row_files, "PAGE_INDEXES", PageIndexes(1 << 20))
+        return Table(read_row_files(objects, paths, keys=keys, large=paths))
+
+    right = read()
+    assert right == Table(read_row_files(objects, paths, keys=keys))
+    assert row_files.PAGE_INDEXES.size_bytes > 1_000
+    outcomes: Counter[DamageOutcome] = Counter()
+    broken = []
+    for number in range(PART_FLIPS):
+        damage = flip(pond.rows, paths[number % len(paths)], rng)
+        outcome, text = outcome_of(pond.rows, damage, read, right)
+        outcomes[outcome] += 1
+        broken += [] if outcome.is_kept else [text]
+    count(fault_report, "R15", outcomes, broken, flips=PART_FLIPS)
+    assert outcomes[DamageOutcome.NAMED] > 0
 
 
 def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:

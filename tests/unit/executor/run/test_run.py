@@ -33,6 +33,9 @@ class Engine:
     def advance(self) -> Any:
         return self.coordinator.commit(self.coordinator.begin(), [])
 
+    def close(self) -> None:
+        return
+
 
 def pipeline() -> EnginePipeline:
     made = EnginePipeline("p")

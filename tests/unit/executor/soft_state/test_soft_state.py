@@ -4,7 +4,7 @@ Soft state follows the committed files, whether or not the bundles of this proce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -65,13 +65,14 @@ class CountingReader(StoreRowReader):
         *,
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
+        large: Collection[str] = (),
     ) -> pa.Table:
         """
         Read, and take a note.
         """
         wanted = None if keys is None else sorted(keys)
         self.reads.append((len(paths), tuple(columns), wanted))
-        return super().read(paths, columns, keys=wanted, interval=interval)
+        return super().read(paths, columns, keys=wanted, interval=interval, large=large)
 
 
 def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:
@@ -403,6 +404,28 @@ class TestEviction:
 
 
 class TestKnownIds:
+    def test_a_new_owner_of_more_than_memory_holds_reads_timers_and_no_states(self) -> None:
+        """
+        It knows which keys there are and what is due, and reads a state when its key first comes.
+        """
+        run = run_of(budget_bytes=1_000)
+        run.step(records(*((f"k{number:03}", 100 + number) for number in range(100))))
+        run.step(records(("k007", 5_000)), watermark=101)
+        reader = CountingReader(run)
+        owner = SoftState(INTERVAL, reader, 1_000)
+        owner.synchronise(run.files)
+
+        assert len(reader.reads) == 2
+        assert all("timers" in columns and "state" not in columns for _, columns, _ in reader.reads)
+        assert (owner.used_bytes, due(owner, 102), due(owner, 4_999)) == (
+            0,
+            {"k002"},
+            {f"k{number:03}" for number in range(2, 100) if number != 7},
+        )
+        assert state_of(owner, "k000", "k007", "none") == ['[100,"fired 100"]', "[107,5000]", None]
+        assert [timer.at for timer in owner.timers_of("k007")] == [5_000]
+        assert reader.reads[-1][2] == ["k000", "k007"]
+
     def test_fresh_ids_cost_no_read(self) -> None:
         """
         An id that was never seen is admitted without reading record ids.

@@ -40,6 +40,9 @@ class Engine:
     def advance(self):
         return self.coordinator.commit(self.coordinator.begin(), [])
 
+    def close(self):
+        return
+
 
 def a_run(store: Store, clock: ManualClock) -> SparkRun:
     """

@@ -24,8 +24,9 @@ from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.routed_columns import TARGET
-from millpond.executor.spark.routing import Route, Routed, Router, check_frame
+from millpond.executor.python_workers.routed_columns import TARGET
+from millpond.executor.spark.homes import OneMachine
+from millpond.executor.spark.routing import Route, Routed, Router, check_frame, slot_of_row
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 from millpond.testing.fixtures.determinism import SeededRng
@@ -132,22 +133,26 @@ def expected(node: InjectorNode, routes: tuple[Route, ...], table: pa.Table) -> 
             if row in injected.errors:
                 rows.append((numbers[row], -1 - route.first))
             else:
-                target = route.first + locate(route.lows, key)
+                target = route.positions[locate(route.lows, key)]
                 rows.append((numbers[row], target, key, int(injected.at[row]), ids[row]))
     return sorted(rows)
 
 
-ONE = (Route(first=0, lows=("",), key=None),)
-CUT = (Route(first=2, lows=("", "b", "m", "\U0001f30a"), key=None),)
+ONE = (Route(positions=(0,), lows=("",), key=None),)
+CUT = (Route(positions=(2, 3, 4, 5), lows=("", "b", "m", "\U0001f30a"), key=None),)
 THREE = (
-    Route(first=0, lows=("", "b"), key=None),
-    Route(first=2, lows=("", "m'\"\\", "z"), key="odd 'name"),
-    Route(first=5, lows=("",), key="k"),
+    Route(positions=(0, 1), lows=("", "b"), key=None),
+    Route(positions=(4, 2, 3), lows=("", "m'\"\\", "z"), key="odd 'name"),
+    Route(positions=(5,), lows=("",), key="k"),
 )
-MANY = (Route(first=0, lows=("", *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100))), key=None),)
+CUTS = ("", *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100)))
+MANY = (Route(positions=tuple(range(101)), lows=CUTS, key=None),)
+MOVED = (Route(positions=(7, *range(100)), lows=CUTS, key=None),)
 
 
-@pytest.mark.parametrize("routes", [ONE, CUT, THREE, MANY], ids=["one", "cut", "three", "many"])
+@pytest.mark.parametrize(
+    "routes", [ONE, CUT, THREE, MANY, MOVED], ids=["one", "cut", "three", "many", "moved"]
+)
 @pytest.mark.parametrize("at", ["text", "number", "moment"])
 def test_both_ways_lead_to_the_same_interval(
     frame: DataFrame, table: pa.Table, routes: tuple[Route, ...], at: str
@@ -157,7 +162,7 @@ def test_both_ways_lead_to_the_same_interval(
     """
     node = injector(at=at, id="id")
 
-    assert routed(Router(node).route(frame, routes, 2)) == expected(node, routes, table)
+    assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +177,7 @@ def test_functions_lead_to_the_same_interval(frame: DataFrame, table: pa.Table, 
     """
     With functions for extractors the records pass through Python, to the same intervals.
     """
-    assert routed(Router(node).route(frame, THREE, 2)) == expected(node, THREE, table)
+    assert routed(Router(node).route(frame, THREE)) == expected(node, THREE, table)
 
 
 def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, table: pa.Table) -> None:
@@ -180,9 +185,9 @@ def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, 
     A consumer's own function says its key; the others keep theirs.
     """
     node = injector(at="number")
-    routes = (*CUT, Route(first=6, lows=("", "5"), key=lambda row: str(row["n"])))
+    routes = (*CUT, Route(positions=(6, 7), lows=("", "5"), key=lambda row: str(row["n"])))
 
-    assert routed(Router(node).route(frame, routes, 2)) == expected(node, routes, table)
+    assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
 
 
 @pytest.mark.parametrize("column", ["id", "seq", None])
@@ -192,7 +197,7 @@ def test_ids_are_the_same_bytes(frame: DataFrame, table: pa.Table, column: str |
     """
     node = injector(at="moment", id=column)
 
-    assert routed(Router(node).route(frame, ONE, 1)) == expected(node, ONE, table)
+    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, table)
 
 
 def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
@@ -207,7 +212,7 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
     readable = []
     for at_zone in (None, "UTC", "-03:30"):
         node = injector(times=TimeReading.of(None, at_zone, stream="in"))
-        routed_rows = {row[0]: row for row in routed(Router(node).route(frame, ONE, 1))}
+        routed_rows = {row[0]: row for row in routed(Router(node).route(frame, ONE))}
         wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
 
         assert {texts[n]: routed_rows[n] for n in routed_rows} == {texts[n]: wanted[n] for n in wanted}
@@ -227,7 +232,7 @@ def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUni
     )
     node = injector(at="at", times=TimeReading.of(unit, None, stream="in"))
 
-    assert routed(Router(node).route(frame.coalesce(1), ONE, 1)) == expected(
+    assert routed(Router(node).route(frame.coalesce(1), ONE)) == expected(
         node, ONE, frame.coalesce(1).toArrow()
     )
 
@@ -238,7 +243,7 @@ def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> 
     """
     frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
-    routed_rows = routed(Router(node).route(frame, ONE, 1))
+    routed_rows = routed(Router(node).route(frame, ONE))
 
     assert routed_rows == expected(node, ONE, frame.toArrow())
     assert routed_rows[0][3] == 1_360_310_400_000_005
@@ -260,10 +265,11 @@ def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
     """
     from pyspark.sql.functions import spark_partition_id
 
-    result = Router(injector(at="number")).route(frame, THREE, 3)
-    rows = result.frame.select(TARGET, spark_partition_id().alias("slot")).collect()
+    result = Router(injector(at="number")).route(frame, THREE)
+    placed = OneMachine(frame.sparkSession, 3).place(result.frame, slot_of_row(3), 3)
+    rows = placed.select(TARGET, spark_partition_id().alias("slot")).collect()
 
-    assert result.frame.rdd.getNumPartitions() == 3
+    assert placed.rdd.getNumPartitions() == 3
     assert len(rows) == 3 * len(ROWS)
     for row in rows:
         position = row[TARGET] if row[TARGET] >= 0 else -1 - row[TARGET]
@@ -307,7 +313,7 @@ def test_columns_that_can_never_do_are_refused(
     )
 
     with pytest.raises(InvalidError, match=words):
-        Router(node).route(odd, ONE, 1)
+        Router(node).route(odd, ONE)
 
 
 def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
@@ -330,4 +336,4 @@ def test_names_that_spark_cannot_carry_are_refused(frame: DataFrame, key: FieldE
     odd = frame.withColumnRenamed("seq", name)
 
     with pytest.raises(InvalidError, match=f"rename it column=`{name}`"):
-        Router(injector(key=key)).route(odd, ONE, 1)
+        Router(injector(key=key)).route(odd, ONE)

@@ -18,6 +18,7 @@ __all__ = [
     "ID",
     "KEY",
     "POSITION_SQL",
+    "PRODUCTIONS",
     "READABLE_SQL",
     "TARGET",
     "RoutedColumns",
@@ -38,6 +39,9 @@ KEY: Final = "__millpond_key"
 AT: Final = "__millpond_at"
 ID: Final = "__millpond_id"
 ERROR: Final = "__millpond_error"
+
+PRODUCTIONS: Final = "__millpond_productions"
+"""Productions for a slot, as one Arrow stream; null in a row from outside. Its target is any position of the slot."""
 
 POSITION_SQL: Final = f"CASE WHEN {TARGET} < 0 THEN -1 - {TARGET} ELSE {TARGET} END"
 """`position_of` of the column `TARGET`, in Spark SQL."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -16,13 +16,26 @@ from millpond.executor.bundle.result import Manifest
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.observation import InputObservation, Watch
 from millpond.executor.pipeline.weak import WeakStreams
-from millpond.executor.spark.routed_columns import RoutedColumns
+from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
-__all__ = ["SLOT_REPORT_SCHEMA", "RoutedInput", "SlotReport", "TaskPlan", "read_slot_reports"]
+__all__ = [
+    "SLOT_REPORT_SCHEMA",
+    "ProcessHomes",
+    "RoutedInput",
+    "SlotParts",
+    "SlotReport",
+    "TaskPlan",
+    "WorkerSetting",
+    "pack_parts",
+    "read_slot_reports",
+]
+
+SlotParts: TypeAlias = Mapping[int, IntervalPlan]
+"""What a slot runs in a superstep, by position; the position modulo the number of slots is the slot."""
 
 SLOT_REPORT_SCHEMA: Final = "report binary"
 """Schema of the frame that tasks yield: one pickled `SlotReport` a row."""
@@ -53,43 +66,108 @@ class RoutedInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlan:
+class WorkerSetting:
     """
-    The instructions for all tasks of one superstep.
+    What a worker process is made for: a store, and the code of a pipeline.
 
     Attributes:
         url: root of the rows table.
         storage_options: credentials and endpoints to open it.
         durability: what files survive before they are reported to the driver.
-        pipeline: the pipeline's name.
         code: the pickled computations by name.
         code_digest: a hash of ``code``; a worker process that has loaded it does not unpickle it again.
-        superstep: number of the superstep.
-        wall_time: wall time of the whole superstep.
-        slots: number of tasks.
-        intervals: the intervals with work; the one at position *i* belongs to slot ``i % slots``.
-        sources: committed files with undelivered productions.
-        input: the outside input of this superstep, if any.
         cache_bytes: soft-state budget of one interval, in bytes.
-        weak: which productions are delivered before the commit, by computation.
-        handed_on: uncommitted files of this superstep, with weak productions.
     """
 
     url: str
-    storage_options: dict[str, str]
+    storage_options: Mapping[str, str]
     durability: Durability
-    pipeline: str
     code: bytes
     code_digest: str
+    cache_bytes: int
+
+    @property
+    def name(self) -> tuple[str, Durability, str]:
+        """
+        What tells it from other settings.
+        """
+        return self.url, self.durability, self.code_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHomes:
+    """
+    How the worker processes of an executor find the one that has a slot's soft state.
+
+    Attributes:
+        secret: known to the run's tasks alone.
+        slots_max: how many slots a process is home to.
+    """
+
+    secret: str
+    slots_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """
+    The instructions for all tasks of one superstep.
+
+    Attributes:
+        setting: the store and the code.
+        superstep: number of the superstep.
+        wall_time: wall time of the whole superstep.
+        slots: number of slots.
+        parts: the pickled `SlotParts` of each slot that has work, so that a task reads only its own.
+        sources: committed files with undelivered productions.
+        input: the outside input of this superstep, if any.
+        weak: which productions are delivered before the commit, by computation.
+        handed_on: uncommitted files of this superstep, with weak productions.
+        homes: how tasks find the process of their slot; ``None``: each runs where it is.
+    """
+
+    setting: WorkerSetting
     superstep: Superstep
     wall_time: WallTimeMicros
     slots: int
-    intervals: tuple[IntervalPlan, ...]
+    parts: Mapping[int, bytes]
     sources: tuple[ProductionSource, ...]
     input: RoutedInput | None
-    cache_bytes: int
     weak: Mapping[str, WeakStreams] = field(default_factory=dict)
     handed_on: tuple[ProductionSource, ...] = ()
+    homes: ProcessHomes | None = None
+
+    def parts_of(self, slot: int) -> SlotParts:
+        """
+        What a slot runs; nothing if it has no work.
+        """
+        packed = self.parts.get(slot)
+        return {} if packed is None else pickle.loads(packed)  # noqa: S301 - written by our own driver
+
+    def to_neighbour(self, slot: int) -> bytes:
+        """
+        What another process of the same setting needs to know to run a slot.
+        """
+        mine = {slot: self.parts[slot]} if slot in self.parts else {}
+        return pickle.dumps((slot, replace(self, setting=replace(self.setting, code=b""), parts=mine)))
+
+    @staticmethod
+    def from_neighbour(packed: bytes) -> tuple[int, TaskPlan]:
+        """
+        The slot and the plan of `to_neighbour`, whose sender has proved that it is one.
+        """
+        slot, plan = pickle.loads(packed)  # noqa: S301 - see above
+        return slot, plan
+
+
+def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
+    """
+    The parts of all intervals, pickled by slot.
+    """
+    by_slot: dict[int, dict[int, IntervalPlan]] = {}
+    for position, part in parts.items():
+        by_slot.setdefault(position % slots, {})[position] = part
+    return {slot: pickle.dumps(mine) for slot, mine in by_slot.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +181,8 @@ class SlotReport:
         dead_letters: unreadable records.
         inputs: counts and times of the outside input.
         failure: the error that ended the task, if another attempt would fail in the same way.
+        process: which process ran it: a home is where a slot ran before.
+        read_bytes: how much it read of row files.
     """
 
     slot: int
@@ -110,12 +190,28 @@ class SlotReport:
     dead_letters: tuple[DeadLetter, ...] = ()
     inputs: tuple[InputObservation, ...] = ()
     failure: MillpondError | None = None
+    process: str = ""
+    read_bytes: int = 0
+
+    def to_bytes(self) -> bytes:
+        """
+        The report, pickled.
+        """
+        return pickle.dumps(self)
+
+    @staticmethod
+    def from_bytes(packed: bytes) -> SlotReport:
+        """
+        The report of `to_bytes`, from a process that is known to be one of our tasks'.
+        """
+        report: SlotReport = pickle.loads(packed)  # noqa: S301 - see above
+        return report
 
     def to_batch(self) -> pa.RecordBatch:
         """
         The report as a row of `SLOT_REPORT_SCHEMA`.
         """
-        return pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(self)], pa.binary())})
+        return pa.RecordBatch.from_pydict({"report": pa.array([self.to_bytes()], pa.binary())})
 
 
 def read_slot_reports(reports: pa.Table) -> tuple[SlotReport, ...]:
@@ -126,4 +222,4 @@ def read_slot_reports(reports: pa.Table) -> tuple[SlotReport, ...]:
         reports: rows of `SLOT_REPORT_SCHEMA`.
     """
     pickled: Iterable[bytes] = reports.column("report").cast(pa.binary()).to_pylist()
-    return tuple(pickle.loads(report) for report in pickled)  # noqa: S301 - written by our own tasks
+    return tuple(map(SlotReport.from_bytes, pickled))

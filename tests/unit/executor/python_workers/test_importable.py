@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.importable import own_modules
+from millpond.executor.python_workers.importable import own_modules
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from millpond.executor.spark.routed_columns import (
+from millpond.executor.python_workers.routed_columns import (
     is_readable,
     position_of,
     readable_rows,

@@ -5,6 +5,7 @@ A Spark task without Spark: what a slot reports, and what a worker process keeps
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,18 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.injectors.observation import Watch
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.routed_columns import TARGET, RoutedColumns, unreadable_target
-from millpond.executor.spark.task import make_task, run_slot
-from millpond.executor.spark.task_plan import RoutedInput, SlotReport, TaskPlan, read_slot_reports
+from millpond.executor.python_workers.hand_over import HandedOver
+from millpond.executor.python_workers.routed_columns import TARGET, RoutedColumns, unreadable_target
+from millpond.executor.python_workers.task import _serve, make_task, run_slot
+from millpond.executor.python_workers.task_plan import (
+    RoutedInput,
+    SlotReport,
+    TaskPlan,
+    WorkerSetting,
+    pack_parts,
+    read_slot_reports,
+)
+from millpond.executor.python_workers.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import InternalError, InvalidError
@@ -73,27 +83,22 @@ def plan(
     files: Sequence[LiveFile] = (),
     sources: Sequence[ProductionSource] = (),
 ) -> TaskPlan:
-    pickled = code()
+    parts = {
+        position: IntervalPlan(
+            interval=interval,
+            fence=Fence(Sequencer(1), CommitNumber(superstep)),
+            watermark=EventTimeMicros(0),
+            files=tuple(files),
+            due=False,
+        )
+        for position, interval in enumerate(intervals)
+    }
     return TaskPlan(
-        url=str(folder),
-        storage_options={},
-        durability="disk",
-        pipeline="p",
-        code=pickled,
-        code_digest=str(folder),
+        setting=setting(folder),
         superstep=Superstep(superstep),
         wall_time=WallTimeMicros(0),
         slots=slots,
-        intervals=tuple(
-            IntervalPlan(
-                interval=interval,
-                fence=Fence(Sequencer(1), CommitNumber(superstep)),
-                watermark=EventTimeMicros(0),
-                files=tuple(files),
-                due=False,
-            )
-            for interval in intervals
-        ),
+        parts=pack_parts(parts, slots),
         sources=tuple(sources),
         input=None
         if sources
@@ -104,8 +109,25 @@ def plan(
             id_scopes={},
             watch=Watch(stream="in"),
         ),
+    )
+
+
+def setting(folder: Path) -> WorkerSetting:
+    return WorkerSetting(
+        url=str(folder),
+        storage_options={},
+        durability="disk",
+        code=code(),
+        code_digest=str(folder),
         cache_bytes=1 << 20,
     )
+
+
+def run(plan: TaskPlan, slot: int, batches: Sequence[pa.RecordBatch]) -> SlotReport:
+    """
+    Run a slot in this process, as a task does that finds it at home.
+    """
+    return run_slot(WorkerProcess.of(plan.setting), plan, slot, batches)
 
 
 def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
@@ -129,8 +151,8 @@ def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
     """
     whole = plan(tmp_path, 1, [LOW, HIGH], slots=2)
 
-    low = run_slot(whole, 0, [batch((0, "a", 1), (0, "b", 2), (unreadable_target(0), None, 3))])
-    high = run_slot(whole, 1, [batch((1, "x", 4))])
+    low = run(whole, 0, [batch((0, "a", 1), (0, "b", 2), (unreadable_target(0), None, 3))])
+    high = run(whole, 1, [batch((1, "x", 4))])
 
     assert [manifest.interval for manifest in low.manifests] == [LOW]
     assert [manifest.interval for manifest in high.manifests] == [HIGH]
@@ -144,13 +166,13 @@ def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> No
     """
     Each interval gets its part; records without a key are reported once, by the first interval.
     """
-    made = run_slot(plan(tmp_path, 1, [LOW]), 0, [batch((0, "a", 1), (0, "c", 7), (0, "d", 2))])
+    made = run(plan(tmp_path, 1, [LOW]), 0, [batch((0, "a", 1), (0, "c", 7), (0, "d", 2))])
     file = made.manifests[0].file
     assert file is not None
     source = ProductionSource(path=file.path, superstep=Superstep(1), streams=frozenset({"mid"}))
     whole = plan(tmp_path, 2, [SECOND_LOW, SECOND_HIGH], slots=2, sources=[source])
 
-    low, high = run_slot(whole, 0, []), run_slot(whole, 1, [])
+    low, high = run(whole, 0, []), run(whole, 1, [])
 
     assert [manifest.result.statistics.records for manifest in low.manifests] == [2]
     assert high.manifests == ()
@@ -162,14 +184,14 @@ def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
     What an attempt did that was not committed is undone by the next one in the same process.
     """
     whole = plan(tmp_path, 1, [LOW])
-    first = run_slot(whole, 0, [batch((0, "a", 1))])
-    again = run_slot(whole, 0, [batch((0, "a", 1))])
+    first = run(whole, 0, [batch((0, "a", 1))])
+    again = run(whole, 0, [batch((0, "a", 1))])
     file = again.manifests[0].file
     assert file is not None
     assert first.manifests[0].file != file
 
     committed = live_file(file, LOW, 1)
-    after = run_slot(plan(tmp_path, 2, [LOW], files=[committed]), 0, [batch((0, "a", 2))])
+    after = run(plan(tmp_path, 2, [LOW], files=[committed]), 0, [batch((0, "a", 2))])
     assert after.manifests[0].result.statistics.keys == 1
     assert after.manifests[0].file is not None
 
@@ -193,16 +215,11 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
     """
     columns = RoutedColumns(key="k", at="at", id=None, error=None, own=("k", "at"))
     two_slots = TaskPlan(
-        url=str(tmp_path),
-        storage_options={},
-        durability="disk",
-        pipeline="p",
-        code=b"\x80\x04}.",
-        code_digest="none",
+        setting=setting(tmp_path),
         superstep=Superstep(1),
         wall_time=WallTimeMicros(0),
         slots=2,
-        intervals=(),
+        parts={},
         sources=(),
         input=RoutedInput(
             stream="a",
@@ -211,7 +228,6 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
             id_scopes={},
             watch=Watch(stream="a"),
         ),
-        cache_bytes=1,
     )
     records = pa.record_batch(
         {
@@ -221,6 +237,35 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
         }
     )
 
-    assert run_slot(two_slots, 1, [records.slice(0, 2)]).slot == 1
+    assert run(two_slots, 1, [records.slice(0, 2)]).slot == 1
     with pytest.raises(InternalError, match="slot of their interval"):
-        run_slot(two_slots, 0, [records])
+        run(two_slots, 0, [records])
+
+
+def test_runs_with_one_secret_do_not_meet(tmp_path: Path) -> None:
+    """
+    Two stores whose runs drew the same secret, as seeded generators do, have homes of their own.
+    """
+    first, second = (
+        WorkerProcess(replace(setting(tmp_path), url=str(tmp_path / name))) for name in ("first", "second")
+    )
+    try:
+        homes = [process.homes("one secret", lambda _: None) for process in (first, second)]
+
+        assert [home.neighbour(0, 1) for home in homes] == [None, None]
+        assert first.homes("one secret", lambda _: None) is homes[0]
+        assert first.homes("another run", lambda _: None) is not homes[0]
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_slot_of_another_store_is_not_run(tmp_path: Path) -> None:
+    """
+    A process that is handed a slot of another store refuses it, so that the other one runs it itself.
+    """
+    process = WorkerProcess(setting(tmp_path))
+    other = plan(tmp_path / "other", 1, [LOW])
+
+    with pytest.raises(InternalError, match="handed over within a run"):
+        _serve(process, HandedOver(None, other.to_neighbour(0), []))  # type: ignore[arg-type]

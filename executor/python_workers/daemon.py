@@ -20,7 +20,7 @@ from millpond.statestore.system import seed_forks
 
 __all__ = ["MODULES", "import_modules", "main"]
 
-MODULES: Final = ("numpy", "pandas", "pyspark.worker", "millpond.executor.spark.task")
+MODULES: Final = ("numpy", "pandas", "pyspark.worker", "millpond.executor.python_workers.task")
 """What is imported before the first worker is forked."""
 
 _ALLOCATOR: Final = "JE_ARROW_MALLOC_CONF"

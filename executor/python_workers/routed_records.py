@@ -4,7 +4,7 @@ The outside records of one Spark task, as its intervals get them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.injectors.observation import InputObservation, observe_times
 from millpond.executor.pipeline.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.pipeline.extract_rows import member_names, scoped_ids, with_marks
-from millpond.executor.spark.routed_columns import (
+from millpond.executor.python_workers.routed_columns import (
     ID,
     TARGET,
     is_readable,
@@ -27,8 +27,7 @@ from millpond.executor.spark.routed_columns import (
     readable_rows,
     readable_target,
 )
-from millpond.executor.spark.task_plan import RoutedInput, TaskPlan
-from millpond.executor.superstep.plan import IntervalPlan
+from millpond.executor.python_workers.task_plan import RoutedInput, SlotParts
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
@@ -44,28 +43,30 @@ class RoutedRecords:
     Args:
         source: the outside input.
         table: the routed rows, at least one.
-        intervals: the intervals of the superstep, by position.
+        parts: what the slot runs, by position.
     """
 
-    def __init__(self, source: RoutedInput, table: pa.Table, intervals: Sequence[IntervalPlan]) -> None:
+    def __init__(self, source: RoutedInput, table: pa.Table, parts: SlotParts) -> None:
         self._source = source
         self._columns = source.columns
         self._table = _stamped(table, source)
-        self._intervals = intervals
+        self._parts = parts
         self._targets = pc.unique(table.column(TARGET)).to_pylist()
 
     @classmethod
-    def read(cls, plan: TaskPlan, batches: Iterable[pa.RecordBatch]) -> RoutedRecords | None:
+    def read(
+        cls, source: RoutedInput | None, parts: SlotParts, batches: Iterable[pa.RecordBatch]
+    ) -> RoutedRecords | None:
         """
         Collect a partition's batches; ``None`` if there are no rows, or no outside input.
         """
         collected = [batch for batch in batches if batch.num_rows]
-        if plan.input is None or not collected:
+        if source is None or not collected:
             return None
         table = pa.Table.from_batches(collected).combine_chunks()
         # A shuffle keeps the order within a partition of the input, not that of commits.
-        ordered = table if plan.input.columns.sign is None else in_commit_order(table)
-        return cls(plan.input, ordered, plan.intervals)
+        ordered = table if source.columns.sign is None else in_commit_order(table)
+        return cls(source, ordered, parts)
 
     def check_slot(self, slot: int, slots: int) -> None:
         """
@@ -94,7 +95,7 @@ class RoutedRecords:
                 keys=_column(table, self._columns.key),
                 at=at,
                 values=rows if self._columns.sign is None else ChangedValues(rows, change_signs(table), at),
-                ids=self._ids(table, self._intervals[position].interval.computation),
+                ids=self._ids(table, self._parts[position].interval.computation),
             ),
         )
 
@@ -109,7 +110,7 @@ class RoutedRecords:
             if is_readable(target):
                 continue
             table = self._of_target(target)
-            computation = self._intervals[position_of(target)].interval.computation
+            computation = self._parts[position_of(target)].interval.computation
             if table.num_rows > _DEAD_LETTERS_MAX:
                 raise InvalidError(
                     "too many unreadable records in one superstep; look at the input first",

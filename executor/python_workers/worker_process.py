@@ -1,0 +1,219 @@
+"""
+What a Python worker process keeps between tasks: the store, the code, and soft state of its intervals.
+
+All of it can be rebuilt at any time. Soft state is trusted only for committed files that this very process wrote or
+read; `IntervalWorker` sees to that. Tasks of several threads share it: Spark's, in the main thread, and those that
+other processes hand over. An interval is run by one of them at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import cloudpickle
+import pyarrow as pa
+
+from millpond.executor.bundle.bundle import Deliveries
+from millpond.executor.bundle.result import Manifest
+from millpond.executor.computation.watchdog import OnStuck
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.weak import STRONG
+from millpond.executor.python_workers.hand_over import Serve, SlotHomes
+from millpond.executor.python_workers.importable import import_error
+from millpond.executor.python_workers.task_plan import TaskPlan, WorkerSetting
+from millpond.executor.superstep.delivery import ProductionSource, read_productions
+from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
+from millpond.executor.superstep.plan import IntervalPlan
+from millpond.executor.superstep.undelivered import UndeliveredProductions
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.system import SystemRng
+
+__all__ = ["WorkerProcess"]
+
+_INTERVALS_MAX: Final = 4_096
+"""The most intervals whose soft state a worker process keeps."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """
+    An interval's soft state, who may use it now, and whom to tell if its code is stuck.
+    """
+
+    worker: IntervalWorker
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    on_stuck: OnStuck | None = None
+
+
+class WorkerProcess:
+    """
+    This process, for one store and one pipeline's code.
+
+    Args:
+        setting: the store and the code.
+
+    Raises:
+        InvalidError: this process cannot import a module of the code.
+    """
+
+    _current: WorkerProcess | None = None
+    _choosing = threading.Lock()
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        self.setting: WorkerSetting = setting
+        self.name: str = f"{platform.node()}/{os.getpid()}"
+        self.nodes: Mapping[str, ComputationNode] = _loaded(setting.code)
+        self._objects = MeteredObjects(
+            open_objects(setting.url, setting.storage_options, durability=setting.durability)
+        )
+        self._kept: dict[Interval, _Kept] = {}
+        self._keeping = threading.Lock()
+        self._rng = SystemRng()
+        self._homes: SlotHomes | None = None
+
+    @classmethod
+    def of(cls, setting: WorkerSetting) -> WorkerProcess:
+        """
+        What this process keeps for a setting; what it kept for another is dropped.
+        """
+        with cls._choosing:
+            current = cls._current
+            if current is not None and current.setting.name == setting.name:
+                return current
+            if current is not None:
+                current.close()
+            cls._current = WorkerProcess(setting)
+            return cls._current
+
+    def homes(self, secret: str, serve: Serve) -> SlotHomes:
+        """
+        The slots that this process is home to in a run; those of an earlier run it gives up.
+
+        Args:
+            secret: what only the run's tasks know.
+            serve: runs a slot that another process hands over.
+        """
+        # A run on another store, or of other code, may have been given the same secret: by a seeded generator.
+        own = "\0".join((secret, *self.setting.name))
+        if self._homes is None or self._homes.secret != own:
+            self.close()
+            self._homes = SlotHomes(own, serve)
+        return self._homes
+
+    def close(self) -> None:
+        """
+        Be home to no slot any more.
+        """
+        if self._homes is not None:
+            self._homes.close()
+            self._homes = None
+
+    def abandon(self) -> None:
+        """
+        Forget all this, because user code is stuck in it: the next task starts from nothing.
+        """
+        cls = type(self)
+        if cls._current is self:
+            cls._current = None
+        self.close()
+
+    @property
+    def read_bytes(self) -> int:
+        """
+        How much this thread has read of row files.
+        """
+        return self._objects.read_bytes
+
+    def undelivered(self, plan: TaskPlan) -> UndeliveredProductions:
+        """
+        The productions that the superstep delivers; a file is read when an interval first needs it.
+        """
+        return UndeliveredProductions(plan.sources, self.productions, handed_on=plan.handed_on)
+
+    def productions(self, source: ProductionSource) -> pa.Table:
+        """
+        The productions of a file.
+
+        Raises:
+            DataError: the file is missing or its bytes are wrong.
+        """
+        return read_productions(self._objects, [source])
+
+    def run(
+        self,
+        plan: TaskPlan,
+        part: IntervalPlan,
+        node: ComputationNode,
+        deliveries: Sequence[Deliveries],
+        on_stuck: OnStuck | None = None,
+    ) -> Manifest:
+        """
+        Process one interval's bundle and write its row file, uncommitted.
+
+        Args:
+            plan: the superstep.
+            part: the interval's part.
+            node: its computation.
+            deliveries: its records.
+            on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            DataError: a committed file is missing or its bytes are wrong.
+        """
+        weak = plan.weak.get(node.name, STRONG)
+        bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
+        kept = self._keep(node, part.interval)
+        with kept.lock:
+            kept.on_stuck = on_stuck
+            return kept.worker.run(bundle, lambda: part.files, self._rng.token())
+
+    def sync(self) -> None:
+        """
+        Let the files that were written survive a power cut: it is another process that will commit them.
+        """
+        self._objects.sync()
+
+    def _keep(self, node: ComputationNode, interval: Interval) -> _Kept:
+        with self._keeping:
+            kept = self._kept.get(interval)
+            if kept is None:
+                if len(self._kept) >= _INTERVALS_MAX:
+                    self._kept.pop(next(iter(self._kept)))
+                worker = IntervalWorker(
+                    node,
+                    interval,
+                    self._objects,
+                    cache_bytes=self.setting.cache_bytes,
+                    on_stuck=lambda error: self._tell_stuck(interval, error),
+                )
+                kept = self._kept[interval] = _Kept(worker)
+            return kept
+
+    def _tell_stuck(self, interval: Interval, error: InvalidError) -> None:
+        kept = self._kept.get(interval)
+        self.abandon()
+        if kept is not None and kept.on_stuck is not None:
+            kept.on_stuck(error)
+
+
+def _loaded(code: bytes) -> dict[str, ComputationNode]:
+    """
+    The computations, if this worker, which may be younger than the run, can import their modules.
+
+    Raises:
+        InvalidError: names the module that it cannot import.
+    """
+    try:
+        nodes: dict[str, ComputationNode] = cloudpickle.loads(code)
+    except ImportError as failure:
+        raise import_error(failure.name, failure) from failure
+    return nodes

@@ -1,0 +1,119 @@
+"""
+Slots stay on their executors; those of a lost executor move once, and the one that takes its place gets its share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import orjson
+import pytest
+
+from millpond.testing.processes.cluster_homes import KEYS
+from millpond.testing.processes.tree import command_of, descendants_of
+
+pytestmark = [pytest.mark.fault, pytest.mark.spark_all, pytest.mark.slow]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+EXECUTORS: Final = 3
+INTERVALS: Final = 6
+EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+ROUNDS: Final = 12
+
+
+class Cluster:
+    """
+    The program, which runs a superstep when it is asked to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._log = (folder / "log").open("wb")
+        module = "millpond.testing.processes.cluster_homes"
+        command = [sys.executable, "-m", module, str(folder), str(EXECUTORS), str(INTERVALS)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+        )
+
+    def superstep(self) -> dict[str, int]:
+        """
+        What one more superstep reports.
+        """
+        stdin = self._pipe(self.process.stdin)
+        stdin.write(b"\n")
+        stdin.flush()
+        return self.line()
+
+    def line(self) -> dict[str, int]:
+        """
+        The next line that it writes.
+        """
+        told: dict[str, int] = orjson.loads(self._pipe(self.process.stdout).readline())
+        return told
+
+    def end(self) -> None:
+        """
+        End its input.
+        """
+        self._pipe(self.process.stdin).close()
+
+    def kill_an_executor(self) -> None:
+        """
+        ``kill -9`` one of them.
+        """
+        executors = [pid for pid in descendants_of(self.process.pid) if EXECUTOR in command_of(pid)]
+        os.kill(executors[0], signal.SIGKILL)
+
+    def close(self) -> None:
+        """
+        End all that is left of it.
+        """
+        left = [*descendants_of(self.process.pid), self.process.pid]
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        self._log.close()
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """
+    Three executors of one core.
+    """
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.timeout(600)
+def test_slots_move_when_executors_are_lost_and_join_and_never_else(cluster: Cluster) -> None:
+    """
+    Before a loss all are at home, and after it all but those of the lost one and of the one in its place.
+    """
+    before = [cluster.superstep() for _ in range(4)]
+    assert all(report["at_home"] == report["slots"] == INTERVALS for report in before)
+
+    cluster.kill_an_executor()
+    after = [cluster.superstep() for _ in range(ROUNDS)]
+
+    share = INTERVALS // EXECUTORS
+    moved = [report["slots"] - report["at_home"] for report in after]
+    assert 0 < sum(moved) <= 2 * share
+    assert after[-1]["executors"] == EXECUTORS
+    assert moved[-3:] == [0, 0, 0]
+    cluster.end()
+    assert [cluster.line(), cluster.line()] == [{str(len(before) + len(after)): KEYS}] * 2
+    assert cluster.process.wait() == 0

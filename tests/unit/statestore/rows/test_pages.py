@@ -1,0 +1,344 @@
+"""
+Row files read in parts: the rows are those of the whole file, and every bit that is read is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import ByteRange
+from millpond.statestore.rows import files, row_format, stream
+from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
+from millpond.statestore.rows.page_indexes import PageIndexes
+from millpond.statestore.rows.pages import PageIndex, join_ranges, read_page_index
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds
+from millpond.statestore.rows.stream import RowFileWriter
+from millpond.statestore.types import CommitNumber, Sequencer, Superstep
+from millpond.testing.fixtures.row_updates import Update, row_updates
+
+FENCE = Fence(Sequencer(1), CommitNumber(1))
+PATH = row_file_path("c", Superstep(1), "0" * 32)
+COLUMNS = ["key", "state", "timers", "record_ids", "deleted"]
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A few rows are a page, a few pages a row group, and every file has an index, which no test has read before.
+    """
+    for module in (row_format, stream):
+        monkeypatch.setattr(module, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 4)
+    monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 4)
+    monkeypatch.setattr(row_format, "ROWS_PER_GROUP", 14)
+    monkeypatch.setattr(stream, "ROWS_PER_GROUP", 14)
+    monkeypatch.setattr(files, "_GAP_BYTES", 0)
+
+
+@pytest.fixture
+def indexes(monkeypatch: pytest.MonkeyPatch) -> PageIndexes:
+    """
+    The page indexes of a process of its own.
+    """
+    indexes = PageIndexes(1 << 20)
+    monkeypatch.setattr(files, "PAGE_INDEXES", indexes)
+    return indexes
+
+
+def example(count: int) -> list[Update]:
+    """
+    Rows of all kinds: with and without state, timers and ids.
+    """
+    return [
+        {
+            "key": f"k{number:05d}",
+            "state": None if number % 5 == 0 else f'"{number}"' * (number % 7),
+            "state_bytes": bytes([number % 256]) if number % 5 == 0 else None,
+            "timers": [
+                {"tag": f"t{copy}", "domain": "event", "at": number, "output_at": copy}
+                for copy in range(number % 3)
+            ]
+            or None,
+            "record_ids": [{"id": bytes([number % 256, copy]), "at": copy} for copy in range(number % 4)]
+            or None,
+            "deleted": number % 11 == 0,
+        }
+        for number in range(count)
+    ]
+
+
+def written(objects: MemoryObjects, updates: Sequence[Update]) -> str:
+    return write_row_file(
+        objects, Interval("c"), row_updates(updates), superstep=Superstep(1), fence=FENCE, token="0" * 32
+    ).path
+
+
+def answer_of(objects: MemoryObjects, path: str) -> pa.Table | None:
+    """
+    A row that is read in parts; ``None`` for an error that names the file.
+    """
+    try:
+        return read(objects, path, ["k00009"])
+    except DataError as error:
+        return None if error.details["path"] == path else pa.table({})
+
+
+def read(objects: Any, path: str, keys: Sequence[str], columns: Sequence[str] = COLUMNS) -> pa.Table:
+    return read_row_files(objects, [path], columns, keys=keys, large=[path])
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 60),
+    st.lists(st.integers(-2, 62), max_size=8),
+    st.sets(st.sampled_from(ROW_SCHEMA.names), min_size=1),
+)
+def test_parts_are_the_rows_of_the_whole(count: int, wanted: list[int], columns: set[str]) -> None:
+    """
+    Whatever keys and columns are asked for, a file read in parts gives what it gives read whole.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(count))
+    keys = [f"k{max(number, 0):05d}" + ("" if number >= 0 else "x") for number in wanted]
+    files.PAGE_INDEXES._known.clear()
+
+    assert read(objects, path, keys, sorted(columns)).equals(
+        read_row_files(objects, [path], sorted(columns), keys=keys)
+    )
+
+
+def test_only_a_part_is_read(indexes: PageIndexes) -> None:
+    """
+    One key of a thousand costs the end of the file once, and one page of each column.
+    """
+    below = MemoryObjects()
+    path = written(
+        below,
+        [{**update, "state": f'"{"x" * 5_000}{number}"'} for number, update in enumerate(example(1_000))],
+    )
+    objects = MeteredObjects(below)
+    size = len(below.get(path))
+
+    assert read(objects, path, ["k00500"]).column("key").to_pylist() == ["k00500"]
+    first = objects.read_bytes
+    assert read(objects, path, ["k00123"]).column("key").to_pylist() == ["k00123"]
+    assert objects.read_bytes - first < size / 100
+    assert read(objects, path, ["absent", "a"]).num_rows == 0
+    assert 0 < indexes.size_bytes < 200_000
+
+
+def test_most_of_a_file_is_read_whole(indexes: PageIndexes) -> None:
+    """
+    Where more than half of the blocks are wanted, the whole file is read at once, and its seal verified.
+    """
+    below = MemoryObjects()
+    path = written(below, example(40))
+    objects = MeteredObjects(below)
+    keys = [f"k{number:05d}" for number in range(0, 40, 4)]
+
+    assert read(objects, path, keys).column("key").to_pylist() == keys
+    assert objects.read_bytes >= len(below.get(path))
+
+
+def test_some_columns_of_all_rows_are_read_without_the_others(indexes: PageIndexes) -> None:
+    """
+    A scan for keys and timers reads no states, and has the rows that a scan of the whole file has.
+    """
+    below = MemoryObjects()
+    states = (hashlib.shake_128(bytes([number])).hexdigest(2_000) for number in range(99))
+    path = written(
+        below, [{**update, "state": state} for update, state in zip(example(99), states, strict=True)]
+    )
+    objects = MeteredObjects(below)
+    size = len(below.get(path))
+
+    scanned = read_row_files(objects, [path], ["key", "timers"], large=[path])
+    assert scanned.equals(read_row_files(below, [path], ["key", "timers"]))
+    index = indexes.of(below, path, file_name_of(path))
+    assert index is not None
+    every = range(len(index.firsts))
+    assert objects.read_bytes - (1 << 16) < size / 10
+    assert index.size_of(every, ROW_SCHEMA.names) < size
+    assert read_row_files(objects, [path], large=[path]).num_rows == 99
+
+
+def test_any_reader_of_parquet_reads_the_file() -> None:
+    """
+    The page index lies where no reader looks, and the seal covers it.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(40))
+    data = objects.get(path)
+
+    assert pq.read_table(pa.BufferReader(data)).num_rows == 40
+    assert parquet_seal_holds(memoryview(data), file_name_of(path))
+    index = read_page_index(objects, path, file_name_of(path))
+    assert index is not None
+    assert (len(index.firsts), index.last, index.rows.tolist()[-2:]) == (10, "k00039", [4, 4])
+    at = data.index(index.to_bytes()) + 5
+    assert not parquet_seal_holds(memoryview(data[:at] + b"?" + data[at + 1 :]), file_name_of(path))
+
+
+def test_each_flipped_bit_is_named_or_not_read(indexes: PageIndexes) -> None:
+    """
+    Whatever bit is flipped: the right rows, or an error that names the file; and of those it happens to be in, an error.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(24))
+    whole = objects.get(path)
+    right = read(objects, path, ["k00009"])
+    index = read_page_index(objects, path, file_name_of(path))
+    assert index is not None
+    parts = index.ranges(index.blocks_of(["k00009"]), COLUMNS)
+    named = 0
+    for bit in range(0, 8 * len(whole), 197):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        objects.put(path, bytes(damaged))
+        files.PAGE_INDEXES._known.clear()
+        answer = answer_of(objects, path)
+        if answer is None:
+            named += 1
+        else:
+            assert answer.equals(right), bit
+            assert not any(part.start <= bit // 8 < part.end for part in parts)
+    assert named > 8 * sum(part.end - part.start for part in parts) / 197 / 2
+
+
+def test_a_known_index_does_not_hide_a_damaged_page(indexes: PageIndexes) -> None:
+    """
+    A page that is damaged, cut off, or gone with its file after the index was read, is an error that names the file.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(24))
+    index = indexes.of(objects, path, file_name_of(path))
+    assert index is not None
+    page = index.ranges(index.blocks_of(["k00009"]), ["state"])[0]
+    data = objects.get(path)
+    for damaged in (data[: page.start] + b"?" + data[page.start + 1 :], data[: page.end - 1], b""):
+        objects.put(path, damaged)
+        with pytest.raises(DataError, match="checksum") as raised:
+            read(objects, path, ["k00009"])
+        assert raised.value.details["path"] == path
+    objects.delete([path])
+    with pytest.raises(ObjectMissingError):
+        read(objects, path, ["k00009"])
+
+
+def test_another_file_s_index_is_not_believed(indexes: PageIndexes) -> None:
+    """
+    A file under another one's name is read whole, and refused by its seal.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(24))
+    other = path.replace("0" * 32, "1" * 32)
+    objects.put(other, objects.get(path))
+
+    assert read_page_index(objects, other, file_name_of(other)) is None
+    with pytest.raises(DataError, match="seal"):
+        read(objects, other, ["k00009"])
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"\xff" * 40])
+def test_what_is_no_row_file_has_no_index(data: bytes) -> None:
+    """
+    Whatever the last bytes say of a footer.
+    """
+    objects = MemoryObjects()
+    objects.put(PATH, data)
+
+    assert read_page_index(objects, PATH, file_name_of(PATH)) is None
+
+
+def test_a_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where the end that is read first does not hold the footer and the index, the rest is read as well.
+    """
+    from millpond.statestore.rows import pages
+
+    objects = MemoryObjects()
+    path = written(objects, example(200))
+    expected = read_page_index(objects, path, file_name_of(path))
+    monkeypatch.setattr(pages, "_READ_BYTES", 16)
+    index = read_page_index(objects, path, file_name_of(path))
+
+    assert expected is not None
+    assert index is not None
+    assert (index.firsts, index.schema) == (expected.firsts, expected.schema)
+
+
+def test_a_file_that_was_written_piece_by_piece_has_an_index(tmp_path: Any, indexes: PageIndexes) -> None:
+    """
+    It is the same whatever the pieces were, and a file of more groups than one.
+    """
+    objects = MemoryObjects()
+    updates = example(101)
+    writer = RowFileWriter(tmp_path, Interval("c"), superstep=Superstep(1), fence=FENCE, token="2" * 32)
+    for start in range(0, 101, 7):
+        writer.write(row_updates(updates[start : start + 7]))
+    file = writer.finish(objects)
+    assert file is not None
+
+    keys = ["k00000", "k00050", "k00100"]
+    assert read(objects, file.path, keys).equals(read_row_files(objects, [file.path], COLUMNS, keys=keys))
+    index = indexes.of(objects, file.path, file_name_of(file.path))
+    assert index is not None
+    assert index.rows.sum() == 101
+    assert parquet_seal_holds(memoryview(objects.get(file.path)), file_name_of(file.path))
+
+
+def test_indexes_are_kept_within_their_bound() -> None:
+    """
+    Those that were used last stay.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(40))
+    other = row_file_path("c", Superstep(2), "3" * 32)
+    objects.put(other, b"small")
+    index = read_page_index(objects, path, file_name_of(path))
+    assert index is not None
+    indexes = PageIndexes(index.size_bytes + 100)
+
+    kept = indexes.of(objects, path, file_name_of(path))
+    assert indexes.of(objects, path, file_name_of(path)) is kept
+    assert indexes.of(objects, other, file_name_of(other)) is None
+    assert indexes.size_bytes <= index.size_bytes + 100
+    assert indexes.of(objects, path, file_name_of(path)) is not kept
+
+
+def test_neighbours_are_read_at_once() -> None:
+    """
+    Ranges that overlap or nearly touch become one, whatever their order.
+    """
+    ranges = [ByteRange(20, 30), ByteRange(0, 5), ByteRange(6, 20), ByteRange(40, 41)]
+
+    assert join_ranges(ranges, 1) == [ByteRange(0, 30), ByteRange(40, 41)]
+    assert join_ranges([], 1) == []
+
+
+def test_an_index_survives_its_bytes() -> None:
+    """
+    What is read back is what was written.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(30))
+    index = read_page_index(objects, path, file_name_of(path))
+    assert index is not None
+
+    again = PageIndex.from_bytes(index.to_bytes())
+
+    assert (again.schema, list(again.firsts), again.last) == (index.schema, list(index.firsts), index.last)
+    assert again.to_bytes() == index.to_bytes()
