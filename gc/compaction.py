@@ -45,6 +45,7 @@ from millpond.statestore.rows.files import (
 from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN
 from millpond.statestore.rows.row_shape import lengths_of, lists_of
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.rows.wide_column import nulls
@@ -55,6 +56,9 @@ __all__ = ["Compacted", "CompactionRules", "compact_files", "compact_updates", "
 _STREAMED_BYTES: Final = 1 << 27
 _BATCH_BYTES_MIN: Final = 1 << 20
 """Least number of bytes of one file that a compaction through the disk decodes at a time."""
+
+_COMPACTED: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
+"""What is read by key for as long as it is not compacted again has a page index even where it is not large."""
 
 _Index = npt.NDArray[np.int64]
 
@@ -160,7 +164,7 @@ def compact_files(
         superstep=compaction.superstep,
         fence=fence,
         token=token,
-        row_format=row_format,
+        row_format=_COMPACTED if isinstance(row_format, ParquetRowFormat) else row_format,
     )
     # It may be another process that commits it.
     objects.sync()

@@ -28,6 +28,7 @@ from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, W
 from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
 from millpond.executor.reporting.progress import SuperstepReport
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
@@ -84,7 +85,7 @@ class LocalEngine:
         store: the open store.
         coordinator: plans and commits supersteps; already open.
         rng: the source of file names.
-        cache_bytes: soft-state budget of one interval, in bytes.
+        cache_bytes: soft-state budget of all intervals, in bytes.
         writers: threads that write row files while the next bundle runs; with 0 files are written
             in turn, so that a simulation is repeatable.
         clock: measures how long weak productions wait.
@@ -105,7 +106,7 @@ class LocalEngine:
         self._store = store
         self._coordinator = coordinator
         self._rng = rng
-        self._cache_bytes = cache_bytes
+        self._memory = MemoryBudget(cache_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         has_helper = bool(writers and coordinator.topology.fused)
         self._helper = HelperThread("millpond-weak") if has_helper else None
@@ -203,6 +204,9 @@ class LocalEngine:
             for manifest in prepared.manifests:
                 self._workers[manifest.interval].confirm(manifest.file)
             self._version = TableVersion(report.version)
+        if self._memory.is_exceeded:
+            for worker in self._workers.values():
+                worker.shrink()
         return report
 
     def _note_version(self, version: TableVersion) -> None:
@@ -350,7 +354,7 @@ class LocalEngine:
                 interval,
                 self._store.objects,
                 row_format=self._store.row_format,
-                cache_bytes=self._cache_bytes,
+                memory=self._memory,
                 on_stuck=self._strand,
             )
         return self._workers[interval]

@@ -54,7 +54,7 @@ class LocalRunner:
             the end of a process, but **no power cut**. See `Store.open`.
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own.
-        cache_mib: soft-state budget of one interval, in MiB.
+        cache_mib: soft-state budget of a process, for all its intervals, in MiB.
         intake_records_max: how many injected records may wait before `LocalRun.inject` waits.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
@@ -91,7 +91,7 @@ class LocalRunner:
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
         intervals: int = 1,
-        cache_mib: int = 256,
+        cache_mib: int = 512,
         intake_records_max: int = 100_000,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",

@@ -76,7 +76,7 @@ class WorkerSetting:
         durability: what files survive before they are reported to the driver.
         code: the pickled computations by name.
         code_digest: a hash of ``code``; a worker process that has loaded it does not unpickle it again.
-        cache_bytes: soft-state budget of one interval, in bytes.
+        cache_bytes: soft-state budget of a worker process, in bytes.
     """
 
     url: str

@@ -26,6 +26,7 @@ from millpond.executor.pipeline.weak import STRONG
 from millpond.executor.python_workers.hand_over import Serve, SlotHomes
 from millpond.executor.python_workers.importable import import_error
 from millpond.executor.python_workers.task_plan import TaskPlan, WorkerSetting
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import IntervalPlan
@@ -76,6 +77,7 @@ class WorkerProcess:
         )
         self._kept: dict[Interval, _Kept] = {}
         self._keeping = threading.Lock()
+        self._memory = MemoryBudget(setting.cache_bytes)
         self._rng = SystemRng()
         self._homes: SlotHomes | None = None
 
@@ -174,7 +176,9 @@ class WorkerProcess:
         kept = self._keep(node, part.interval)
         with kept.lock:
             kept.on_stuck = on_stuck
-            return kept.worker.run(bundle, lambda: part.files, self._rng.token())
+            manifest = kept.worker.run(bundle, lambda: part.files, self._rng.token())
+        self._relieve()
+        return manifest
 
     def sync(self) -> None:
         """
@@ -187,16 +191,31 @@ class WorkerProcess:
             kept = self._kept.get(interval)
             if kept is None:
                 if len(self._kept) >= _INTERVALS_MAX:
-                    self._kept.pop(next(iter(self._kept)))
+                    self._kept.pop(next(iter(self._kept))).worker.leave()
                 worker = IntervalWorker(
                     node,
                     interval,
                     self._objects,
-                    cache_bytes=self.setting.cache_bytes,
+                    memory=self._memory,
                     on_stuck=lambda error: self._tell_stuck(interval, error),
                 )
                 kept = self._kept[interval] = _Kept(worker)
             return kept
+
+    def _relieve(self) -> None:
+        """
+        Have the intervals that nobody runs now give back what they have beyond their part, if it is needed.
+        """
+        if not self._memory.is_exceeded:
+            return
+        with self._keeping:
+            others = list(self._kept.values())
+        for kept in others:
+            if self._memory.is_exceeded and kept.lock.acquire(blocking=False):
+                try:
+                    kept.worker.shrink()
+                finally:
+                    kept.lock.release()
 
     def _tell_stuck(self, interval: Interval, error: InvalidError) -> None:
         kept = self._kept.get(interval)

@@ -42,7 +42,7 @@ class RunnerOptions:
         durability: what commits to a local folder survive; see `Store.open`.
         intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
             that to the runner.
-        cache_mib: soft-state budget of one interval, in MiB.
+        cache_mib: soft-state budget of a process, for all its intervals, in MiB.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
         accept_ended: take records of a stream that an earlier run has ended, as late ones.
@@ -62,7 +62,7 @@ class RunnerOptions:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     durability: Durability | None = None
     intervals: int | None = None
-    cache_mib: int = 256
+    cache_mib: int = 512
     pause_timeout_ms: float = 300_000
     on_held: OnHeld = "take"
     accept_ended: bool = False

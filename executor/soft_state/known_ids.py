@@ -9,7 +9,7 @@ files are read. A false hit costs a read and never a record.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -46,16 +46,21 @@ class KnownIds:
     Args:
         interval: the interval.
         reader: reads ``record_ids`` back.
-        budget_bytes: how much of the newest ids stays in memory.
+        limit_bytes: how much of the newest ids may stay in memory now.
         capacity_max: the most ids that the filter is built for, at 8 bytes each.
     """
 
     def __init__(
-        self, interval: Interval, reader: RowReader, budget_bytes: int, *, capacity_max: int = _CAPACITY_MAX
+        self,
+        interval: Interval,
+        reader: RowReader,
+        limit_bytes: Callable[[], int],
+        *,
+        capacity_max: int = _CAPACITY_MAX,
     ) -> None:
         self._interval = interval
         self._reader = reader
-        self._budget_bytes = budget_bytes
+        self._limit_bytes = limit_bytes
         self._capacity_max = capacity_max
         self._filter: RecordIdFilter | None = None
         self._full_at = 0
@@ -76,11 +81,21 @@ class KnownIds:
         )
         # A few files at a time: all ids of an interval may not fit in memory at once.
         for start in range(0, len(files), _FILES_AT_ONCE):
-            paths = [file.path for file in files[start : start + _FILES_AT_ONCE]]
-            built.add(ids_in(self._reader.read(paths, ID_COLUMNS, interval=self._interval)))
+            some = files[start : start + _FILES_AT_ONCE]
+            read = self._reader.read(
+                [file.path for file in some], ID_COLUMNS, interval=self._interval, large=large_among(some)
+            )
+            built.add(ids_in(read))
         # If more ids are live than the filter is built for, to read them again soon gains nothing.
         self._full_at = built.count + max(built.count, self._capacity_max)
         self._filter = built
+
+    @property
+    def recent_bytes(self) -> int:
+        """
+        How much of the newest ids is in memory.
+        """
+        return self._recent_bytes
 
     def may_be_known(self, fingerprints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """
@@ -122,7 +137,8 @@ class KnownIds:
         table = _keys_and_ids(updates)
         self._recent[path] = table
         self._recent_bytes += _size_bytes(table)
-        while self._recent_bytes > self._budget_bytes:
+        limit = self._limit_bytes()
+        while self._recent_bytes > limit and self._recent:
             self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
 
     def keep_only(self, files: Sequence[FileKeys]) -> None:

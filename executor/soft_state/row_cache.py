@@ -29,7 +29,7 @@ from millpond.statestore.rows.row import TimeDomain
 __all__ = ["CacheUndo", "RowCache", "timers_weight", "waiting_weight"]
 
 _KEEP: Final = 0.9
-"""Eviction stops at this share of the budget, so that it does not run in every bundle."""
+"""Eviction stops at this share of the limit, so that it does not run in every bundle."""
 
 _FILTER_CAPACITY_MIN: Final = 65_536
 _FILTER_CAPACITY_MAX: Final = 16_777_216
@@ -76,18 +76,18 @@ class RowCache:
     Rows in order of their last use.
 
     Args:
-        budget_bytes: what rows may occupy, by estimate.
+        limit_bytes: what rows may occupy now, by estimate.
         policy: which rows to evict first.
         weigh: what a key's timers cost, by estimate.
     """
 
     def __init__(
         self,
-        budget_bytes: int,
+        limit_bytes: Callable[[], int],
         policy: EvictionPolicy = window_aware,
         weigh: Callable[[Timers], int] = timers_weight,
     ) -> None:
-        self._budget_bytes = budget_bytes
+        self._limit_bytes = limit_bytes
         self._policy = policy
         self._weigh = weigh
         self._states: dict[str, Encoded | None] = {}
@@ -114,7 +114,7 @@ class RowCache:
         """
         Whether rows must be evicted.
         """
-        return self.used_bytes > self._budget_bytes
+        return self.used_bytes > self._limit_bytes()
 
     def warm(self, keys: Sequence[str]) -> None:
         """
@@ -165,9 +165,10 @@ class RowCache:
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
         """
-        Keep as many of all rows as the budget allows, in reverse order of eviction, as cold rows.
+        Keep as many of all rows as the limit allows, in reverse order of eviction, as cold rows.
         """
-        if int(summary.weights.sum()) <= self._budget_bytes:
+        limit = self._limit_bytes()
+        if int(summary.weights.sum()) <= limit:
             self._keep_cold(merged, summary.weights)
             return
         self._forget_completeness(merged.num_rows)
@@ -175,7 +176,7 @@ class RowCache:
         order = self._policy(summary.waits)[::-1]
         used = np.cumsum(summary.weights[order])
         kept = np.zeros(merged.num_rows, np.bool_)
-        kept[order[: int(np.searchsorted(used, _KEEP * self._budget_bytes))]] = True
+        kept[order[: int(np.searchsorted(used, _KEEP * limit))]] = True
         # A filter works chunk by chunk: all states together may be more than one array holds.
         self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
 
@@ -195,11 +196,9 @@ class RowCache:
 
     def load(self, rows: LoadedRows) -> None:
         """
-        Add rows that were read from files.
+        Add rows that were read from files, because `absent` named their keys.
         """
         self._take_in(rows)
-        if self._existing is not None:
-            self._remember(pa.array(rows.keys, pa.string()))
 
     def _take_in(self, rows: LoadedRows) -> None:
         self._forget(rows.keys)
@@ -249,7 +248,7 @@ class RowCache:
 
     def evict(self, waits: Mapping[str, float]) -> int:
         """
-        Evict rows until the cache is below its budget; returns how many.
+        Evict rows until the cache is below its limit; returns how many.
 
         Args:
             waits: how long each key with timers waits for the next one.
@@ -264,9 +263,12 @@ class RowCache:
             self._remember(pa.array(keys, pa.string()))
         order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
         hot = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
+        if self._timers:
+            of_timers = (self._weigh(self._timers.get(key, ())) for key in self._states)
+            hot = [weight + more for weight, more in zip(hot, of_timers, strict=True)]
         weights = np.asarray(hot if self._cold is None else [*self._cold.weights.tolist(), *hot])
         freed = np.cumsum(weights[order])
-        surplus = self.used_bytes - int(_KEEP * self._budget_bytes)
+        surplus = self.used_bytes - int(_KEEP * self._limit_bytes())
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
         evicted = order[:count]
         self._forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])

@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import TimerQueue, Timers
 from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
+from millpond.executor.soft_state.file_keys import KeysOfFiles
 from millpond.executor.soft_state.gc_pause import collector_paused
 from millpond.executor.soft_state.known_files import FileKeys, KnownFiles, large_among
 from millpond.executor.soft_state.known_ids import KnownIds
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.row_cache import CacheUndo, RowCache, timers_weight, waiting_weight
 from millpond.executor.soft_state.row_reader import (
     RowChanges,
@@ -41,8 +43,12 @@ from millpond.statestore.rows.row import ROW_SCHEMA
 
 __all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
 
-BUDGET_BYTES: Final = 256 * 2**20
-"""Default budget of an interval's row cache."""
+BUDGET_BYTES: Final = 512 * 2**20
+"""Default memory budget of a process."""
+
+_IDS_SHARE: Final = 4
+_KEYS_SHARE: Final = 16
+"""Of what an interval may use, at most a quarter are newest ids, and a sixteenth keys of files."""
 
 _TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_number", "deleted")
 """What a new owner reads of more rows than memory holds (MillWheel §6.2)."""
@@ -70,7 +76,7 @@ class SoftState:
     Args:
         interval: the interval.
         reader: reads committed row updates.
-        budget_bytes: what cached rows may occupy; recent record ids get a quarter on top.
+        memory: the budget of all intervals of the process, for rows, newest ids and keys of files.
         policy: which rows to evict first.
         keeps_records: whether records may wait in the rows.
     """
@@ -79,14 +85,14 @@ class SoftState:
         self,
         interval: Interval,
         reader: RowReader,
-        budget_bytes: int = BUDGET_BYTES,
+        memory: MemoryBudget | None = None,
         *,
         policy: EvictionPolicy = window_aware,
         keeps_records: bool = False,
     ) -> None:
         self._interval = interval
         self._reader = reader
-        self._budget_bytes = budget_bytes
+        self._memory = MemoryBudget(BUDGET_BYTES) if memory is None else memory
         self._policy = policy
         self._weigh = waiting_weight if keeps_records else timers_weight
         self.reset()
@@ -95,11 +101,32 @@ class SoftState:
         """
         Forget everything; the next `synchronise` reads all files.
         """
-        self._cache = RowCache(self._budget_bytes, self._policy, self._weigh)
+        self._cache = RowCache(self._limit_bytes, self._policy, self._weigh)
         self._timers = TimerQueue()
-        self._ids = KnownIds(self._interval, self._reader, self._budget_bytes // 4)
+        self._ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
         self._files = KnownFiles()
+        self._keys_of_files = KeysOfFiles(lambda: self._limit_bytes() // _KEYS_SHARE)
         self._tentative: list[_Tentative] = []
+        self._report()
+
+    def _limit_bytes(self) -> int:
+        return self._memory.limit_of(self._interval)
+
+    def _report(self) -> None:
+        used = self._cache.used_bytes + self._ids.recent_bytes + self._keys_of_files.size_bytes
+        self._memory.report(self._interval, used)
+
+    def leave(self) -> None:
+        """
+        Give the memory budget back: the process drops this soft state.
+        """
+        self._memory.leave(self._interval)
+
+    def shrink(self) -> None:
+        """
+        Evict rows if they are more than the interval may have now, though it has nothing to do.
+        """
+        self._evict((0, 0))
 
     @property
     def position(self) -> str | None:
@@ -181,6 +208,7 @@ class SoftState:
         self._timers.put(bundle.undo.timers)
         if bundle.path is not None:
             self._files.disown(bundle.path)
+            self._keys_of_files.drop(bundle.path)
             self._ids.drop(bundle.path)
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
@@ -192,6 +220,7 @@ class SoftState:
             return
         self._files.take_in(files, unread)
         self._ids.keep_only(self._files.all)
+        self._keys_of_files.keep_only({file.path for file in self._files.all})
         if unread:
             self._catch_up(unread)
 
@@ -200,7 +229,7 @@ class SoftState:
         self._files.take_in(files, files)
         if not files:
             return
-        if sum(file.size_bytes for file in files) > self._budget_bytes:
+        if sum(file.size_bytes for file in files) > self._limit_bytes():
             merged = merge_updates(self._timers_of(files))
             summary = summarise_rows(merged)
         else:
@@ -209,6 +238,7 @@ class SoftState:
             summary = summarise_rows(merged)
             self._cache.fill(merged, summary)
         self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
+        self._report()
 
     def _timers_of(self, files: Sequence[LiveFile]) -> pa.Table:
         """
@@ -222,6 +252,8 @@ class SoftState:
             large = {file.path} if file.size_bytes >= LARGE_BYTES else ()
             read = self._reader.read([file.path], _TIMER_COLUMNS, interval=self._interval, large=large)
             self._cache.remember(read.column("key"))
+            if file.size_bytes < LARGE_BYTES:
+                self._keys_of_files.note(file.path, read.column("key"))
             is_deleted = pc.fill_null(read.column("deleted"), False)
             updates.append(read.filter(pc.or_(read.column("timers").is_valid(), is_deleted)))
         table = pa.concat_tables(updates)
@@ -281,8 +313,7 @@ class SoftState:
         return self._cache.timers_of(key)
 
     def _fetch(self, keys: list[str]) -> None:
-        low, high = min(keys), max(keys)
-        files = [file for file in self._files.all if file.may_hold_any(low, high)]
+        files = self._keys_of_files.files_with(self._files.all, keys)
         paths, large = [file.path for file in files], large_among(files)
         updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval, large=large)
         self._cache.load(load_rows(merge_updates(updates)))
@@ -330,10 +361,14 @@ class SoftState:
         bundle = self._tentative[-1]
         bundle.path, bundle.superstep = file.path, file.superstep
         self._ids.keep(file.path, bundle.updates)
+        if not self._cache.is_complete:
+            self._keys_of_files.note(file.path, bundle.updates.column("key"))
         bundle.updates = bundle.updates.slice(0, 0)
         self._files.adopt(file)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
 
     def _evict(self, clocks: tuple[int, int]) -> None:
+        self._report()
         if self._cache.is_over_budget:
             self._cache.evict(self._timers.waits(*clocks))
+            self._report()

@@ -79,7 +79,7 @@ class SparkEngine:
         store: the open store.
         coordinator: plans and commits supersteps; already open.
         intervals: into how many intervals a computation is divided, if it does not say.
-        cache_bytes: soft-state budget of one interval in a worker process, in bytes.
+        cache_bytes: soft-state budget of a worker process, in bytes.
         rng: makes the secret by which the run's tasks know each other.
     """
 

@@ -80,7 +80,7 @@ class SparkRunner:
             the end of a process, but **no power cut**. See `Store.open`.
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own; ``None`` takes Spark's default parallelism.
-        cache_mib: soft-state budget of one interval in a worker process, in MiB.
+        cache_mib: soft-state budget of a worker process, for all its intervals, in MiB.
         tick_ms: how long the input must be silent before undelivered work runs without it.
         on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
@@ -116,7 +116,7 @@ class SparkRunner:
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
         intervals: int | None = None,
-        cache_mib: int = 256,
+        cache_mib: int = 512,
         tick_ms: float = 250,
         on_held: OnHeld = "take",
         pause_timeout_ms: float = 300_000,

@@ -19,6 +19,7 @@ from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.soft_state import SoftState, StoreRowReader
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.check import check
@@ -61,7 +62,7 @@ class IntervalWorker:
         interval: the keys it owns.
         objects: where row files are stored.
         row_format: how row files are encoded.
-        cache_bytes: soft-state budget in bytes.
+        memory: the soft-state budget of the process.
         on_stuck: called if user code exceeds its time limit and cannot be interrupted.
     """
 
@@ -72,17 +73,29 @@ class IntervalWorker:
         objects: Objects,
         *,
         row_format: RowFormat = PARQUET,
-        cache_bytes: int,
+        memory: MemoryBudget,
         on_stuck: OnStuck | None = None,
     ) -> None:
         self._interval = interval
         self._objects = objects
         self._row_format = row_format
         reader = StoreRowReader(objects)
-        self._soft_state = SoftState(interval, reader, cache_bytes, keeps_records=node.time_sorted)
+        self._soft_state = SoftState(interval, reader, memory, keeps_records=node.time_sorted)
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._state = WorkerState.BEHIND
         self._transition = threading.Lock()
+
+    def shrink(self) -> None:
+        """
+        Evict what others of the process need more; no other step may run at the same time.
+        """
+        self._soft_state.shrink()
+
+    def leave(self) -> None:
+        """
+        Give the memory back: the process keeps nothing of the interval any more.
+        """
+        self._soft_state.leave()
 
     @property
     def state(self) -> WorkerState:

@@ -5,6 +5,9 @@ Nearly every record id is new, and a Bloom filter proves it without reading the
 store. The filter is soft state: it is never stored, and rebuilt from the
 ``record_ids`` of the row files. Reading the row files decides a "maybe".
 
+The page index of a row file has a filter of the file's keys, which is stored (`BlockFilter.to_bytes`):
+fingerprints and bit patterns are part of the format.
+
 Whole columns are hashed and tested at once. A block is 64 bytes, four pairs of
 words; an id sets three bits in one word of each pair, and so touches one cache
 line instead of twenty. For the same rate of false positives such blocks need more bits
@@ -26,7 +29,7 @@ from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
 
-__all__ = ["Fingerprints", "Ids", "RecordIdFilter", "fingerprints"]
+__all__ = ["BlockFilter", "Fingerprints", "Ids", "RecordIdFilter", "fingerprints"]
 
 Ids: TypeAlias = pa.Array | pa.ChunkedArray | Fingerprints
 """A column of ids, or their `fingerprints` where the caller has computed them."""
@@ -73,7 +76,7 @@ class RecordIdFilter:
         self._first_capacity = capacity
         self._capacity_max = capacity_max
         self._error_rate = error_rate
-        self._filters: list[_BlockFilter] = []
+        self._filters: list[BlockFilter] = []
 
     @property
     def count(self) -> int:
@@ -118,7 +121,7 @@ class RecordIdFilter:
             hits[unknown] = part.might_contain(wanted[unknown])
         return hits
 
-    def _part_with_room(self, ids: int) -> _BlockFilter:
+    def _part_with_room(self, ids: int) -> BlockFilter:
         if not self._filters:
             self._grow(max(self._first_capacity, ids))
         elif self._filters[-1].room <= 0 and self.capacity < self._capacity_max:
@@ -128,38 +131,89 @@ class RecordIdFilter:
     def _grow(self, capacity: int) -> None:
         left = self._capacity_max - self.capacity
         error_rate = self._error_rate / 2 ** (len(self._filters) + 1)
-        self._filters.append(_BlockFilter(min(capacity, left), max(error_rate, _ERROR_RATE_MIN)))
+        self._filters.append(BlockFilter.empty(min(capacity, left), max(error_rate, _ERROR_RATE_MIN)))
 
 
-class _BlockFilter:
+class BlockFilter:
     """
     One Bloom filter of fixed size.
+
+    Args:
+        words: its bits, in whole blocks, which it keeps.
+        capacity: number of ids that it is sized for; of one that is only asked, 0.
+
+    Example:
+        >>> keys = BlockFilter.empty(100, 0.01)
+        >>> keys.add(fingerprints(pa.array(["a", "b"])))
+        >>> BlockFilter.from_bytes(keys.to_bytes()).might_contain(fingerprints(pa.array(["b", "c"]))).tolist()
+        [True, False]
     """
 
-    def __init__(self, capacity: int, error_rate: float) -> None:
+    def __init__(self, words: npt.NDArray[np.uint64], capacity: int = 0) -> None:
         self.capacity: Final = capacity
         self.count = 0
-        self._bits = BloomFilter(_scattered_capacity(capacity, error_rate), error_rate)
-        blocks = self._bits.num_bits // _BLOCK_BITS
-        octets = np.frombuffer(self._bits.bitarray, np.uint8, blocks * _BLOCK_BITS // 8)
-        self._words: npt.NDArray[np.uint64] = octets.view(np.uint64)
-        self._blocks = np.uint64(blocks)
+        self._words = words
+        self._blocks = np.uint64(len(words) // (2 * _PAIRS))
+
+    @staticmethod
+    def empty(capacity: int, error_rate: float) -> BlockFilter:
+        """
+        A filter for so many ids.
+
+        Args:
+            capacity: number of ids.
+            error_rate: share of unseen ids that are reported as "maybe" when it is full, from 1e-8 to 1e-2.
+        """
+        # The library allocates the bits; blocks use all that make a whole one.
+        bits = BloomFilter(_scattered_capacity(capacity, error_rate), error_rate)
+        octets = bits.num_bits // _BLOCK_BITS * _BLOCK_BITS // 8
+        return BlockFilter(np.frombuffer(bits.bitarray, np.uint8, octets).view(np.uint64), capacity)
+
+    def to_bytes(self) -> bytes:
+        """
+        The bits, for `from_bytes`: little-endian words.
+        """
+        return self._words.astype("<u8", copy=False).tobytes()
+
+    @staticmethod
+    def from_bytes(bits: bytes) -> BlockFilter:
+        """
+        The filter of `to_bytes`, to be asked and not added to.
+
+        Raises:
+            ValueError: the bits are no whole blocks.
+        """
+        if not bits or len(bits) * 8 % _BLOCK_BITS:
+            raise ValueError(f"{len(bits)} bytes are no filter")
+        return BlockFilter(np.frombuffer(bits, "<u8").astype(np.uint64, copy=False))
 
     @property
     def room(self) -> int:
+        """
+        How many more ids it is sized for.
+        """
         return self.capacity - self.count
 
     @property
     def size_bytes(self) -> int:
+        """
+        Memory in bytes.
+        """
         return int(self._words.nbytes)
 
     def add(self, ids: Fingerprints) -> None:
+        """
+        Add ids by their fingerprints.
+        """
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         for pair in range(_PAIRS):
             np.bitwise_or.at(self._words, _word_of(ids, blocks, pair), _PATTERNS[patterns[:, pair]])
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
+        """
+        One flag per fingerprint: false if it has never been added, true if it may have been.
+        """
         result = np.zeros(len(ids), dtype=np.bool_)
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         left: _Index | slice = slice(None)

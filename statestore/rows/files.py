@@ -25,6 +25,7 @@ from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.objects.ranges import read_ranges
+from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.rows.pages import decode_blocks, join_ranges
@@ -70,7 +71,10 @@ LARGE_BYTES: Final = 1 << 18
 _SHARE_MAX: Final = 2
 """A file of which more than this part is wanted is read whole."""
 
-_BLOCKS_AT_ONCE: Final = 1_024
+_WHOLE_BYTES_MAX: Final = 1 << 24
+"""A file that is longer is never read whole where it has a page index: memory does not grow with files."""
+
+_BLOCKS_AT_ONCE: Final = 256
 """How many blocks are in memory as they are in the file."""
 
 _GAP_BYTES: Final = 1 << 14
@@ -288,6 +292,7 @@ class _Selection:
     def __init__(self, keys: Iterable[str] | None, interval: Interval | None) -> None:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
+        self._prints: Fingerprints | None = None
 
     @property
     def is_all(self) -> bool:
@@ -324,8 +329,10 @@ class _Selection:
         if index is None:
             return None
         every = range(len(index.firsts))
-        blocks = every if self._keys is None else index.blocks_of(self._keys)
-        if index.size_of(blocks, columns) * _SHARE_MAX > index.size_of(every, ROW_SCHEMA.names):
+        blocks = every if self._keys is None else index.blocks_of(self._keys, self._fingerprints())
+        whole_bytes = index.size_of(every, ROW_SCHEMA.names)
+        is_most = index.size_of(blocks, columns) * _SHARE_MAX > whole_bytes
+        if is_most and whole_bytes <= _WHOLE_BYTES_MAX:
             return None
         tables = [pa.schema([ROW_SCHEMA.field(column) for column in columns]).empty_table()]
         for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
@@ -334,6 +341,11 @@ class _Selection:
             parts = dict(zip(ranges, read_ranges(objects, path, ranges), strict=True))
             tables.append(self.apply(conform(decode_blocks(index, some, columns, parts), columns)))
         return pa.concat_tables(tables)
+
+    def _fingerprints(self) -> Fingerprints:
+        if self._prints is None:
+            self._prints = fingerprints(pa.array(self._keys, pa.string()))
+        return self._prints
 
     def apply(self, table: pa.Table) -> pa.Table:
         """

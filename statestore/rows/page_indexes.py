@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from millpond.statestore.rows.pages import PageIndex, read_page_index
+from millpond.statestore.rows.page_index import PageIndex, read_page_index
 from millpond.statestore.types import Objects
 
 __all__ = ["PAGE_INDEXES", "PageIndexes"]

@@ -24,11 +24,13 @@ import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.decoded_files import DecodedFiles
-from millpond.statestore.rows.pages import SEAL_BYTES, pack_section, page_index_of
+from millpond.statestore.rows.page_index import SEAL_BYTES, pack_section
+from millpond.statestore.rows.pages import page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_shape import check_names
 
 __all__ = [
+    "COMPACTED_PAGED_BYTES_MIN",
     "PAGED_BYTES_MIN",
     "PARQUET_OPTIONS",
     "ROWS_PER_GROUP",
@@ -64,9 +66,12 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 """Options for both of Arrow's Parquet writers."""
 
 PAGED_BYTES_MIN: Final = 1 << 22
-"""Row files of less than this, in memory, are read whole: they have no page index."""
+"""What a superstep writes has a page index from this size on, in memory: smaller files are read whole."""
 
-_PAGE_BYTES: Final = 1 << 16
+COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
+"""The same of what a compaction writes, which nobody waits for."""
+
+_PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
@@ -89,7 +94,7 @@ _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 def rows_per_page(table: pa.Table) -> int:
     """
-    After how many rows all columns are cut into pages: about 64 KiB of rows, which is what a key costs to read.
+    After how many rows all columns are cut into pages: about 32 KiB of rows, which is what a key costs to read.
     """
     rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
@@ -157,22 +162,28 @@ def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, na
 class ParquetRowFormat:
     """
     Parquet with zstd, page checksums and a seal.
+
+    Args:
+        paged_bytes_min: rows of less than this, in memory, are written without a page index; `PAGED_BYTES_MIN`
+            by default.
     """
+
+    def __init__(self, paged_bytes_min: int | None = None) -> None:
+        self._paged_bytes_min = paged_bytes_min
 
     def encode(self, table: pa.Table, name: str) -> bytes:
         """
         The bytes of a Parquet file, readable by any Parquet reader.
         """
         sink = pa.BufferOutputStream()
-        if table.nbytes < PAGED_BYTES_MIN:
+        paged_bytes_min = PAGED_BYTES_MIN if self._paged_bytes_min is None else self._paged_bytes_min
+        if table.nbytes < paged_bytes_min:
             pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
             return seal_parquet(memoryview(sink.getvalue()), name)
         rows = rows_per_page(table)
         pq.write_table(table, sink, row_group_size=rows_per_group(rows), **paged_options(rows))
-        file, keys = memoryview(sink.getvalue()).cast("B"), table.column("key")
-        firsts = keys.take(pa.array(range(0, table.num_rows, rows))).to_pylist()
-        index = page_index_of(file, firsts, keys[table.num_rows - 1].as_py())
-        return seal_parquet(file, name, pack_section(index, name))
+        file = memoryview(sink.getvalue()).cast("B")
+        return seal_parquet(file, name, pack_section(page_index_of(file, rows), name))
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None

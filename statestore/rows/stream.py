@@ -32,10 +32,11 @@ from millpond.statestore.rows.files import (
     rows_within,
     sealed_name,
 )
-from millpond.statestore.rows.pages import pack_section, page_index_of
+from millpond.statestore.rows.page_index import pack_section
+from millpond.statestore.rows.pages import page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import (
-    PAGED_BYTES_MIN,
+    COMPACTED_PAGED_BYTES_MIN,
     PARQUET_OPTIONS,
     ROWS_PER_GROUP,
     file_name_of,
@@ -195,7 +196,6 @@ class RowFileWriter:
         self._low: str | None = None
         self._high: str | None = None
         self._page_rows = 0
-        self._firsts: list[str] = []
 
     def write(self, table: pa.Table) -> None:
         """
@@ -233,7 +233,7 @@ class RowFileWriter:
         with _disk(self._path):
             self.close()
             name = file_name_of(self._path)
-            seal_parquet_file(self._local, name, self._page_section(name, self._high))
+            seal_parquet_file(self._local, name, self._page_section(name))
             size_bytes = self._local.stat().st_size
         upload(objects, self._path, self._local)
         return RowFile(
@@ -270,7 +270,7 @@ class RowFileWriter:
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting)
-        if self._writer is None and table.nbytes >= PAGED_BYTES_MIN:
+        if self._writer is None and table.nbytes >= COMPACTED_PAGED_BYTES_MIN:
             self._page_rows = rows_per_page(table)
         rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
         if self._page_rows:
@@ -282,14 +282,11 @@ class RowFileWriter:
             while table.num_rows >= rows or (is_end and table.num_rows):
                 group = table.slice(0, rows)
                 self._writer.write_table(group, row_group_size=rows)
-                if self._page_rows:
-                    starts = pa.array(range(0, group.num_rows, self._page_rows))
-                    self._firsts += group.column("key").take(starts).to_pylist()
                 table = table.slice(rows)
         self._waiting = [table.combine_chunks()] if table.num_rows else []
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
-    def _page_section(self, name: str, high: str) -> bytes:
+    def _page_section(self, name: str) -> bytes:
         """
         The page index of the closed local file; nothing of one that is read whole.
         """
@@ -300,7 +297,7 @@ class RowFileWriter:
             mmap(file.fileno(), 0, access=ACCESS_READ) as data,
             memoryview(data) as view,
         ):
-            return pack_section(page_index_of(view, self._firsts, high), name)
+            return pack_section(page_index_of(view, self._page_rows), name)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.gc import compaction
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.round import Retention, collect_garbage
@@ -211,8 +212,9 @@ def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
     """
     A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well.
     """
-    for module in (row_format, row_stream):
-        monkeypatch.setattr(module, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_stream, "COMPACTED_PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(compaction, "_COMPACTED", row_format.ParquetRowFormat(0))
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 2)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 2)
     pond, rng = make_pond(tmp_path / "pond", cleaned=False), SeededRng(6)

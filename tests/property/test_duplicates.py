@@ -287,13 +287,15 @@ def _state(name: str, state: str | None) -> str | None:
     return f"{letter['key']} {orjson.loads(letter['value'])['n']}"
 
 
-def forgetful(capacity_max: int, budget_bytes: int) -> Callable[[Interval, RowReader, int], KnownIds]:
+def forgetful(
+    capacity_max: int, budget_bytes: int
+) -> Callable[[Interval, RowReader, Callable[[], int]], KnownIds]:
     """
     A factory of known ids with another capacity than requested.
     """
 
-    def make(interval: Interval, reader: RowReader, _: int) -> KnownIds:
-        return KnownIds(interval, reader, budget_bytes, capacity_max=capacity_max)
+    def make(interval: Interval, reader: RowReader, _: Callable[[], int]) -> KnownIds:
+        return KnownIds(interval, reader, lambda: budget_bytes, capacity_max=capacity_max)
 
     return make
 

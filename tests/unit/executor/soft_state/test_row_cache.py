@@ -11,7 +11,7 @@ def test_a_deletion_that_is_taken_back_leaves_a_row_that_may_exist() -> None:
     """
     A bundle deletes a key's row, eviction begins, the bundle is taken back: the key is not provably new.
     """
-    cache = RowCache(budget_bytes=100)
+    cache = RowCache(lambda: 100)
     cache.put(["gone", "kept"], ["state" * 20, "state" * 20], {})
     undo = cache.put(["gone"], [None], {})
     cache.evict({})

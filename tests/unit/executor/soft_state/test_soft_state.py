@@ -19,6 +19,7 @@ from millpond.executor.computation.values import PythonValues
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.soft_state.eviction import NEVER, least_recently_used, window_aware
 from millpond.executor.soft_state.known_ids import KnownIds
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.row_reader import StoreRowReader
 from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.errors import DataError, InternalError
@@ -230,7 +231,7 @@ class TestFollowing:
         """
         run = run_of(budget_bytes=0)
         reader = CountingReader(run)
-        soft_state = SoftState(INTERVAL, reader, 0)
+        soft_state = SoftState(INTERVAL, reader, MemoryBudget(0))
         run.replace_soft_state(0, soft_state)
         run.step(records(("a", 10)))
         run.step(records(("b", 20)))
@@ -335,7 +336,7 @@ class TestMemory:
         """
         run = run_of()
         reader = CountingReader(run)
-        soft_state = SoftState(INTERVAL, reader, 3_000)
+        soft_state = SoftState(INTERVAL, reader, MemoryBudget(3_000))
         run.replace_soft_state(0, soft_state)
         for start in range(0, 200, 10):
             run.step(records(*((f"key {number}", 10) for number in range(start, start + 10))))
@@ -350,13 +351,55 @@ class TestMemory:
         run = run_of()
         run.step(records(("a", 1), ("b", 2), ("c", 3)))
         reader = CountingReader(run)
-        soft_state = SoftState(INTERVAL, reader, 0)
+        soft_state = SoftState(INTERVAL, reader, MemoryBudget(0))
         soft_state.synchronise(run.files)
         reader.reads.clear()
 
         assert state_of(soft_state, "a", "c") == ["[1]", "[3]"]
         assert [(count, keys) for count, _, keys in reader.reads] == [(1, ["a", "c"])]
         assert [timer.at for timer in soft_state.timers_of("c")] == [3]
+
+    def test_files_that_have_none_of_the_missing_rows_are_not_read(self) -> None:
+        """
+        Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows.
+        """
+        run = run_of()
+        run.step(records(*((f"key {number:03}", 10) for number in range(100))))
+        reader = CountingReader(run)
+        soft_state = SoftState(INTERVAL, reader, MemoryBudget(10_000))
+        run.replace_soft_state(0, soft_state)
+        for number in range(20):
+            run.step(records((f"key {number:03}", 20), (f"key {99 - number:03}", 20)))
+        reader.reads.clear()
+        middle = [f"key {number:03}" for number in range(20, 80)]
+
+        assert state_of(soft_state, *middle) == ["[10]"] * 60
+        assert [count for count, _, _ in reader.reads] == [1]
+        assert state_of(soft_state, "key 000", "key 099") == ["[10,20]"] * 2
+
+    def test_intervals_share_the_budget_of_their_process(self) -> None:
+        """
+        One that is idle gives back what another one needs, and both have the right rows afterwards.
+        """
+        run, memory = run_of(), MemoryBudget(24_000)
+        run.step(records(*((f"key {number:03}", 10) for number in range(100))))
+        idle = SoftState(Interval("c", "", "key 050"), StoreRowReader(run.objects), memory)
+        busy = SoftState(Interval("c", "key 050"), StoreRowReader(run.objects), memory)
+        idle.synchronise(run.files)
+        assert 12_000 < idle.used_bytes == memory.used_bytes
+        busy.synchronise(run.files)
+        busy.load([f"key {number:03}" for number in range(50, 100)])
+        busy.shrink()
+        assert 9_000 < busy.used_bytes <= 12_000
+        assert memory.is_exceeded
+
+        idle.shrink()
+        assert not memory.is_exceeded
+        assert 10_000 < idle.used_bytes
+        assert idle.load(["key 007"]) == busy.load(["key 077"]) == ["[10]"]
+        busy.leave()
+        idle.shrink()
+        assert idle.used_bytes == memory.used_bytes
 
     def test_timers_of_evicted_rows_are_known(self) -> None:
         """
@@ -376,7 +419,7 @@ class TestMemory:
         run = run_of()
         run.step(records(*((f"key {number:03}", 1_000 - number) for number in range(100))))
         reader = CountingReader(run)
-        soft_state = SoftState(INTERVAL, reader, 10_000)
+        soft_state = SoftState(INTERVAL, reader, MemoryBudget(10_000))
         soft_state.synchronise(run.files)
         reader.reads.clear()
         soft_state.load(["key 098", "key 099"])
@@ -412,7 +455,7 @@ class TestKnownIds:
         run.step(records(*((f"k{number:03}", 100 + number) for number in range(100))))
         run.step(records(("k007", 5_000)), watermark=101)
         reader = CountingReader(run)
-        owner = SoftState(INTERVAL, reader, 1_000)
+        owner = SoftState(INTERVAL, reader, MemoryBudget(1_000))
         owner.synchronise(run.files)
 
         assert len(reader.reads) == 2
@@ -482,7 +525,7 @@ class TestKnownIds:
         run = run_of()
         run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
         files = run.soft_state(0).files
-        known = KnownIds(INTERVAL, StoreRowReader(run.objects), 1 << 20, capacity_max=100)
+        known = KnownIds(INTERVAL, StoreRowReader(run.objects), lambda: 1 << 20, capacity_max=100)
         known.prepare(files)
         gone = fingerprints(pa.array([b"gone %d" % number for number in range(100)], pa.binary()))
         known.add(gone[:99])

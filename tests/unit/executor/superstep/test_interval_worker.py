@@ -16,6 +16,7 @@ from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.interval_worker import IntervalWorker, WorkerState, bundle_of
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import InternalError, InvalidError, UnavailableError
@@ -74,7 +75,7 @@ class Setting:
         self.table = Table()
         self.supersteps = 0
         self.worker = IntervalWorker(
-            pipeline.check().computations["c"], INTERVAL, self.objects, cache_bytes=1 << 20
+            pipeline.check().computations["c"], INTERVAL, self.objects, memory=MemoryBudget(1 << 20)
         )
 
     def bundle(self, *numbers: int) -> Bundle:

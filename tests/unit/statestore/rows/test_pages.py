@@ -5,6 +5,7 @@ Row files read in parts: the rows are those of the whole file, and every bit tha
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.ranges import ByteRange
 from millpond.statestore.rows import files, row_format, stream
 from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
+from millpond.statestore.rows.fingerprint import fingerprints
+from millpond.statestore.rows.page_index import AlikePages, PageIndex, read_page_index
 from millpond.statestore.rows.page_indexes import PageIndexes
-from millpond.statestore.rows.pages import PageIndex, join_ranges, read_page_index
+from millpond.statestore.rows.pages import join_ranges
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds
 from millpond.statestore.rows.stream import RowFileWriter
@@ -39,8 +42,8 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A few rows are a page, a few pages a row group, and every file has an index, which no test has read before.
     """
-    for module in (row_format, stream):
-        monkeypatch.setattr(module, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(stream, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 4)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 4)
     monkeypatch.setattr(row_format, "ROWS_PER_GROUP", 14)
@@ -202,7 +205,7 @@ def test_each_flipped_bit_is_named_or_not_read(indexes: PageIndexes) -> None:
     right = read(objects, path, ["k00009"])
     index = read_page_index(objects, path, file_name_of(path))
     assert index is not None
-    parts = index.ranges(index.blocks_of(["k00009"]), COLUMNS)
+    parts = index.ranges(index.blocks_of(["k00009"], fingerprints(pa.array(["k00009"]))), COLUMNS)
     named = 0
     for bit in range(0, 8 * len(whole), 197):
         damaged = bytearray(whole)
@@ -226,7 +229,7 @@ def test_a_known_index_does_not_hide_a_damaged_page(indexes: PageIndexes) -> Non
     path = written(objects, example(24))
     index = indexes.of(objects, path, file_name_of(path))
     assert index is not None
-    page = index.ranges(index.blocks_of(["k00009"]), ["state"])[0]
+    page = index.ranges(index.blocks_of(["k00009"], fingerprints(pa.array(["k00009"]))), ["state"])[0]
     data = objects.get(path)
     for damaged in (data[: page.start] + b"?" + data[page.start + 1 :], data[: page.end - 1], b""):
         objects.put(path, damaged)
@@ -267,12 +270,12 @@ def test_a_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> N
     """
     Where the end that is read first does not hold the footer and the index, the rest is read as well.
     """
-    from millpond.statestore.rows import pages
+    from millpond.statestore.rows import page_index
 
     objects = MemoryObjects()
     path = written(objects, example(200))
     expected = read_page_index(objects, path, file_name_of(path))
-    monkeypatch.setattr(pages, "_READ_BYTES", 16)
+    monkeypatch.setattr(page_index, "_READ_BYTES", 16)
     index = read_page_index(objects, path, file_name_of(path))
 
     assert expected is not None
@@ -298,6 +301,41 @@ def test_a_file_that_was_written_piece_by_piece_has_an_index(tmp_path: Any, inde
     assert index is not None
     assert index.rows.sum() == 101
     assert parquet_seal_holds(memoryview(objects.get(file.path)), file_name_of(file.path))
+
+
+def test_a_key_that_a_file_has_not_got_costs_nothing(indexes: PageIndexes) -> None:
+    """
+    The index has a filter of the keys: of a thousand absent ones few have a block.
+    """
+    objects = MemoryObjects()
+    path = written(objects, example(2_000))
+    index = indexes.of(objects, path, file_name_of(path))
+    assert index is not None
+    absent = [f"k{number:05d}x" for number in range(1_000)]
+    present = [f"k{number:05d}" for number in range(0, 2_000, 50)]
+
+    assert len(index.blocks_of(absent, fingerprints(pa.array(absent)))) < 40
+    assert index.blocks_of(present, fingerprints(pa.array(present))) == sorted(
+        {bisect_right(index.firsts, key) - 1 for key in present}
+    )
+
+
+def test_a_column_of_nulls_is_not_read() -> None:
+    """
+    Pages that are all alike are in the index, and cost neither a read nor memory by block.
+    """
+    objects = MemoryObjects()
+    path = written(objects, [{"key": f"k{number:05d}", "state": f"{number}"} for number in range(399)])
+    index = read_page_index(objects, path, file_name_of(path))
+    assert index is not None
+    alike = {leaf.path[0] for leaf in index.leaves if isinstance(leaf.pages, AlikePages)}
+
+    assert {"timers", "record_ids", "productions", "hold", "state_bytes"} <= alike
+    assert not {"key", "state"} & alike
+    assert index.ranges([0, 5], ["timers", "productions", "hold"]) == []
+    assert read(objects, path, ["k00007"], ["key", "timers", "hold"]).to_pylist() == [
+        {"key": "k00007", "timers": None, "hold": None}
+    ]
 
 
 def test_indexes_are_kept_within_their_bound() -> None:
