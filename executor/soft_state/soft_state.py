@@ -53,6 +53,12 @@ _KEYS_SHARE: Final = 16
 _TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_number", "deleted")
 """What a new owner reads of more rows than memory holds (MillWheel §6.2)."""
 
+_TIMERS_FIRST: Final = 2
+"""
+A new owner keeps all rows if they are less than this part of what it may use, as files, which are compressed: the
+process may be given more intervals.
+"""
+
 _TENTATIVE_MAX: Final = 64
 """How many bundles may be adopted between two calls of `SoftState.synchronise`."""
 
@@ -229,7 +235,7 @@ class SoftState:
         self._files.take_in(files, files)
         if not files:
             return
-        if sum(file.size_bytes for file in files) > self._limit_bytes():
+        if _TIMERS_FIRST * sum(file.size_bytes for file in files) > self._limit_bytes():
             merged = merge_updates(self._timers_of(files))
             summary = summarise_rows(merged)
         else:

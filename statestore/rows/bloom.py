@@ -150,8 +150,8 @@ class BlockFilter:
     """
 
     def __init__(self, words: npt.NDArray[np.uint64], capacity: int = 0) -> None:
-        self.capacity: Final = capacity
-        self.count = 0
+        self.capacity: Final[int] = capacity
+        self.count: int = 0
         self._words = words
         self._blocks = np.uint64(len(words) // (2 * _PAIRS))
 

@@ -95,7 +95,7 @@ class Leaf:
         physical_type: Parquet's number of its type.
         codec: Parquet's number of its compression.
         encodings: Parquet's numbers.
-        pages: its pages by block.
+        pages: its pages by block; ``None`` of a column without values.
         values: how many values each page has; ``None`` if as many as rows.
     """
 
@@ -103,7 +103,7 @@ class Leaf:
     physical_type: int
     codec: int
     encodings: tuple[int, ...]
-    pages: StoredPages | AlikePages
+    pages: StoredPages | AlikePages | None
     values: npt.NDArray[np.int32] | None
 
 
@@ -135,7 +135,9 @@ class PageIndex:
         """
         of_firsts = sum(map(len, self.firsts)) + _KEY_BYTES * len(self.firsts)
         of_leaves = sum(
-            leaf.pages.size_bytes + (0 if leaf.values is None else leaf.values.nbytes) for leaf in self.leaves
+            (0 if leaf.pages is None else leaf.pages.size_bytes)
+            + (0 if leaf.values is None else leaf.values.nbytes)
+            for leaf in self.leaves
         )
         return int(of_firsts + of_leaves + self.rows.nbytes + self.keys.size_bytes)
 
@@ -155,6 +157,13 @@ class PageIndex:
             if not blocks or blocks[-1] != block:
                 blocks.append(block)
         return blocks
+
+    @property
+    def empty_columns(self) -> frozenset[str]:
+        """
+        The columns that have no values in the whole file, and no pages here.
+        """
+        return frozenset(leaf.path[0] for leaf in self.leaves if leaf.pages is None)
 
     def ranges(self, blocks: Sequence[int], columns: Iterable[str]) -> list[ByteRange]:
         """
@@ -200,7 +209,7 @@ class PageIndex:
                     f"size{number}": leaf.pages.sizes,
                     f"checksum{number}": leaf.pages.checksums,
                 }
-            else:
+            elif leaf.pages is not None:
                 columns[f"page{number}"] = leaf.pages.numbers
                 metadata |= {f"page{number}.{place}": page for place, page in enumerate(leaf.pages.contents)}
             if leaf.values is not None:
@@ -234,12 +243,12 @@ class PageIndex:
         }
         leaves = []
         for number, leaf in enumerate(orjson.loads(metadata[b"leaves"])):
-            pages: StoredPages | AlikePages
+            pages: StoredPages | AlikePages | None = None
             if f"page{number}" in arrays:
                 numbers = arrays[f"page{number}"]
                 contents = (metadata[f"page{number}.{place}".encode()] for place in range(numbers.max() + 1))
                 pages = AlikePages(tuple(contents), numbers)
-            else:
+            elif f"offset{number}" in arrays:
                 pages = StoredPages(*(arrays[f"{name}{number}"] for name in ("offset", "size", "checksum")))
             leaves.append(
                 Leaf(

@@ -9,7 +9,7 @@ which Arrow decodes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -47,13 +47,14 @@ _I32, _I64, _BINARY, _LIST, _STRUCT = (
 )
 
 
-def page_index_of(file: memoryview, page_rows: int) -> PageIndex:
+def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
     """
     The page index of a Parquet file of row updates that was written with Parquet's own page index, no dictionaries.
 
     Args:
         file: the whole file.
         page_rows: after how many rows of a row group its columns are cut.
+        empty_columns: the columns that have no values.
 
     Raises:
         InternalError: its columns are not cut after the same rows.
@@ -63,18 +64,17 @@ def page_index_of(file: memoryview, page_rows: int) -> PageIndex:
     metadata, _ = read_struct(file, footer_start)
     groups = metadata[4]
     rows: list[int] = []
-    by_leaf: list[list[tuple[int, int, int]]] = [[] for _ in groups[0][1]]
+    by_leaf: list[list[tuple[int, int]]] = [[] for _ in groups[0][1]]
     for group in groups:
         cuts = list(range(0, group[3], page_rows))
         rows += [min(page_rows, group[3] - cut) for cut in cuts]
         for pages, chunk in zip(by_leaf, group[1], strict=True):
+            if chunk[3][3][0].decode() in empty_columns:
+                continue
             locations, _ = read_struct(file, chunk[4])
             is_cut_so = [location[3] for location in locations[1]] == cuts
             check(is_cut_so and 11 not in chunk[3], "columns are cut after the same rows")
-            for location in locations[1]:
-                offset, size = location[1], location[2]
-                header, _ = read_struct(file, offset)
-                pages.append((offset, size, header[5][1]))
+            pages += [(location[1], location[2]) for location in locations[1]]
     firsts, last, keys = _keys_of(file, page_rows)
     return PageIndex(
         schema=_schema_of(file, footer_start),
@@ -82,42 +82,44 @@ def page_index_of(file: memoryview, page_rows: int) -> PageIndex:
         last=last,
         rows=np.array(rows, np.int32),
         leaves=tuple(
-            _leaf(file, chunk[3], pages, rows) for pages, chunk in zip(by_leaf, groups[0][1], strict=True)
+            _leaf(file, chunk[3], pages) for pages, chunk in zip(by_leaf, groups[0][1], strict=True)
         ),
         keys=keys,
     )
 
 
-def _leaf(
-    file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int, int, int]], rows: list[int]
-) -> Leaf:
-    values = [page[2] for page in pages]
+def _leaf(file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int, int]]) -> Leaf:
+    values = None
+    if pages and len(column[3]) > 1:
+        # Only of a nested column may a page have more values than rows.
+        headers = (read_struct(file, offset)[0] for offset, _ in pages)
+        values = np.array([header[5][1] for header in headers], np.int32)
     return Leaf(
         path=tuple(name.decode() for name in column[3]),
         physical_type=column[1],
         codec=column[4],
         encodings=tuple(column[2]),
-        pages=_alike(file, pages) or _stored(file, pages),
-        values=None if values == rows else np.array(values, np.int32),
+        pages=(_alike(file, pages) or _stored(file, pages)) if pages else None,
+        values=values,
     )
 
 
-def _alike(file: memoryview, pages: Sequence[tuple[int, int, int]]) -> AlikePages | None:
+def _alike(file: memoryview, pages: Sequence[tuple[int, int]]) -> AlikePages | None:
     """
     The pages as the few different ones that they are; ``None`` if they are more.
     """
     numbers: dict[bytes, int] = {}
     found = np.empty(len(pages), np.uint8)
-    for block, (offset, size, _) in enumerate(pages):
+    for block, (offset, size) in enumerate(pages):
         found[block] = numbers.setdefault(bytes(file[offset : offset + size]), len(numbers))
         if len(numbers) > _ALIKE_MAX:
             return None
     return AlikePages(tuple(numbers), found)
 
 
-def _stored(file: memoryview, pages: Sequence[tuple[int, int, int]]) -> StoredPages:
-    offsets, sizes, _ = zip(*pages, strict=True)
-    checksums = [zlib.crc32(file[offset : offset + size]) for offset, size, _ in pages]
+def _stored(file: memoryview, pages: Sequence[tuple[int, int]]) -> StoredPages:
+    offsets, sizes = zip(*pages, strict=True)
+    checksums = [zlib.crc32(file[offset : offset + size]) for offset, size in pages]
     return StoredPages(
         offsets=np.array(offsets, np.int64),
         sizes=np.array(sizes, np.int32),
@@ -184,7 +186,7 @@ def decode_blocks(
     Args:
         index: the file's.
         blocks: which blocks, at least one.
-        columns: which columns.
+        columns: which columns; those that have no values in the file are left out of the result.
         parts: what was read of the file: all of `PageIndex.ranges`, joined.
 
     Raises:
@@ -203,7 +205,7 @@ def decode_blocks(
                 body += b"".join(
                     [leaf.pages.contents[number] for number in leaf.pages.numbers[chosen].tolist()]
                 )
-            else:
+            elif leaf.pages is not None:
                 for page in read.pages(leaf.pages, chosen, leaf.path[0]):
                     body += page
         values = rows if leaf.values is None else int(leaf.values[chosen].sum())
@@ -218,7 +220,8 @@ def decode_blocks(
     )
     body += footer + len(footer).to_bytes(4, "little") + _MAGIC
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(body)), coerce_int96_timestamp_unit="us")
-    return file.read(columns=list(columns), use_threads=False)
+    present = [column for column in columns if column not in index.empty_columns]
+    return file.read(columns=present, use_threads=False)
 
 
 class _ReadParts:

@@ -39,6 +39,7 @@ from millpond.statestore.rows.row_format import (
     COMPACTED_PAGED_BYTES_MIN,
     PARQUET_OPTIONS,
     ROWS_PER_GROUP,
+    empty_columns,
     file_name_of,
     paged_options,
     parquet_file_seal_holds,
@@ -196,6 +197,7 @@ class RowFileWriter:
         self._low: str | None = None
         self._high: str | None = None
         self._page_rows = 0
+        self._empty_columns = frozenset(ROW_SCHEMA.names)
 
     def write(self, table: pa.Table) -> None:
         """
@@ -209,6 +211,7 @@ class RowFileWriter:
             return
         self._check(table)
         self._rows += table.num_rows
+        self._empty_columns &= empty_columns(table)
         self._productions += productions_in(table)
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
@@ -297,7 +300,7 @@ class RowFileWriter:
             mmap(file.fileno(), 0, access=ACCESS_READ) as data,
             memoryview(data) as view,
         ):
-            return pack_section(page_index_of(view, self._page_rows), name)
+            return pack_section(page_index_of(view, self._page_rows, self._empty_columns), name)
 
 
 @contextmanager

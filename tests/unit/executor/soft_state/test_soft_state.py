@@ -395,7 +395,7 @@ class TestMemory:
 
         idle.shrink()
         assert not memory.is_exceeded
-        assert 10_000 < idle.used_bytes
+        assert idle.used_bytes > 10_000
         assert idle.load(["key 007"]) == busy.load(["key 077"]) == ["[10]"]
         busy.leave()
         idle.shrink()
