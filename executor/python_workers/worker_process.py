@@ -204,7 +204,7 @@ class WorkerProcess:
 
     def _relieve(self) -> None:
         """
-        Have the intervals that nobody runs now give back what they have beyond their part, if it is needed.
+        Have the intervals that no thread runs now give back what they have beyond their part, if it is needed.
         """
         if not self._memory.is_exceeded:
             return

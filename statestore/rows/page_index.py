@@ -67,7 +67,7 @@ class StoredPages:
 @dataclass(frozen=True, slots=True)
 class AlikePages:
     """
-    The pages of a column that are nearly all the same, such as those of nulls: they are not read from the file.
+    The pages of a column that are nearly all alike, such as those of nulls: they are not read from the file.
 
     Attributes:
         contents: the few different pages, with their headers.

@@ -70,7 +70,7 @@ PAGED_BYTES_MIN: Final = 1 << 22
 """What a superstep writes has a page index from this size on, in memory: smaller files are read whole."""
 
 COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
-"""The same of what a compaction writes, which nobody waits for."""
+"""The same of what a compaction writes, which no superstep waits for."""
 
 _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
