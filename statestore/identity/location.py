@@ -58,10 +58,15 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         raise InvalidError(
             "a store is a folder, and there is a file on the way to it", path=path, file=blocking
         )
-    if (local / ROWS_FOLDER / "_delta_log").is_dir():
+    log = local / ROWS_FOLDER / "_delta_log"
+    if log.is_dir():
         return
     # A process that was killed while creating the store leaves an empty `rows`.
-    if local.is_dir() and any(entry.name != ROWS_FOLDER or any(entry.iterdir()) for entry in local.iterdir()):
+    is_used = local.is_dir() and any(
+        entry.name != ROWS_FOLDER or not entry.is_dir() or any(entry.iterdir()) for entry in local.iterdir()
+    )
+    # Another process may have created the store since the first look.
+    if is_used and not log.is_dir():
         raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
-    if not create:
+    if not create and not log.is_dir():
         raise InvalidError("there is no store at this path", path=path)
