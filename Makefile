@@ -22,7 +22,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-scale-out \
+.PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size simulate lock clean java
 
 help: ## Show this list
@@ -74,6 +74,9 @@ docs: $(INSTALLED) ## Build the documentation as a site in build/site; a broken 
 bench: java $(JARS) ## Measure against Spark's transformWithState; figures in build/bench/throughput.json
 	@mkdir -p build/bench
 	@$(PYTHON_IN_VENV) -m benchmarks.throughput --json build/bench/throughput.json
+
+bench-cache: $(INSTALLED) ## Measure what eviction policies cost, by the memory that there is (about 20 minutes); build/bench/cache.json
+	@$(PYTHON_IN_VENV) -m benchmarks.cache --json build/bench/cache.json --picture build/bench/cache.png
 
 bench-scale-out: java $(JARS) ## Measure what Spark's executors cost (about 12 minutes); build/bench/scale_out.json
 	@$(PYTHON_IN_VENV) -m benchmarks.scale_out --json build/bench/scale_out.json

@@ -134,6 +134,12 @@ class EarliestByKey:
         """
         return self._at.items()
 
+    def at_of(self, key: str) -> int | None:
+        """
+        A key's time; ``None`` without one.
+        """
+        return self._at.get(key)
+
     def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
         """
         Set the times of some keys and remove those of the keys in ``without``.
@@ -299,6 +305,15 @@ class TimerQueue:
         if not wanted or not len(self._hold):
             return {}
         return oldest_but(np.fromiter((at for _, at in self._hold.items()), np.int64), wanted)
+
+    def wait_of(self, key: str, event_us: int, wall_us: int) -> float:
+        """
+        How long a key waits for its next timer in microseconds, as in `waits`; infinity without one.
+        """
+        queues = [(self._event, event_us), (self._wall, wall_us)]
+        queues += [(queue, event_us) for queue in self._percentiles.values()]
+        waits = [at - now for queue, now in queues if (at := queue.at_of(key)) is not None]
+        return float(min(waits, default=_NEVER))
 
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
         """

@@ -20,7 +20,14 @@ import pyarrow as pa
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timers
 from millpond.executor.soft_state.cold_rows import ColdRows
-from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
+from millpond.executor.soft_state.eviction import (
+    NEVER,
+    Candidates,
+    EvictionPolicy,
+    Expectations,
+    window_aware,
+)
+from millpond.executor.soft_state.last_uses import LastUses
 from millpond.executor.soft_state.row_reader import LoadedRows
 from millpond.executor.soft_state.row_summary import ROW_BYTES, TIMER_BYTES, RowSummary
 from millpond.statestore.rows.bloom import RecordIdFilter
@@ -31,6 +38,7 @@ __all__ = ["CacheUndo", "RowCache", "timers_weight", "waiting_weight"]
 _KEEP: Final = 0.9
 """Eviction stops at this share of the limit, so that it does not run in every bundle."""
 
+_NOTHING_LEARNED: Final = Expectations()
 _FILTER_CAPACITY_MIN: Final = 65_536
 _FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 0.001
@@ -94,6 +102,7 @@ class RowCache:
         self._timers: dict[str, Timers] = {}
         self._cold: ColdRows | None = None
         self._existing: RecordIdFilter | None = None
+        self._uses = LastUses()
         self.used_bytes: int = 0
 
     def __len__(self) -> int:
@@ -173,7 +182,10 @@ class RowCache:
             return
         self._forget_completeness(merged.num_rows)
         self._remember(merged.column("key"))
-        order = self._policy(summary.waits)[::-1]
+        candidates = Candidates(
+            keys=merged.column("key"), waits=summary.waits, ages=np.full(merged.num_rows, NEVER)
+        )
+        order = self._policy(candidates)[::-1]
         used = np.cumsum(summary.weights[order])
         kept = np.zeros(merged.num_rows, np.bool_)
         kept[order[: int(np.searchsorted(used, _KEEP * limit))]] = True
@@ -224,6 +236,16 @@ class RowCache:
             self._remember(pa.array(new, pa.string()))
         return CacheUndo(keys, before, overwritten)
 
+    def note_use(self, first: str, clocks: tuple[int, int]) -> None:
+        """
+        Note when a bundle has used its rows, which were put last.
+
+        Args:
+            first: the key of the first of them.
+            clocks: low watermark and wall time.
+        """
+        self._uses.note(first, clocks)
+
     def undo(self, undo: CacheUndo) -> None:
         """
         Restore what `put` overwrote, or forget it if it can be read again.
@@ -246,12 +268,19 @@ class RowCache:
         """
         self._remember(keys if isinstance(keys, pa.ChunkedArray) else pa.array(keys, pa.string()))
 
-    def evict(self, waits: Mapping[str, float]) -> int:
+    def evict(
+        self,
+        waits: Mapping[str, float],
+        clocks: tuple[int, int] = (0, 0),
+        expectations: Expectations = _NOTHING_LEARNED,
+    ) -> int:
         """
         Evict rows until the cache is below its limit; returns how many.
 
         Args:
             waits: how long each key with timers waits for the next one.
+            clocks: low watermark and wall time.
+            expectations: what rows are used by.
         """
         if not self.is_over_budget:
             return 0
@@ -261,7 +290,13 @@ class RowCache:
         if self._existing is None:
             self._forget_completeness(len(keys))
             self._remember(pa.array(keys, pa.string()))
-        order = self._policy(np.fromiter(map(waits.get, keys, repeat(np.inf)), np.float64, len(keys)))
+        candidates = Candidates(
+            keys=keys,
+            waits=np.fromiter(map(waits.get, keys, repeat(NEVER)), np.float64, len(keys)),
+            ages=self._uses.ages(keys, clocks),
+            expectations=expectations,
+        )
+        order = self._policy(candidates)
         hot = [ROW_BYTES + len(key) + len(state or "") for key, state in self._states.items()]
         if self._timers:
             of_timers = (self._weigh(self._timers.get(key, ())) for key in self._states)
@@ -274,6 +309,7 @@ class RowCache:
         self._forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(keys[index] for index in evicted[evicted < len(cold)].tolist())
+        self._uses.keep_only(self._states)
         return count
 
     def _forget(self, keys: Sequence[str]) -> None:

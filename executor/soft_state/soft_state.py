@@ -35,6 +35,7 @@ from millpond.executor.soft_state.row_reader import (
     load_rows,
 )
 from millpond.executor.soft_state.row_summary import summarise_rows
+from millpond.executor.soft_state.use_statistics import UseStatistics
 from millpond.statestore.check import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
@@ -113,6 +114,8 @@ class SoftState:
         self._files = KnownFiles()
         self._keys_of_files = KeysOfFiles(lambda: self._limit_bytes() // _KEYS_SHARE)
         self._tentative: list[_Tentative] = []
+        self._clocks = (0, 0)
+        self._statistics = UseStatistics()
         self._report()
 
     def _limit_bytes(self) -> int:
@@ -132,7 +135,7 @@ class SoftState:
         """
         Evict rows if they are more than the interval may have now, though it has nothing to do.
         """
-        self._evict((0, 0))
+        self._evict()
 
     @property
     def position(self) -> str | None:
@@ -291,7 +294,7 @@ class SoftState:
             keys, states = [keys[index] for index in cached], [states[index] for index in cached]
             timers = {key: timers[key] for key in keys if key in timers}
         self._cache.put(keys, states, timers)
-        self._evict((0, 0))
+        self._evict()
 
     # ------------------------------------------------------------- serving a bundle
 
@@ -344,12 +347,19 @@ class SoftState:
             fingerprints: fingerprints of the consumed ids.
             clocks: low watermark and wall time, for choosing what to evict.
         """
+        self._clocks = clocks
+        if not self._cache.is_complete:
+            self._statistics.note_uses(keys, self._wait_of, clocks)
         undo = self._cache.put(keys, states, timers)
+        if keys:
+            self._cache.note_use(keys[0], clocks)
         self._timers.put(timers)
+        if not self._cache.is_complete:
+            self._statistics.follow(keys, self._wait_of, clocks)
         if fingerprints is not None:
             self._ids.add(fingerprints)
         self._tentative.append(_Tentative(undo, updates))
-        self._evict(clocks)
+        self._evict()
 
     def adopt(self, file: RowFile | None) -> None:
         """
@@ -373,8 +383,12 @@ class SoftState:
         self._files.adopt(file)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
 
-    def _evict(self, clocks: tuple[int, int]) -> None:
+    def _wait_of(self, key: str) -> float:
+        return self._timers.wait_of(key, *self._clocks)
+
+    def _evict(self) -> None:
         self._report()
         if self._cache.is_over_budget:
-            self._cache.evict(self._timers.waits(*clocks))
+            expectations = self._statistics.expectations(self._clocks)
+            self._cache.evict(self._timers.waits(*self._clocks), self._clocks, expectations)
             self._report()

@@ -80,6 +80,8 @@ class Cluster:
             except ProcessLookupError:
                 continue
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            self._pipe(pipe).close()
         self._log.close()
 
     @staticmethod

@@ -17,7 +17,6 @@ from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.soft_state.eviction import NEVER, least_recently_used, window_aware
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.row_reader import StoreRowReader
@@ -428,22 +427,6 @@ class TestMemory:
 
         assert 0 < soft_state.used_bytes <= 10_000 + 1_000
         assert (nearest_reads, len(reader.reads)) == (0, 1)
-
-
-class TestEviction:
-    def test_window_aware_spares_the_nearest_timer(self) -> None:
-        """
-        Rows without timers go first, longest unused first, then the furthest timers.
-        """
-        waits = np.array([7.0, NEVER, -1.0, 90.0, NEVER])
-
-        assert window_aware(waits).tolist() == [1, 4, 3, 0, 2]
-
-    def test_the_baseline_goes_by_use(self) -> None:
-        """
-        Least recently used ignores timers.
-        """
-        assert least_recently_used(np.array([7.0, NEVER, 1.0])).tolist() == [0, 1, 2]
 
 
 class TestKnownIds:
