@@ -134,7 +134,8 @@ def plan_compaction(
     if any(_is_foreign(file) for file in ordered[len(settled) :]):
         # It may hold old rows next to new ones; once the superstep has passed it can be compacted too.
         return None
-    first = 1 + max((index for index, file in enumerate(settled) if _spans(file, interval)), default=-1)
+    # A file that may hold keys of other intervals too cannot be replaced by one of this interval.
+    first = 1 + max((index for index, file in enumerate(settled) if not file.lies_in(interval)), default=-1)
     begin = _everything(settled, first) if everything else _begin(settled, first, policy)
     begin = _in_order(settled, first, begin)
     if begin is None:
@@ -160,16 +161,6 @@ def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[
 
 def _is_foreign(file: LiveFile) -> bool:
     return not file.interval_id
-
-
-def _spans(file: LiveFile, interval: Interval) -> bool:
-    """
-    Whether a file may hold keys of other intervals too, so that a compaction of this interval cannot replace it.
-    """
-    if file.interval_id:
-        return file.interval_id != interval.app_id
-    low, high = file.min_key, file.max_key
-    return low is None or high is None or not (interval.contains(low) and interval.contains(high))
 
 
 def _everything(settled: Sequence[LiveFile], first: int) -> int | None:

@@ -63,6 +63,7 @@ from .dataflow.windows.timestamp_combiner import TimestampCombiner as TimestampC
 from .dataflow.windows.window import Window as Window
 from .dataflow.windows.window_fn import Merge as Merge
 from .dataflow.windows.window_fn import WindowFn as WindowFn
+from .executor.balance.policy import BalancePolicy as BalancePolicy
 from .executor.bundle.letter_value import letter_value as letter_value
 from .executor.computation.computation import Computation as Computation
 from .executor.computation.context import Context as Context

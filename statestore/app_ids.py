@@ -17,6 +17,7 @@ __all__ = [
     "CLAIM_PREFIX",
     "CODEC_PREFIX",
     "COUNT_PREFIX",
+    "CUT_PREFIX",
     "DECLARED_INTERVALS_PREFIX",
     "FORK_PREFIX",
     "INCARNATION_PREFIX",
@@ -34,6 +35,7 @@ __all__ = [
     "claim_app_id",
     "codec_app_id",
     "count_app_id",
+    "cut_app_id",
     "declared_intervals_app_id",
     "fork_app_id",
     "id_slack_app_id",
@@ -95,6 +97,9 @@ CODEC_PREFIX: Final = "millpond/codec/"
 
 DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 """Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
+
+CUT_PREFIX: Final = "millpond/cut/"
+"""Prefix of cuts by hand; an even version asks for one, and the next odd one says that it is made."""
 
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
 _ID_SLACK_PREFIX: Final = "millpond/id_slack/"
@@ -216,6 +221,13 @@ def declared_intervals_app_id(computation: str, intervals: int) -> str:
     Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner.
     """
     return DECLARED_INTERVALS_PREFIX + quoted(computation, str(intervals))
+
+
+def cut_app_id(computation: str, kind: str, key: str) -> str:
+    """
+    Name a cut by hand of a computation's keys: ``split`` or ``merge``, in front of a key.
+    """
+    return CUT_PREFIX + quoted(computation, kind, key)
 
 
 def bare_ids_app_id(computation: str) -> str:

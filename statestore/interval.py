@@ -42,6 +42,20 @@ class Interval:
         """
         return self.low <= key and (self.high is None or key < self.high)
 
+    def overlaps(self, other: Interval) -> bool:
+        """
+        Whether a key may lie in both.
+
+        Example:
+            >>> Interval("c", "", "m").overlaps(Interval("c", "l")), Interval("c", "", "m").overlaps(Interval("c", "m"))
+            (True, False)
+        """
+        return (
+            self.computation == other.computation
+            and (self.high is None or other.low < self.high)
+            and (other.high is None or self.low < other.high)
+        )
+
     @property
     def app_id(self) -> str:
         """

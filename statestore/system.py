@@ -13,7 +13,7 @@ import time
 
 from millpond.statestore.types import WallTimeMicros
 
-__all__ = ["SystemClock", "SystemRng", "seed_forks"]
+__all__ = ["SystemClock", "SystemRng", "seed_forks", "thread_time_us"]
 
 
 class SystemClock:
@@ -38,6 +38,13 @@ class SystemClock:
         Block the calling thread for ``duration_ms`` milliseconds.
         """
         time.sleep(duration_ms / 1_000)
+
+
+def thread_time_us() -> int:
+    """
+    Microseconds for which a processor has run this thread.
+    """
+    return time.thread_time_ns() // 1_000
 
 
 class SystemRng:

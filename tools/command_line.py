@@ -24,6 +24,7 @@ _HOMES: Final = {
     "verify": "millpond.tools.verify",
     "repair": "millpond.tools.repair",
     "adopt": "millpond.tools.adopt",
+    "intervals": "millpond.tools.intervals",
     "gc": "millpond.tools.collect",
 }
 
@@ -55,6 +56,6 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc`, `repair` and `adopt` only read. They take no lease and start no server, so you
-    can use them while the pipeline runs.
+    All commands except `gc`, `repair`, `adopt` and `intervals --split` or `--merge` only read. They take no lease
+    and start no server, so you can use them while the pipeline runs.
     """

@@ -15,8 +15,7 @@ from urllib.parse import unquote
 import click
 
 from millpond.executor.pipeline.names import DEAD_LETTERS
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, fences_of, savepoints_of
-from millpond.statestore.catalog.overlap import superseded
+from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoints_of
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.interval import Interval
@@ -150,9 +149,8 @@ def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
-    sequencers = {interval: fence.sequencer for interval, fence in fences_of(snapshot.txns)}
     live: defaultdict[str, list[Interval]] = defaultdict(list)
-    for interval in sequencers.keys() - superseded(sequencers).keys():
+    for interval in snapshot.live_intervals():
         live[interval.computation].append(interval)
     return live
 

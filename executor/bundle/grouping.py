@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Grouping", "KeyCodes", "encode_keys", "group"]
+__all__ = ["Grouping", "KeyCodes", "encode_keys", "group", "sample_keys"]
 
 _PACKED_BITS: Final = 63
 
@@ -91,6 +91,22 @@ def group(
         bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[order])]),
         sources=indices if kept is None else kept[indices],
     )
+
+
+def sample_keys(grouping: Grouping, count: int) -> tuple[str, ...]:
+    """
+    Keys at even distances in a bundle's work, of which each key has as much as it has records, and one more.
+
+    Example:
+        >>> encoded = encode_keys(pa.array(["a", "b", "b", "b", "b", "b", "b"]))
+        >>> sample_keys(group(encoded, np.zeros(7, np.int64)), 3)
+        ('a', 'b', 'b')
+    """
+    if not grouping.keys:
+        return ()
+    work = grouping.bounds[1:] + np.arange(1, len(grouping.keys) + 1)
+    at = (2 * np.arange(count) + 1) * (work[-1] / (2 * count))
+    return tuple(grouping.keys[index] for index in np.searchsorted(work, at, side="right").tolist())
 
 
 def _with_others(keys: pa.StringArray, others: Collection[str]) -> pa.StringArray:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from millpond.executor.bundle.arrivals import Arrivals
 from millpond.executor.bundle.bundle import Bundle, BundleStatistics, Deliveries
 from millpond.executor.bundle.deduplication import Admission, admit
-from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group
+from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group, sample_keys
 from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["IntervalProcessor"]
 
 _NO_UPDATES: Final = ROW_SCHEMA.empty_table()
+_SAMPLED_KEYS: Final = 8
 
 
 class IntervalProcessor:
@@ -167,6 +168,7 @@ class IntervalProcessor:
             else summarise_kept(weak.draft.kept, bundle.percentile_watermarks),
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
+            key_sample=sample_keys(grouping, _SAMPLED_KEYS),
         )
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:

@@ -35,6 +35,7 @@ class BundleResult:
         percentile_holds: oldest output timestamps when a share of the rows is left out, by percentile.
         productions: one summary per stream of the productions that rows keep.
         weak: the productions to be delivered within the superstep; ``None`` if there are none.
+        key_sample: some of the bundle's keys, a key the more often the more records it had.
     """
 
     updates: pa.Table | None
@@ -47,6 +48,7 @@ class BundleResult:
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     weak: WeakProductions | None = None
+    key_sample: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,13 @@ class Manifest:
     Attributes:
         file: the row updates, written but not yet committed; ``None`` when nothing changed.
         result: the bundle's result; its ``updates`` may be ``None``, because they are in ``file``.
+        home: the process that ran it; empty for that of the coordinator.
+        work_us: how long the bundle was processed, by the worker's stopwatch.
     """
 
     interval: Interval
     fence: Fence
     file: RowFile | None
     result: BundleResult
+    work_us: int = 0
+    home: str = ""

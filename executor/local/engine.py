@@ -27,6 +27,7 @@ from millpond.executor.local.rows import pieces
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.coordinator import Coordinator
@@ -106,6 +107,7 @@ class LocalEngine:
         self._store = store
         self._coordinator = coordinator
         self._rng = rng
+        self._clock = clock
         self._memory = MemoryBudget(cache_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         has_helper = bool(writers and coordinator.topology.fused)
@@ -121,6 +123,7 @@ class LocalEngine:
         self._workers: dict[Interval, IntervalWorker] = {}
         self._produced: dict[str, pa.Table] = {}
         self.on_stuck: OnStuck = _log_stuck
+        coordinator.on_recut = self._follow
         self._version: TableVersion | None = None
 
     def prepare(
@@ -220,6 +223,15 @@ class LocalEngine:
             for worker in self._workers.values():
                 worker.fall_behind()
             self._version = version
+
+    def _follow(self, cut: Cut) -> None:
+        """
+        Forget the soft state of intervals that were replaced: their successors read what they need.
+        """
+        for interval in cut.replaced:
+            worker = self._workers.pop(interval, None)
+            if worker is not None:
+                worker.leave()
 
     def close(self, *, wait_for_code: bool = True) -> None:
         """
@@ -355,6 +367,7 @@ class LocalEngine:
                 self._store.objects,
                 row_format=self._store.row_format,
                 memory=self._memory,
+                stopwatch=self._clock.monotonic_us,
                 on_stuck=self._strand,
             )
         return self._workers[interval]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.rows import RowsLike
@@ -64,6 +65,8 @@ class LocalRunner:
             checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
+        balance: when key intervals are split and merged by their load; ``None`` leaves that to
+            ``millpond intervals``. In one thread more intervals make nothing faster.
         progress: show a progress line in a terminal and log supersteps.
         dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
             lets all of them, as ``on_error="dead_letter"`` alone would.
@@ -98,6 +101,7 @@ class LocalRunner:
         accept_ended: bool = False,
         checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS,
         upkeep: UpkeepPolicy | None = _UPKEEP,
+        balance: BalancePolicy | None = None,
         progress: bool = True,
         dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
         clock: Clock | None = None,
@@ -121,6 +125,7 @@ class LocalRunner:
             on_held=on_held,
             accept_ended=accept_ended,
             upkeep=upkeep,
+            balance=balance,
             progress=progress,
             dead_letter_limit=dead_letter_limit,
             clock=clock or SystemClock(),

@@ -18,6 +18,7 @@ from typing import Final
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorker, UpkeepWorkers
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import Compacted, CompactionRules, compact_files
@@ -74,13 +75,14 @@ class CompactionSchedule:
         self._in_flight: dict[Interval, Future[Compacted]] = {}
         self._large: dict[Interval, tuple[Compaction, Future[Compacted]]] = {}
         self._damaged: set[Interval] = set()
+        self._overtaken: list[Future[Compacted]] = []
 
     @property
     def is_idle(self) -> bool:
         """
         Whether no small compaction is being prepared or waits for its commit.
         """
-        return not self._in_flight
+        return not self._in_flight and not self._overtaken
 
     @property
     def large_computations(self) -> Collection[str]:
@@ -103,6 +105,20 @@ class CompactionSchedule:
         """
         for write in request.writes:
             self._files[write.interval] += len(write.added)
+
+    def follow(self, cut: Cut) -> None:
+        """
+        Drop what is prepared of intervals that were replaced, and look at those that replace them.
+        """
+        for interval in cut.replaced:
+            self._files.pop(interval, None)
+            small, large = self._in_flight.pop(interval, None), self._large.pop(interval, None)
+            self._overtaken += [future for future in (small, large and large[1]) if future is not None]
+        snapshot = self._store.committer.snapshot
+        for interval in cut.by:
+            self._files[interval] = len(snapshot.files_of(interval))
+        # A cut puts a file that cannot be read into one part or the other.
+        self._damaged.difference_update(cut.replaced)
 
     def throttle(self) -> None:
         """
@@ -161,19 +177,28 @@ class CompactionSchedule:
             return
         if large is not None:
             compaction = replace(compaction, is_complete=False)
-        future = self._prepare(worker, compaction, superstep, watermark)
+        future = self.prepare(worker, compaction, superstep, watermark)
         if is_large:
             self._large[interval] = compaction, future
         else:
             self._in_flight[interval] = future
 
-    def _prepare(
+    def prepare(
         self,
         worker: CompactionWorker,
         compaction: Compaction,
         superstep: Superstep,
         watermark: Callable[[str], EventTimeMicros],
     ) -> Future[Compacted]:
+        """
+        Have a worker read the files of a compaction and write what replaces them.
+
+        Args:
+            worker: does it.
+            compaction: the files.
+            superstep: the last one committed.
+            watermark: input low watermark by computation.
+        """
         interval = compaction.interval
         is_control = interval == self._ownership.control.interval
         ids = IdRetention.of(
@@ -200,6 +225,9 @@ class CompactionSchedule:
 
         They are the caller's from now on: to be committed, or discarded.
         """
+        for future in [future for future in self._overtaken if future.done()]:
+            self._overtaken.remove(future)
+            self._discard_result(future)
         ready = [interval for interval, future in self._in_flight.items() if future.done()]
         prepared = [
             self._result(interval, self._in_flight.pop(interval)) for interval in ready[:_PER_COMMIT_MAX]
@@ -244,8 +272,16 @@ class CompactionSchedule:
         """
         Discard what was prepared and not committed; the workers have been shut down.
         """
-        for future in (*self._in_flight.values(), *(large for _, large in self._large.values())):
-            if not future.cancelled() and future.exception() is None:
-                self.discard(future.result())
+        for future in (
+            *self._in_flight.values(),
+            *(large for _, large in self._large.values()),
+            *self._overtaken,
+        ):
+            self._discard_result(future)
         self._in_flight.clear()
         self._large.clear()
+        self._overtaken.clear()
+
+    def _discard_result(self, future: Future[Compacted]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.discard(future.result())

@@ -182,10 +182,8 @@ def _held(
 
 
 def _intervals_of(snapshot: Snapshot, pipeline: str) -> list[Interval]:
-    positions = snapshot.txns
-    claimed = claimed_by(positions, pipeline)
-    known = (Interval.from_app_id(app_id) for app_id in positions)
-    own = sorted(interval for interval in known if interval is not None and interval.computation in claimed)
+    claimed = claimed_by(snapshot.txns, pipeline)
+    own = [interval for interval in snapshot.live_intervals() if interval.computation in claimed]
     return [control_interval(pipeline), *own]
 
 

@@ -14,18 +14,24 @@ another writer has replaced, is dropped and planned again. Only losing the lease
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from millpond.executor.maintenance.collection_schedule import CollectionSchedule
 from millpond.executor.maintenance.compaction_schedule import CompactionSchedule
+from millpond.executor.maintenance.parting_schedule import PartingSchedule
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers, workers_of
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.commit.request import CommitRequest
+from millpond.gc.compaction import Compacted
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep
 
@@ -77,6 +83,9 @@ class Upkeep:
         self._compactions = CompactionSchedule(
             store, ownership, topology, clock=clock, rng=rng, policy=used, workers=self._workers
         )
+        self._partings = PartingSchedule(
+            store, ownership, self._compactions, policy=used, workers=self._workers
+        )
         self._rounds = CollectionSchedule(
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )
@@ -87,6 +96,14 @@ class Upkeep:
         """
         self._rounds.open()
         self._compactions.open()
+        self._partings.open()
+
+    def follow(self, cut: Cut) -> None:
+        """
+        The keys of a computation were cut into other intervals.
+        """
+        self._compactions.follow(cut)
+        self._partings.follow(cut)
 
     def note(self, request: CommitRequest) -> None:
         """
@@ -114,37 +131,44 @@ class Upkeep:
         if self._rounds.is_due:
             # A file that waits for its commit would look like an orphan: small compactions end first.
             if self._compactions.is_idle:
-                self._rounds.start(superstep, busy=self._compactions.large_computations)
+                busy = {*self._compactions.large_computations, *self._partings.computations}
+                self._rounds.start(superstep, busy=busy)
             return
         for interval in self._compactions.due():
             self._compactions.start(interval, superstep, watermark, during_round=self._rounds.is_running)
+        self._partings.start(superstep, watermark, during_round=self._rounds.is_running)
         if self._workers.is_inline:
             self._commit_ready()
 
     def _commit_ready(self) -> None:
         compactions = self._compactions.take_ready()
-        if not compactions:
-            return
+        if compactions:
+            ordered = sorted(compactions, key=lambda prepared: prepared.compaction.interval.app_id)
+            writes = [prepared.write(self._next_fence(prepared.compaction.interval)) for prepared in ordered]
+            self._commit(writes, compactions, [f for one in compactions for f in one.compaction.files])
+        parted = self._partings.take_ready()
+        if parted is not None:
+            self._commit(parted.writes(self._next_fence), parted.pieces, parted.parting.files)
+
+    def _next_fence(self, interval: Interval) -> Fence:
+        return self._ownership.get(interval).next_fence
+
+    def _commit(
+        self, writes: Sequence[IntervalWrite], prepared: Sequence[Compacted], replaced: Sequence[LiveFile]
+    ) -> None:
         request = CommitRequest(
-            kind="compaction",
-            writes=tuple(
-                prepared.write(self._ownership.get(prepared.compaction.interval).next_fence)
-                for prepared in sorted(compactions, key=lambda prepared: prepared.compaction.interval.app_id)
-            ),
-            metadata={"pipeline": self._pipeline},
+            kind="compaction", writes=tuple(writes), metadata={"pipeline": self._pipeline}
         )
         started_us = self._clock.monotonic_us()
         try:
             committed = self._ownership.commit(request)
         except ConflictError as error:
             _LOG.info("a compaction was overtaken: %s", error)
-            for compacted in compactions:
+            for compacted in prepared:
                 self._compactions.discard(compacted)
             return
         reach("compaction.committed")
-        self._rounds.note_replaced(
-            sum(f.size_bytes for prepared in compactions for f in prepared.compaction.files)
-        )
+        self._rounds.note_replaced(sum(file.size_bytes for file in replaced))
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def close(self) -> None:
@@ -152,4 +176,5 @@ class Upkeep:
         Stop; what was prepared and not committed is removed again.
         """
         self._workers.shutdown()
+        self._partings.close()
         self._compactions.close()

@@ -146,10 +146,7 @@ def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
 
 
 def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | None]]:
-    intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
-    return frozenset(
-        (interval.low, interval.high) for interval in intervals if interval.computation == computation
-    )
+    return frozenset((interval.low, interval.high) for interval in snapshot.live_intervals(computation))
 
 
 def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
@@ -173,8 +170,8 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
         )
         return
     raise InvalidError(
-        "the computation's keys were cut into another number of intervals at its first input, and stay cut: "
-        "declare that number or none; to cut them again, start a computation of another name and drop= this one",
+        "the computation's keys were cut into another number of intervals at its first input: declare that number "
+        "or none; balance= of the runner and `millpond intervals` cut them otherwise",
         computation=node.name,
         intervals=node.intervals,
         stored=count,
@@ -276,8 +273,7 @@ def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Inter
     """
     The intervals of some computations, as the table has cut their keys.
     """
-    intervals = filter(None, map(Interval.from_app_id, snapshot.txns))
-    return sorted(interval for interval in intervals if interval.computation in computations)
+    return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:

@@ -10,14 +10,14 @@ so two owners never leave two sets of intervals behind, whose timers would fire 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from millpond.executor.bundle.result import BundleResult
+from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.evolution import (
     Evolution,
     check_codecs,
@@ -27,6 +27,7 @@ from millpond.executor.ownership.evolution import (
     moved_positions,
     plan_evolution,
 )
+from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
 from millpond.executor.pipeline.names import control_interval
@@ -46,56 +47,25 @@ from millpond.statestore.app_ids import (
 )
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
-from millpond.statestore.errors import FencedError, InvalidError
+from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
+from millpond.statestore.leases.lease import TIMEOUT_MS, LeaseState, OnHeld
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, CommitNumber, Sequencer
+from millpond.statestore.types import Clock, Sequencer, WallTimeMicros
 
-__all__ = ["KeepUndelivered", "OwnedInterval", "Ownership", "boundaries_of"]
+__all__ = ["KeepUndelivered", "Ownership"]
 
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
 
+_CUTS_MEANWHILE_MAX: Final = 8
+"""How often a former owner may cut keys while a new one takes them; each cut needs its fences, so it is rarely once."""
+
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
 """A standby waits while the owner lives: in effect for ever. An owner does not wait for a successor that fenced it."""
-
-_CUT_CHARACTERS_MAX: Final = 256
-"""Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
-
-
-class OwnedInterval:
-    """
-    An interval that this process holds: its lease, its last fence, what is pending in it.
-    """
-
-    def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
-        self.interval = interval
-        self.lease = lease
-        self.fence: Fence = Fence(lease.sequencer, CommitNumber(0))
-        self.summary: IntervalSummary = summary
-
-    @property
-    def next_fence(self) -> Fence:
-        """
-        What the interval's next commit must carry.
-        """
-        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
-
-    def observe(self, result: BundleResult) -> None:
-        """
-        Replace the summary by what a committed bundle reports as pending.
-        """
-        self.summary = IntervalSummary(
-            next_event_timer=result.next_event_timer,
-            next_wall_timer=result.next_wall_timer,
-            hold=result.hold,
-            next_percentile_timers=result.next_percentile_timers,
-            percentile_holds=result.percentile_holds,
-        )
 
 
 class Ownership:
@@ -161,6 +131,13 @@ class Ownership:
         """
         return self._owned[interval]
 
+    def next_wall_timer(self) -> WallTimeMicros | None:
+        """
+        The earliest wall timer of all intervals; ``None`` without one.
+        """
+        times = (owned.summary.next_wall_timer for owned in self._owned.values())
+        return min((at for at in times if at is not None), default=None)
+
     def open(self) -> None:
         """
         Take every interval that the table has for this pipeline, and the control interval.
@@ -175,7 +152,7 @@ class Ownership:
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
         new_names = frozenset(self._plan_evolution().renames.values())
         known = [interval for interval in self._known() if interval.computation not in new_names]
-        self._take([self._control, *known])
+        self._take_known([self._control, *known], new_names)
         try:
             # A former owner may have cut keys until that fence; no process can after it.
             evolution = self._plan_evolution()
@@ -192,6 +169,29 @@ class Ownership:
         except InvalidError:
             self.close()
             raise
+
+    def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
+        """
+        Take intervals of the table; if a former owner cuts them meanwhile, take those that replace them.
+
+        Raises:
+            ConflictError: another process holds one, or keeps cutting.
+        """
+        for _ in range(_CUTS_MEANWHILE_MAX):
+            try:
+                self._take(intervals)
+            except ConflictError:
+                live = self._store.committer.refresh().live_intervals()
+                if self._owned.keys() - {self._control} <= live.keys():
+                    raise
+                self.close()
+                intervals = [
+                    self._control,
+                    *(one for one in self._known() if one.computation not in new_names),
+                ]
+            else:
+                return
+        raise ConflictError("another process keeps cutting the keys", pipeline=self._topology.name)
 
     def _plan_evolution(self) -> Evolution:
         snapshot = self._store.committer.snapshot
@@ -255,6 +255,31 @@ class Ownership:
         cuts = boundaries_of(sample, count)
         declared = {declared_intervals_app_id(node.name, node.intervals or 0): self._next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
+
+    def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
+        """
+        Split an interval, or merge neighbours (MillWheel §7.1).
+
+        One commit fences those that go and those that come, under higher sequencers, so a process that believes to
+        own any of the former is fenced. Files stay where they are, and are read by range.
+
+        Args:
+            cut: of intervals that this process holds.
+            records: further positions for the commit.
+
+        Raises:
+            FencedError: another process owns the pipeline; nothing was written.
+        """
+        # Before any lease is taken: a new owner may hold one on the same interval.
+        self.check_owner()
+        self._take(cut.by, cut=cut, records=records)
+
+    def record(self, positions: Mapping[str, int]) -> None:
+        """
+        Commit positions, and nothing else.
+        """
+        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
+        self.commit(CommitRequest(kind="record", writes=(control,), positions=positions))
 
     def check_owner(self) -> None:
         """
@@ -322,11 +347,8 @@ class Ownership:
         """
         The pipeline's intervals in the table, except the control interval.
         """
-        intervals = map(Interval.from_app_id, self._store.committer.snapshot.txns)
-        names = self._topology.computations
-        return sorted(
-            interval for interval in intervals if interval is not None and interval.computation in names
-        )
+        intervals = self._store.committer.snapshot.live_intervals()
+        return [interval for interval in intervals if interval.computation in self._topology.computations]
 
     @property
     def _next_version(self) -> int:
@@ -338,6 +360,7 @@ class Ownership:
         *,
         records: Mapping[str, int] | None = None,
         above: Mapping[Interval, Interval] | None = None,
+        cut: Cut | None = None,
         is_scanned: bool = True,
     ) -> None:
         """
@@ -347,6 +370,7 @@ class Ownership:
             intervals: the intervals.
             records: further positions for the commit that fences them.
             above: by interval, the one whose rows it receives and whose sequencer it must exceed.
+            cut: what the intervals replace; it is given up in the same commit.
             is_scanned: whether to scan their rows for timers and holds.
         """
         snapshot = self._store.committer.refresh()
@@ -356,8 +380,13 @@ class Ownership:
         }
         owned_before = self._owned.get(self._control)
         wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
-        for interval, former in (above or {}).items():
-            wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(former)))
+        replaced = () if cut is None else cut.replaced
+        former = [
+            *(above or {}).items(),
+            *((by, one) for by in intervals for one in replaced if one.overlaps(by)),
+        ]
+        for interval, one in former:
+            wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(one)))
         timeout_ms = TIMEOUT_MS
         if self._on_held == "wait" and owned_before is None:
             # Arrow imports pandas when it first sees a numpy array: half a second, which a standby has now.
@@ -374,12 +403,20 @@ class Ownership:
         ]
         if owned_before is not None:
             writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
-        request = CommitRequest(kind="fence", writes=tuple(writes), positions=claims, metadata={})
+        writes += [IntervalWrite(interval=one, fence=self._owned[one].next_fence) for one in replaced]
+        request = CommitRequest(
+            kind="fence" if cut is None else cut.kind,
+            writes=tuple(writes),
+            positions=claims,
+            metadata={} if cut is None else {"replaced": [one.app_id for one in replaced]},
+        )
         committed = self._commit_settled(request)
         self._move_on(request)
         if self._on_taken is not None:
             self._on_taken(request, committed)
         reach("lease.fenced")
+        for one in replaced:
+            self._store.leases.release(self._owned.pop(one).lease)
         if is_scanned:
             # The scan is final only now: no write of a former owner can land after the fence.
             self._scan(intervals)
@@ -448,26 +485,6 @@ class Ownership:
             return self._store.committer.commit(request)
 
         return self.patience.run(commit)
-
-
-def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
-    """
-    Cuts that give each of ``count`` intervals about the same share of the sampled keys.
-
-    A sample with fewer distinct keys gives fewer cuts. A long key is cut at its prefix, which
-    divides the keys nearly as well.
-
-    Example:
-        >>> boundaries_of(pa.array(["a", "b", "c", "d"]), 2)
-        ('c',)
-    """
-    if count < 2 or not len(sample):
-        return ()
-    ordered = sample.take(pc.sort_indices(sample))
-    positions = [len(ordered) * part // count for part in range(1, count)]
-    lowest = ordered[0].as_py()
-    cuts = {ordered[position].as_py()[:_CUT_CHARACTERS_MAX] for position in positions}
-    return tuple(sorted(cut for cut in cuts if cut > lowest))
 
 
 def _stored_sequencer(fence: Fence | None) -> Sequencer:

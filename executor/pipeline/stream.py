@@ -45,7 +45,7 @@ class ComputationOptions(TypedDict, total=False):
     intervals: int | None
     """
     Into how many key intervals the computation's keys are cut at its first input; the runner chooses unless given.
-    Keys are cut once: another number is refused when the pipeline opens.
+    It is the number at the first input: another one is refused when the pipeline opens.
     """
 
     on_late: OnLate | Mapping[str, OnLate]

@@ -12,7 +12,7 @@ import os
 import platform
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import cloudpickle
@@ -35,7 +35,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.system import SystemRng
+from millpond.statestore.system import SystemRng, thread_time_us
 
 __all__ = ["WorkerProcess"]
 
@@ -178,7 +178,7 @@ class WorkerProcess:
             kept.on_stuck = on_stuck
             manifest = kept.worker.run(bundle, lambda: part.files, self._rng.token())
         self._relieve()
-        return manifest
+        return replace(manifest, home=self.name)
 
     def sync(self) -> None:
         """
@@ -190,6 +190,7 @@ class WorkerProcess:
         with self._keeping:
             kept = self._kept.get(interval)
             if kept is None:
+                self._forget_replaced(interval)
                 if len(self._kept) >= _INTERVALS_MAX:
                     self._kept.pop(next(iter(self._kept))).worker.leave()
                 worker = IntervalWorker(
@@ -197,10 +198,18 @@ class WorkerProcess:
                     interval,
                     self._objects,
                     memory=self._memory,
+                    stopwatch=thread_time_us,
                     on_stuck=lambda error: self._tell_stuck(interval, error),
                 )
                 kept = self._kept[interval] = _Kept(worker)
             return kept
+
+    def _forget_replaced(self, interval: Interval) -> None:
+        """
+        Forget intervals that a split or a merge has replaced: no two of a computation share keys.
+        """
+        for known in [known for known in self._kept if known.overlaps(interval)]:
+            self._kept.pop(known).worker.leave()
 
     def _relieve(self) -> None:
         """

@@ -52,6 +52,7 @@ from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
 from millpond.statestore.log.log import LOG_FOLDER, commit_path
 from millpond.statestore.log.plan import Committed
+from millpond.statestore.log.snapshot import live_intervals
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import Fence, pack_fence, unpack_fence
@@ -131,11 +132,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         ConflictError: one of them is running.
         UnavailableError: the lease service is unavailable.
     """
-    fences = {
-        interval: _fence_of(plan, app_id)
-        for app_id in plan.txns
-        if (interval := Interval.from_app_id(app_id)) is not None
-    }
+    fences = {interval: _fence_of(plan, interval.app_id) for interval in live_intervals(plan.txns)}
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar, get_args
 
+from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.topology import Topology
@@ -47,6 +48,7 @@ class RunnerOptions:
         on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
         accept_ended: take records of a stream that an earlier run has ended, as late ones.
         upkeep: how the store is kept small while the pipeline runs; ``None`` for not at all.
+        balance: when intervals are split and merged by their load; ``None``: only by hand.
         progress: whether to show a progress line and log supersteps.
         dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
         clock: the source of time.
@@ -67,6 +69,7 @@ class RunnerOptions:
     on_held: OnHeld = "take"
     accept_ended: bool = False
     upkeep: UpkeepPolicy | None = None
+    balance: BalancePolicy | None = None
     progress: bool = True
     dead_letter_limit: DeadLetterLimit | None = field(default_factory=DeadLetterLimit)
     clock: Clock = field(default_factory=SystemClock)
@@ -161,6 +164,7 @@ class RunnerOptions:
             pause_timeout_ms=self.pause_timeout_ms,
             on_held=self.on_held,
             upkeep=upkeep,
+            balance=self.balance,
             compaction_workers=compaction_workers,
             threads=threads,
             dead_letter_limit=self.dead_letter_limit,

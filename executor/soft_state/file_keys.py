@@ -80,5 +80,8 @@ class KeysOfFiles:
         known = self._keys.get(path)
         if known is None:
             return True
+        if not len(known):
+            # After a split a file may have rows of the other part only.
+            return False
         places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         return bool((known[places] == wanted).any())

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 __all__ = ["SparkEngine", "plan_once"]
 
 _SAMPLE_ROWS = 20_000
+_LEVELLED_EVERY: Final = 8
+"""After how many supersteps the work of the slots is compared."""
+
 _END: Final = EventTimeMicros(TIME_MAX_US)
 _UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
@@ -100,6 +103,8 @@ class SparkEngine:
         self._coordinator = coordinator
         self._homes = homes_for(self._session, intervals, rng.token())
         self._slots = Slots(self._homes.slots)
+        coordinator.on_recut = self._slots.follow
+        coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
         self._routers = {name: Router(node) for name, node in coordinator.topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
@@ -232,6 +237,9 @@ class SparkEngine:
             for manifest in report.manifests
             if manifest.file is not None
         }
+        self._slots.note(manifest for report in reports for manifest in report.manifests)
+        if self._coordinator.balancer.is_on and committed.superstep % _LEVELLED_EVERY == 0:
+            self._slots.level()
         worked = {report.slot: report.process for report in reports if report.manifests}
         return replace(
             committed,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
+from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkRunner", "SparkRunnerOptions"]
 
 _UPKEEP = UpkeepPolicy()
+_BALANCE = BalancePolicy()
 _DEAD_LETTER_LIMIT = DeadLetterLimit()
 
 
@@ -60,6 +62,7 @@ class SparkRunnerOptions(TypedDict, total=False):
     pause_timeout_ms: float
     accept_checkpoint: bool
     upkeep: UpkeepPolicy | None
+    balance: BalancePolicy | None
     progress: bool
     dead_letter_limit: DeadLetterLimit | None
     clock: Clock | None
@@ -89,6 +92,8 @@ class SparkRunner:
         accept_ended: take records of a stream whose input an earlier run has ended, as late ones.
         upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
             ``millpond gc``.
+        balance: when key intervals are split and merged by their load; ``None`` leaves that to
+            ``millpond intervals``.
         progress: show a progress line in a terminal and log every superstep.
         dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
             lets all of them, as ``on_error="dead_letter"`` alone would.
@@ -123,6 +128,7 @@ class SparkRunner:
         accept_checkpoint: bool = False,
         accept_ended: bool = False,
         upkeep: UpkeepPolicy | None = _UPKEEP,
+        balance: BalancePolicy | None = _BALANCE,
         progress: bool = True,
         dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
         clock: Clock | None = None,
@@ -140,6 +146,7 @@ class SparkRunner:
             on_held=on_held,
             accept_ended=accept_ended,
             upkeep=upkeep,
+            balance=balance,
             progress=progress,
             dead_letter_limit=dead_letter_limit,
             clock=clock or SystemClock(),

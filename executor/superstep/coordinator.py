@@ -16,10 +16,12 @@ A coordinator is used by one thread at a time. Implements MillWheel §6.1 and §
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
+from millpond.executor.balance.balancer import Balancer
+from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.injectors.observation import InputObservation
@@ -27,8 +29,10 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.scheduler import Upkeep
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.file_names import OwnedNames
-from millpond.executor.ownership.ownership import OwnedInterval, Ownership
+from millpond.executor.ownership.owned_interval import OwnedInterval
+from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
@@ -38,12 +42,12 @@ from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadL
 from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks
 from millpond.executor.superstep.input_admission import InputAdmission
+from millpond.executor.superstep.interval_plans import interval_plans
 from millpond.executor.superstep.pending import (
     PendingProductions,
     keep_undelivered,
     pending_of,
     recover_pending,
-    undelivered_of,
 )
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport, report_of
@@ -55,8 +59,6 @@ from millpond.statestore.app_ids import bare_ids_app_id
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep, WallTimeMicros
 
@@ -78,6 +80,7 @@ class Coordinator:
         pause_timeout_ms: how long to wait for ZooKeeper to return before giving up.
         on_held: what to do when another process holds an interval: ``take``, ``wait``, ``refuse``.
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
+        balance: when intervals are split and merged; ``None``: only by hand.
         compaction_workers: where compactions are prepared; ``None`` for this machine.
         threads: whether sinks are written in parallel with the next superstep; if not, before it.
         dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
@@ -86,6 +89,8 @@ class Coordinator:
         names: the source of file names that are unique to this owner; usable once it is open.
         watermarks: the injectors and watermarks of the pipeline.
         sinks: the sinks that committed supersteps are delivered to.
+        balancer: decides on cuts; the runner tells it how many tasks run at once.
+        on_recut: called after each cut of a computation's keys.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Coordinator:
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
         upkeep: UpkeepPolicy | None = None,
+        balance: BalancePolicy | None = None,
         compaction_workers: CompactionWorkers | None = None,
         threads: bool = True,
         dead_letter_limit: DeadLetterLimit | None = None,
@@ -117,7 +123,9 @@ class Coordinator:
             on_held=on_held,
             pause_timeout_ms=pause_timeout_ms,
             on_taken=self._journal.record,
-            keep_undelivered=self._keep_undelivered,
+            keep_undelivered=lambda computations, fence: keep_undelivered(
+                store, topology.name, computations, fence=fence, token=self.names.token()
+            ),
         )
         self.names: OwnedNames = OwnedNames(
             rng, topology.name, lambda: self._ownership.control.fence.sequencer
@@ -141,11 +149,13 @@ class Coordinator:
             policy=upkeep,
             compaction_workers=compaction_workers,
         )
+        self.balancer: Balancer = Balancer(self._ownership, tuple(topology.computations), clock, balance)
         self._letters = DeadLetterMonitor(dead_letter_limit)
         self._forgotten = ForgottenWatermarks(topology, self.watermarks)
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
         self._totals = Totals()
+        self.on_recut: Callable[[Cut], None] | None = None
 
     # -- life cycle ------------------------------------------------------------------------
 
@@ -248,14 +258,13 @@ class Coordinator:
         if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
             return True
         now = self._clock.now_us()
-        return any(self._is_due(owned, now) for owned in self._ownership.all())
+        return any(owned.is_due(now, self.watermarks.mark) for owned in self._ownership.all())
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """
         The time of the next wall timer of any interval; ``None`` without one.
         """
-        times = [owned.summary.next_wall_timer for owned in self._ownership.all()]
-        return min((at for at in times if at is not None), default=None)
+        return self._ownership.next_wall_timer()
 
     # -- intervals -------------------------------------------------------------------------
 
@@ -288,6 +297,25 @@ class Coordinator:
         The computation's intervals, in key order.
         """
         return tuple(owned.interval for owned in self._ownership.of(computation))
+
+    def recut(self, cut: Cut, answer: Mapping[str, int] | None = None) -> None:
+        """
+        Split an interval or merge neighbours, between two supersteps; timers, ids, holds and rows stay as they are.
+
+        Args:
+            cut: of intervals of the pipeline.
+            answer: positions for the same commit; see `CutRequest.answer`.
+
+        Raises:
+            FencedError: another process owns the pipeline; nothing was written.
+        """
+        self._ownership.recut(cut, answer or {})
+        for interval in cut.by:
+            self._observe(self._ownership.get(interval))
+        self._upkeep.follow(cut)
+        self.balancer.follow(cut)
+        if self.on_recut is not None:
+            self.on_recut(cut)
 
     # -- a superstep -----------------------------------------------------------------------
 
@@ -337,21 +365,12 @@ class Coordinator:
         """
         The parts of a computation's intervals in the superstep that was planned at ``now``.
         """
-        snapshot = self._store.committer.snapshot
-        owned_with_due = [(owned, self._is_due(owned, now)) for owned in self._ownership.of(computation)]
-        return [
-            IntervalPlan(
-                interval=owned.interval,
-                fence=owned.next_fence,
-                watermark=self.watermarks.input_watermark(computation),
-                files=snapshot.files_of(owned.interval) if with_files else (),
-                due=due,
-                percentile_watermarks=self.watermarks.percentile_watermarks(computation),
-                settled=self.watermarks.settled(computation, after or {}),
-            )
-            for owned, due in owned_with_due
-            if due or not only_due
-        ]
+        with_due = (
+            (owned, owned.is_due(now, self.watermarks.mark)) for owned in self._ownership.of(computation)
+        )
+        chosen = [(owned, due) for owned, due in with_due if due or not only_due]
+        files_in = self._store.committer.snapshot if with_files else None
+        return interval_plans(computation, chosen, self.watermarks, files_in, after or {}) if chosen else []
 
     def commit(
         self,
@@ -384,7 +403,15 @@ class Coordinator:
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
         written_letters = self._ownership.patience.run(
-            lambda: self._write_letters(plan, letters, control.next_fence)
+            lambda: write_dead_letters(
+                self._store,
+                self.topology,
+                letters,
+                superstep=plan.superstep,
+                fence=control.next_fence,
+                at=plan.wall_time,
+                token=self.names.token(),
+            )
         )
         touched = [(control, written_letters.file)]
         touched += [(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None]
@@ -399,6 +426,7 @@ class Coordinator:
             totals=totals,
             position=position,
             stored=self._store.committer.snapshot.txns,
+            loads=self.balancer.report(),
         )
         self.sinks.wait()
         reach("superstep.before_commit")
@@ -408,6 +436,7 @@ class Coordinator:
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
+        self.balancer.note(ordered)
         self._letters.note(judged)
         self._forgotten.note(counts)
         self._totals = totals
@@ -428,12 +457,17 @@ class Coordinator:
 
     def maintain(self) -> None:
         """
-        Run the upkeep between two supersteps: one commit at most.
+        Run the upkeep between two supersteps, and the cuts that load or a tool asks for.
 
         Raises:
             FencedError: another process has taken an interval.
         """
         self._upkeep.run(self._superstep, self.watermarks.input_watermark)
+        for cut, answer in self.balancer.due(self._store.committer.snapshot.txns):
+            if cut is None:
+                self._ownership.record(answer)
+            else:
+                self.recut(cut, answer)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
         written = [(letters.file, letters.productions)]
@@ -457,12 +491,6 @@ class Coordinator:
                 owned.interval, owned.fence.sequencer, summary.hold, summary.percentile_holds
             )
 
-    def _is_due(self, owned: OwnedInterval, now: WallTimeMicros) -> bool:
-        name = owned.interval.computation
-        if name == DEAD_LETTERS:
-            return False
-        return owned.summary.is_due(now, lambda percentile: self.watermarks.mark(name, percentile))
-
     def _create_downstream_intervals(self) -> None:
         missing = self.computations_without_intervals(self._pending.summaries)
         if not missing:
@@ -470,29 +498,3 @@ class Coordinator:
         productions = read_productions(self._store.objects, self._pending.sources)
         for node in missing:
             self.create_intervals(node.name, keys_of(productions, node))
-
-    def _keep_undelivered(self, computations: frozenset[str], fence: Fence) -> RowFile | None:
-        snapshot, pipeline = self._store.committer.snapshot, self.topology.name
-        return keep_undelivered(
-            self._store,
-            pipeline,
-            undelivered_of(snapshot, pipeline, computations),
-            superstep=superstep_of(snapshot.txns, pipeline),
-            fence=fence,
-            token=self.names.token(),
-        )
-
-    def _write_letters(
-        self, plan: SuperstepPlan, letters: Sequence[DeadLetter], fence: Fence
-    ) -> WrittenLetters:
-        return write_dead_letters(
-            self._store.objects,
-            self.topology.name,
-            letters,
-            superstep=plan.superstep,
-            fence=fence,
-            at=EventTimeMicros(int(plan.wall_time)),
-            produce=DEAD_LETTERS in self.topology.wanted_streams,
-            token=self.names.token(),
-            row_format=self._store.row_format,
-        )

@@ -18,10 +18,11 @@ import pyarrow as pa
 from millpond.executor.bundle.bundle import DeadLetter, ProductionSummary
 from millpond.executor.computation.utf8 import printable
 from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
-from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
+from millpond.executor.pipeline.topology import Topology
+from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
-from millpond.statestore.rows.row_format import RowFormat
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+from millpond.statestore.store import Store
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
 __all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
 
@@ -79,33 +80,44 @@ class WrittenLetters:
 
 
 def write_dead_letters(
-    objects: Objects,
-    pipeline: str,
+    store: Store,
+    topology: Topology,
     letters: Sequence[DeadLetter],
     *,
     superstep: Superstep,
     fence: Fence,
-    at: EventTimeMicros,
-    produce: bool,
+    at: WallTimeMicros,
     token: str,
-    row_format: RowFormat = PARQUET,
 ) -> WrittenLetters:
     """
     Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
+
+    Args:
+        store: the open store.
+        topology: the pipeline, which knows whether its dead letters have a consumer.
+        letters: the dead letters.
+        superstep: its number.
+        fence: the fence of the commit that will add the file.
+        at: the superstep's wall time: that of letters without a time of their own.
+        token: makes the file's name unique.
     """
     if not letters:
         return WrittenLetters()
-    updates = dead_letter_updates(pipeline, letters, superstep=superstep, fence=fence, at=at, produce=produce)
+    failed_at = EventTimeMicros(int(at))
+    produce = DEAD_LETTERS in topology.wanted_streams
+    updates = dead_letter_updates(
+        topology.name, letters, superstep=superstep, fence=fence, at=failed_at, produce=produce
+    )
     file = write_row_file(
-        objects,
-        control_interval(pipeline),
+        store.objects,
+        control_interval(topology.name),
         updates,
         superstep=superstep,
         fence=fence,
         token=token,
-        row_format=row_format,
+        row_format=store.row_format,
     )
-    times = [at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
+    times = [failed_at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
     summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))
     return WrittenLetters(file, (summary,) if produce else ())
 

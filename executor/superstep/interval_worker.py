@@ -63,6 +63,7 @@ class IntervalWorker:
         objects: where row files are stored.
         row_format: how row files are encoded.
         memory: the soft-state budget of the process.
+        stopwatch: reads a clock that runs while a bundle is processed, in microseconds.
         on_stuck: called if user code exceeds its time limit and cannot be interrupted.
     """
 
@@ -74,6 +75,7 @@ class IntervalWorker:
         *,
         row_format: RowFormat = PARQUET,
         memory: MemoryBudget,
+        stopwatch: Callable[[], int],
         on_stuck: OnStuck | None = None,
     ) -> None:
         self._interval = interval
@@ -82,6 +84,8 @@ class IntervalWorker:
         reader = StoreRowReader(objects)
         self._soft_state = SoftState(interval, reader, memory, keeps_records=node.time_sorted)
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
+        self._stopwatch = stopwatch
+        self._work_us = 0
         self._state = WorkerState.BEHIND
         self._transition = threading.Lock()
 
@@ -138,9 +142,12 @@ class IntervalWorker:
             InvalidError: user code failed and failures stop the pipeline.
             DataError: a committed file is missing or its bytes are wrong.
         """
+        began_us = self._stopwatch()
         if not self._begin():
             self._soft_state.synchronise(files())
-        return self._processor.process(bundle)
+        result = self._processor.process(bundle)
+        self._work_us = self._stopwatch() - began_us
+        return result
 
     def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
         """
@@ -176,6 +183,7 @@ class IntervalWorker:
             fence=bundle.fence,
             file=file,
             result=replace(result, updates=None, weak=None),
+            work_us=self._work_us,
         )
 
     def confirm(self, file: RowFile | None) -> None:

@@ -181,22 +181,20 @@ def undelivered_of(
 def keep_undelivered(
     store: Store,
     pipeline: str,
-    sources: Sequence[ProductionSource],
+    computations: Iterable[str],
     *,
-    superstep: Superstep,
     fence: Fence,
     token: str,
 ) -> RowFile | None:
     """
-    Write productions to a file of the pipeline's own interval, from which they are delivered as from any file.
+    Write undelivered productions to a file of the pipeline's own interval, which delivers them as any file does.
 
     The row that carries them is deleted in the same update, so that no reader of rows sees it.
 
     Args:
         store: the open store.
         pipeline: the pipeline's name.
-        sources: the files with the productions.
-        superstep: the last superstep, which produced them.
+        computations: those whose productions are written.
         fence: the fence of the commit that will add the file.
         token: makes the file's name unique.
 
@@ -206,7 +204,9 @@ def keep_undelivered(
     Raises:
         DataError: a file is missing or its bytes are wrong.
     """
-    productions = read_productions(store.objects, sources)
+    snapshot = store.committer.snapshot
+    superstep = superstep_of(snapshot.txns, pipeline)
+    productions = read_productions(store.objects, undelivered_of(snapshot, pipeline, computations))
     if not productions.num_rows:
         return None
     row = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from millpond.executor.ownership.ownership import OwnedInterval
+from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
@@ -30,6 +30,7 @@ def superstep_request(
     totals: Totals,
     position: InputPosition | None,
     stored: Mapping[str, int],
+    loads: Mapping[str, JsonValue] | None = None,
 ) -> CommitRequest:
     """
     The commit that makes a superstep durable.
@@ -43,6 +44,7 @@ def superstep_request(
         totals: the totals, including the superstep's counts.
         position: how far the outside input has been consumed.
         stored: the positions in the table; unchanged ones are not written again.
+        loads: the load of intervals, where it is told with this commit.
     """
     wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
     metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}
@@ -51,6 +53,8 @@ def superstep_request(
         if position.rows is not None:
             wanted[input_rows_app_id(pipeline, position.stream)] = position.rows
         metadata |= {"input": position.stream, "batch": position.batch}
+    if loads:
+        metadata["loads"] = dict(loads)
     wanted |= watermarks.positions() | totals.positions(pipeline)
     return CommitRequest(
         kind="superstep",

@@ -34,7 +34,6 @@ from millpond.statestore.catalog.facts import (
     superstep_of,
     watermarks_of,
 )
-from millpond.statestore.catalog.overlap import superseded
 from millpond.statestore.catalog.tables import (
     INPUT_POSITIONS,
     INTERVALS,
@@ -46,6 +45,7 @@ from millpond.statestore.catalog.tables import (
 from millpond.statestore.catalog.topology import replay_definition
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence
+from millpond.statestore.superseded import superseded
 from millpond.statestore.types import Sequencer, TableVersion, WallTimeMicros
 
 __all__ = ["prune_journals", "write_commits"]

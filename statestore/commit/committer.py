@@ -183,8 +183,9 @@ class _RequestPlan:
 
     def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
         actions: list[Action] = []
+        replaces = any(write.removed for write in self.request.writes)
+        rewrite = replaces and self.request.kind != "superstep"
         for write in self.request.writes:
-            rewrite = bool(write.removed) and self.request.kind != "superstep"
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
             actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
         for old, new in self.request.renames.items():

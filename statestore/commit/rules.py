@@ -16,7 +16,6 @@ from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.check import check
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
-from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 
@@ -52,6 +51,40 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
         stored = snapshot.txns.get(app_id)
         if stored is not None and position < stored:
             raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
+
+
+def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    Nothing takes an interval whose keys have been cut into others since, unless it fences those too.
+
+    The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences what it replaces in the
+    commit that takes what replaces it, under higher sequencers.
+    """
+    taken = [write for write in request.writes if write.fence.commit_number == 0]
+    written = {write.interval for write in request.writes}
+    live = {
+        computation: snapshot.live_intervals(computation)
+        for computation in {write.interval.computation for write in taken}
+    }
+    for write in taken:
+        of_computation = live[write.interval.computation]
+        if write.interval in of_computation:
+            continue
+        for other, fence in of_computation.items():
+            if not other.overlaps(write.interval):
+                continue
+            if other not in written:
+                raise ConflictError(
+                    "the keys have been cut into other intervals",
+                    interval=write.interval.app_id,
+                    by=other.app_id,
+                )
+            check(
+                write.fence.sequencer > fence.sequencer,
+                "what replaces an interval has a higher sequencer",
+                interval=write.interval.app_id,
+                replaced=other.app_id,
+            )
 
 
 def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -108,8 +141,7 @@ def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) ->
     if not leaving:
         return
     written = {write.interval for write in request.writes if write.fence.commit_number}
-    known = filter(None, map(Interval.from_app_id, snapshot.txns))
-    for interval in known:
+    for interval in snapshot.live_intervals():
         is_fenced = interval in written or interval.computation not in leaving
         check(is_fenced, "a computation moves with all of its intervals", interval=interval.app_id)
     for name in request.renames.values():
@@ -145,7 +177,12 @@ INVARIANTS: Final[tuple[Predicate, ...]] = (
 )
 """Facts that hold for every request, unless there is a bug."""
 
-RULES: Final[tuple[Predicate, ...]] = (fences_follow, positions_do_not_fall, removed_files_are_live)
+RULES: Final[tuple[Predicate, ...]] = (
+    fences_follow,
+    taken_intervals_are_live,
+    positions_do_not_fall,
+    removed_files_are_live,
+)
 """Conditions that other writers' commits may break."""
 
 

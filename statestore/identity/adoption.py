@@ -27,7 +27,6 @@ from millpond.statestore.commit.committer import Committer
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.identity.lineage import Lineage, Origin
-from millpond.statestore.interval import Interval
 from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.log.high_water import HighWater, MemoryHighWater, check_high_water
 from millpond.statestore.log.snapshot import Snapshot, load
@@ -146,12 +145,7 @@ def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
     Raises:
         ConflictError: one is running, or another process maintains the store.
     """
-    intervals = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
-    fences = {
-        interval: fence.sequencer
-        for interval in intervals
-        if interval is not None and (fence := snapshot.fence_of(interval)) is not None
-    }
+    fences = {interval: fence.sequencer for interval, fence in snapshot.live_intervals().items()}
     with exclusive(leases):
         try:
             taken = leases.take_all(fences, on_held="refuse") if fences else ()

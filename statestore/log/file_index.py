@@ -102,10 +102,7 @@ class FileIndex:
 
 def _may_overlap(app_id: str, interval: Interval) -> bool:
     other = Interval.from_app_id(app_id)
-    return other is None or (
-        (other.high is None or other.high > interval.low)
-        and (interval.high is None or other.low < interval.high)
-    )
+    return other is None or other.overlaps(interval)
 
 
 def _in_order(files: Iterable[LiveFile]) -> tuple[LiveFile, ...]:

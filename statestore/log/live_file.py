@@ -87,6 +87,16 @@ class LiveFile:
             and (interval.high is None or self.min_key is None or self.min_key < interval.high)
         )
 
+    def lies_in(self, interval: Interval) -> bool:
+        """
+        Whether all of its keys are known to lie in the interval.
+        """
+        if self.interval_id == interval.app_id:
+            return True
+        low, high = self.min_key, self.max_key
+        is_known = self.computation == interval.computation and low is not None and high is not None
+        return is_known and interval.contains(str(low)) and interval.contains(str(high))
+
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
         """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
@@ -23,13 +24,13 @@ from millpond.statestore.log.foreign import refuse_foreign_change
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, LogInventory, commit_path
 from millpond.statestore.rows.row import Fence, unpack_fence
+from millpond.statestore.superseded import superseded
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
-    from millpond.statestore.interval import Interval
     from millpond.statestore.log.checkpoint import Checkpoint
 
-__all__ = ["NO_TABLE", "Snapshot", "catch_up", "load"]
+__all__ = ["NO_TABLE", "Snapshot", "catch_up", "live_intervals", "load"]
 
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table that has no commit yet."""
@@ -126,6 +127,12 @@ class Snapshot:
         version = self.txns.get(interval.app_id)
         return None if version is None else unpack_fence(version)
 
+    def live_intervals(self, computation: str | None = None) -> dict[Interval, Fence]:
+        """
+        The live intervals of a computation, or of all of them, in key order; see `live_intervals`.
+        """
+        return live_intervals(self.txns, computation)
+
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """
         Apply one commit; a refused commit changes nothing.
@@ -213,6 +220,27 @@ class Snapshot:
         watermarks = (info.millpond or {}).get("watermarks")
         if isinstance(watermarks, Mapping):
             self.watermarks.update({app_id: at for app_id, at in watermarks.items() if isinstance(at, int)})
+
+
+def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
+    """
+    The intervals that no split or merge has replaced, each with its fence, by computation and key.
+
+    A ``txn`` never leaves the table, so those of replaced intervals are among them too.
+
+    Args:
+        txns: the application transactions of a table.
+        computation: whose intervals; ``None`` for those of all.
+    """
+    named = ((Interval.from_app_id(app_id), version) for app_id, version in txns.items())
+    fences = {
+        interval: unpack_fence(version)
+        for interval, version in named
+        if interval is not None and computation in (None, interval.computation)
+    }
+    gone = superseded({interval: fence.sequencer for interval, fence in fences.items()})
+    ordered = sorted(fences.keys() - gone.keys(), key=lambda interval: (interval.computation, interval.low))
+    return {interval: fences[interval] for interval in ordered}
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:

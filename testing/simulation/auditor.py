@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ class Auditor:
         self._topology = topology
         self._positions: dict[str, int] = {}
         self._watermarks: dict[str, int] = {}
+        self._cover: set[Interval] = set()
         self._digest = ""
         self._known: dict[tuple[str, str], set[tuple[int, int]]] = {}
 
@@ -125,7 +126,7 @@ class Auditor:
         self.landed_us[version] = self._world.now_us
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         txns = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
-        fences = self._check_fences(txns)
+        fences = self._check_fences(txns, told.get("replaced", ()))
         self._check_positions(txns, kind)
         self._check_watermarks(told.get("watermarks", {}))
         produced = []
@@ -144,7 +145,7 @@ class Auditor:
             must(told.get("previous") == self._digest, "I11", "a commit follows the one before it")
         self._digest = hashlib.sha256(data).hexdigest()
 
-    def _check_fences(self, txns: Mapping[str, int]) -> dict[Interval, int]:
+    def _check_fences(self, txns: Mapping[str, int], replaced: Collection[str]) -> dict[Interval, int]:
         owners = {}
         for app_id, version in txns.items():
             interval = Interval.from_app_id(app_id)
@@ -161,7 +162,33 @@ class Auditor:
                 after=_fence(version),
             )
             self.fences[interval] = owners[interval] = version
+        self._check_cover(owners, replaced)
         return owners
+
+    def _check_cover(self, owners: Mapping[Interval, int], replaced: Collection[str]) -> None:
+        """
+        Each key of a computation lies in one interval: commits say which ones they replace, and touch no others.
+        """
+        for interval, version in owners.items():
+            if interval.app_id in replaced:
+                must(interval in self._cover, "I4", "what is replaced was there", interval=interval.app_id)
+            elif version & 0xFFFFFFFF:
+                must(
+                    interval in self._cover, "I4", "only live intervals are written", interval=interval.app_id
+                )
+        self._cover -= {interval for interval in owners if interval.app_id in replaced}
+        self._cover |= {interval for interval in owners if interval.app_id not in replaced}
+        touched = {interval.computation for interval in owners} & self._topology.computations.keys()
+        for computation in touched:
+            cover = [interval for interval in self._cover if interval.computation == computation]
+            cover.sort(key=lambda interval: interval.low)
+            bounds = ["", *(interval.high for interval in cover)]
+            must(
+                [interval.low for interval in cover] == bounds[:-1] and bounds[-1] is None,
+                "I4",
+                "the intervals of a computation share no keys and leave none out",
+                intervals=[interval.app_id for interval in cover],
+            )
 
     def _check_positions(self, txns: Mapping[str, int], kind: str) -> None:
         for app_id, version in txns.items():

@@ -16,7 +16,7 @@ from typing import Final
 from millpond.statestore.errors import InvalidError
 from millpond.testing.simulation.chance import Draw
 
-__all__ = ["FAULTS", "OPERATOR_FAULTS", "Swarm"]
+__all__ = ["DRAWN_ASIDE", "FAULTS", "OPERATOR_FAULTS", "Swarm"]
 
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -52,12 +52,16 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "store_copied": "the store's folder is copied, and the copy is run with the same sinks",
         "backup_restored": "a backup of the store is put back, and run with the sinks of now",
         "foreign_commit": "another engine restores, deletes, updates, merges or writes rows of the store",
+        "keys_cut": "intervals are split and merged while the pipeline runs",
     }
 )
 """Every kind of fault, with its effect."""
 
 OPERATOR_FAULTS: Final = ("store_copied", "backup_restored", "foreign_commit")
 """Faults of operators and other engines: tried aside, so that they draw from a stream of their own."""
+
+DRAWN_ASIDE: Final = (*OPERATOR_FAULTS, "keys_cut")
+"""Faults that draw from streams of their own, so that a seed's other faults are the same with and without them."""
 
 _ON: Final = 0.25
 _STRIKES: Final = 0.25
@@ -70,7 +74,7 @@ class Swarm:
     Args:
         draw: the source of randomness.
         kinds: the kinds to enable; ``None`` draws them.
-        aside: the source of randomness for `OPERATOR_FAULTS`, which disturb no other draw.
+        aside: the source of randomness for `DRAWN_ASIDE`, which disturb no other draw.
 
     Raises:
         InvalidError: there is no such kind.
@@ -78,7 +82,7 @@ class Swarm:
 
     def __init__(self, draw: Draw, kinds: Iterable[str] | None = None, *, aside: Draw) -> None:
         self._draw = draw
-        drawn = {kind for kind in FAULTS if (aside if kind in OPERATOR_FAULTS else draw).chance(_ON)}
+        drawn = {kind for kind in FAULTS if (aside if kind in DRAWN_ASIDE else draw).chance(_ON)}
         chosen = drawn if kinds is None else set(kinds)
         unknown = sorted(chosen - set(FAULTS))
         if unknown:

@@ -14,7 +14,9 @@ from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
@@ -24,6 +26,7 @@ from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, Sequencer
+from millpond.testing.fixtures.cuts import random_cut
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw, ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
@@ -40,6 +43,7 @@ _SESSION_MS: Final = 10_000
 _STANDBY_ROUNDS: Final = 8
 _STANDBY_MS: Final = 2_000
 _MARKED: Final = 0.5
+_KEYS_CUT: Final = 0.25
 _TURN_US_MAX: Final = 3_600_000_000
 
 
@@ -122,6 +126,7 @@ class SimulatedProcess:
         self._run: LocalRun | None = None
         self._store: Store | None = None
         self._marks = Draw(f"{world.seed}/{name}/marks")
+        self._cuts = Draw(f"{world.seed}/{name}/cuts")
         self._rests = False
         self._planned: list[PlannedFault] = []
         self._dies_after: int | None = None
@@ -159,6 +164,7 @@ class SimulatedProcess:
                 world.tell(self.name, "has started")
             else:
                 self._take_in(self._run)
+                self._cut_keys(self._run._worker.coordinator)  # noqa: SLF001 - as its balancer would
                 report = self._run.step()
                 self._rests = report is None
                 world.tell(self.name, "rests" if report is None else f"superstep {report.superstep}")
@@ -280,6 +286,16 @@ class SimulatedProcess:
             elif message.promise is not None:
                 run.advance_watermark(message.stream, message.promise)
 
+    def _cut_keys(self, coordinator: Coordinator) -> None:
+        world, draw = self.world, self._cuts
+        if not world.swarm.active or not world.swarm.knows("keys_cut") or not draw.chance(_KEYS_CUT):
+            return
+        cut = None if self._store is None else random_cut(coordinator, self._store, draw.number)
+        if cut is not None:
+            world.swarm.struck["keys_cut"] += 1
+            coordinator.recut(cut)
+            world.tell(self.name, f"{cut.kind}: {[interval.app_id for interval in cut.by]}")
+
     def _end(self, error: Exception) -> None:
         if self.is_alive:
             self.ended_by = error
@@ -357,7 +373,7 @@ class SimulatedProcess:
     @property
     def sequencer(self) -> int | None:
         """
-        The highest sequencer that its leases ever had; ``None`` before it held any.
+        The highest sequencer that its lease on the pipeline ever had; ``None`` before it held any.
         """
         return self.leases.highest
 
@@ -391,7 +407,7 @@ def _discard(_message: Message) -> None:
 
 class _Leases(MemoryLeases):
     """
-    Leases that remember their highest sequencer, and let others act while they wait for a holder.
+    Leases that remember the highest sequencer of their pipeline's own interval, and let others act while they wait for a holder.
     """
 
     highest: int | None = None
@@ -408,7 +424,9 @@ class _Leases(MemoryLeases):
             taken = self._wait(intervals)
         else:
             taken = super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
-        self.highest = max([self.highest or 0, *(lease.sequencer for lease in taken)])
+        # That of the pipeline's own interval: successors of intervals that were cut have higher ones.
+        own = (lease.sequencer for lease in taken if lease.interval.computation == DEAD_LETTERS)
+        self.highest = max([self.highest or 0, *own])
         return taken
 
     def _wait(self, intervals: Mapping[Interval, Sequencer]) -> tuple[Lease, ...]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.ownership import Ownership, boundaries_of
+from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.ownership.ownership import Ownership
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries

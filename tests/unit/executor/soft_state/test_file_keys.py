@@ -53,3 +53,13 @@ def test_a_file_that_is_dropped_may_have_any_key() -> None:
     known.keep_only({"a", "b"})
     known.drop("b")
     assert (paths(known, "k5", "o"), known.size_bytes) == (["a", "b", "c", "d"], 0)
+
+
+def test_a_file_without_a_key_of_the_interval_is_left_out() -> None:
+    """
+    After a split a file may have rows of the other part only.
+    """
+    known = KeysOfFiles(lambda: 1_000)
+    known.note("a", pa.array([], pa.string()))
+
+    assert paths(known, "k1") == ["b", "c"]

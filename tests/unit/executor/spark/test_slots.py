@@ -4,8 +4,13 @@ Slots: intervals keep theirs, and what ran elsewhere than before is not at home.
 
 from __future__ import annotations
 
+from millpond.executor.bundle.bundle import BundleStatistics
+from millpond.executor.bundle.result import BundleResult, Manifest
+from millpond.executor.ownership.cut import Cut
 from millpond.executor.spark.slots import Slots
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import CommitNumber, Sequencer
 
 LOW, HIGH, OTHER = Interval("a", "", "m"), Interval("a", "m"), Interval("b", "")
 
@@ -41,3 +46,80 @@ def test_a_slot_is_at_home_where_it_ran_before() -> None:
     assert slots.at_home({0: "p", 1: "q"}) == 2
     assert slots.at_home({0: "q", 1: "q"}) == 1
     assert slots.at_home({0: "q"}) == 1
+
+
+def manifest(interval: Interval, work_us: int) -> Manifest:
+    """
+    What a task reports of an interval.
+    """
+    return Manifest(
+        interval=interval,
+        fence=Fence(Sequencer(1), CommitNumber(1)),
+        file=None,
+        result=BundleResult(updates=None, statistics=BundleStatistics()),
+        work_us=work_us,
+    )
+
+
+def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
+    """
+    The others go to the slots with the least work.
+    """
+    slots = Slots(4)
+    intervals = intervals_from_boundaries("c", ["g", "m", "t"])
+    before = [slots.position_of(interval) % 4 for interval in intervals]
+    slots.note(
+        manifest(interval, work) for interval, work in zip(intervals, (900, 300, 100, 200), strict=True)
+    )
+
+    cut = Cut.split(intervals[0], ["b", "d"])
+    slots.follow(cut)
+
+    assert before == [0, 1, 2, 3]
+    assert [slots.position_of(interval) % 4 for interval in cut.by] == [0, 2, 3]
+    assert len({slots.position_of(interval) for interval in (*cut.by, *intervals[1:])}) == 6
+
+
+def test_a_merge_stays_with_the_first() -> None:
+    """
+    And the others' positions are free again.
+    """
+    slots = Slots(2)
+    low, high = intervals_from_boundaries("c", ["m"])
+    assert [slots.position_of(interval) for interval in (low, high)] == [0, 1]
+
+    cut = Cut.merge([low, high])
+    slots.follow(cut)
+
+    assert slots.position_of(cut.by[0]) == 0
+    assert slots.position_of(OTHER) == 1
+
+
+def test_work_is_levelled_by_moves() -> None:
+    """
+    The largest interval that does not make the other slot the fuller one moves; an even load moves nothing.
+    """
+    slots = Slots(2)
+    intervals = intervals_from_boundaries("c", ["g", "m", "t"])
+    assert [slots.position_of(interval) % 2 for interval in intervals] == [0, 1, 0, 1]
+    slots.note(
+        manifest(interval, work) for interval, work in zip(intervals, (700, 100, 300, 100), strict=True)
+    )
+
+    moved = slots.level()
+
+    assert moved == intervals[2]
+    assert slots.position_of(intervals[2]) % 2 == 1
+    assert slots.level() is None
+
+
+def test_a_hot_interval_alone_in_its_slot_does_not_move() -> None:
+    """
+    Nowhere would it be better off.
+    """
+    slots = Slots(2)
+    low, high = intervals_from_boundaries("c", ["m"])
+    slots.position_of(low), slots.position_of(high)
+    slots.note([manifest(low, 900), manifest(high, 10)])
+
+    assert slots.level() is None

@@ -32,7 +32,7 @@ def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Inter
     replaced: dict[Interval, Interval] = {}
     active: list[Interval] = []
     for interval in sorted(sequencers, key=lambda key: (key.computation, key.low)):
-        active = [other for other in active if _reaches(other, interval)]
+        active = [other for other in active if other.overlaps(interval)]
         for other in active:
             if sequencers[other] > sequencers[interval]:
                 replaced.setdefault(interval, other)
@@ -40,12 +40,3 @@ def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Inter
                 replaced.setdefault(other, interval)
         active = [other for other in (*active, interval) if other not in replaced]
     return replaced
-
-
-def _reaches(interval: Interval, later: Interval) -> bool:
-    """
-    Whether an interval shares keys with ``later``, which begins at or after it.
-    """
-    if interval.computation != later.computation:
-        return False
-    return interval.high is None or interval.high > later.low

@@ -1,0 +1,3 @@
+"""
+Load reports, and the splits and merges that they call for.
+"""

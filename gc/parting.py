@@ -1,0 +1,121 @@
+"""
+Parting: rewrite files that hold keys of several intervals, as after a split, into one file for each.
+
+A split leaves files where they are, and each part reads them by range (MillWheel §7.1). For as long as one of them
+is there, the parts carry each other's rows along and none of them can be compacted completely. A parting reads a
+stretch of such files, as a compaction does, once for each part, and replaces it by one file of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from millpond.gc.compaction import Compacted
+from millpond.gc.compaction_plan import Compaction
+from millpond.statestore.commit.request import IntervalWrite
+from millpond.statestore.interval import Interval, locate
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.types import Superstep
+
+__all__ = ["Parted", "Parting", "plan_parting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """
+    Files that are about to be replaced by one for each interval that they hold keys of.
+
+    Attributes:
+        files: the files, oldest first.
+        parts: for each interval, the same files, and whether none of its own is older.
+    """
+
+    files: tuple[LiveFile, ...]
+    parts: tuple[Compaction, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        The bytes of the files together.
+        """
+        return sum(file.size_bytes for file in self.files)
+
+
+def plan_parting(
+    files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
+) -> Parting | None:
+    """
+    The oldest stretch of files that hold keys of several intervals; ``None`` if there is none to be parted now.
+
+    A stretch is of one former interval, so its files lie next to each other in time in each part of it.
+
+    Args:
+        files: the live files of the computation.
+        intervals: its live intervals, in key order.
+        before: files with rows of this superstep or a later one stay as they are.
+    """
+    ordered = sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
+    lows = [interval.low for interval in intervals]
+    first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
+    if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):
+        # What another engine rewrote mixes old rows with new ones: no stretch of time is certain.
+        return None
+    former = Interval.from_app_id(ordered[first].interval_id)
+    heirs = [interval for interval in intervals if former is not None and former.overlaps(interval)]
+    near = (file for file in ordered[first:] if any(file.overlaps(interval) for interval in heirs))
+    stretch = [*takewhile(lambda file: _belongs(file, ordered[first].interval_id, before), near)]
+    while stretch and not _is_shared(stretch[-1], lows):
+        stretch.pop()
+    if not stretch:
+        return None
+    parts = tuple(
+        Compaction(
+            interval=interval,
+            files=tuple(stretch),
+            is_complete=not any(file.overlaps(interval) for file in ordered[:first]),
+        )
+        for interval in heirs
+        if any(file.overlaps(interval) for file in stretch)
+    )
+    return Parting(files=tuple(stretch), parts=parts)
+
+
+def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
+    return file.interval_id == interval_id and (file.max_superstep or 0) < before
+
+
+def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
+    """
+    Whether a file may hold keys of more than one of the intervals that begin at ``lows``.
+    """
+    if len(lows) < 2 or file.min_key is None or file.max_key is None:
+        return len(lows) > 1
+    return locate(lows, file.min_key) != locate(lows, file.max_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """
+    A parting that is prepared but not yet committed.
+
+    Attributes:
+        parting: the files that were rewritten.
+        pieces: what each interval gets instead.
+    """
+
+    parting: Parting
+    pieces: tuple[Compacted, ...]
+
+    def writes(self, next_fence: Callable[[Interval], Fence]) -> tuple[IntervalWrite, ...]:
+        """
+        The intervals' parts of the one commit that replaces the files.
+
+        Args:
+            next_fence: the owner's next fence of an interval.
+        """
+        writes = [piece.write(next_fence(piece.compaction.interval)) for piece in self.pieces]
+        # A commit removes a file once, though it is a part of every piece.
+        return (writes[0], *(replace(write, removed=()) for write in writes[1:]))

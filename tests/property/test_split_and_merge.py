@@ -1,0 +1,152 @@
+"""
+Splits and merges while a pipeline runs change no answer, whatever it computes and wherever it restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.superstep.totals import Totals
+from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.cuts import random_cut
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.pipelines import Case, cases
+
+_STEP_MS = 60_000
+
+
+class Player:
+    """
+    Plays a case twice over, so that every record comes again; cuts keys after the steps that it is told.
+    """
+
+    def __init__(self, case: Case, fan_in: int) -> None:
+        self.case = case
+        self.upkeep = UpkeepPolicy(
+            compaction=CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2), retention="0s", collect_every=6
+        )
+        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
+        self.opened = 0
+        self.kinds: list[str] = []
+        self.open()
+
+    def open(self) -> None:
+        self.opened += 1
+        self.store = Store.in_memory(
+            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
+        )
+        runner = LocalRunner(
+            self.store,
+            clock=self.clock,
+            rng=SeededRng(f"r{self.opened}"),
+            progress=False,
+            dead_letter_limit=None,
+            intervals=2,
+            upkeep=self.upkeep,
+        )
+        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
+
+    def play(self, cuts: Iterable[int] = (), restarts: frozenset[int] = frozenset()) -> None:
+        seeds = dict(enumerate(cuts))
+        for number, step in enumerate((*self.case.steps, *self.case.steps)):
+            self.clock.advance_ms(_STEP_MS)
+            if step.stream is not None:
+                self.run.inject(step.stream, list(step.rows))
+            self.run.step()
+            if number in seeds:
+                self.cut(seeds[number])
+            if number in restarts:
+                self.run.stop()
+                self.store.close()
+                self.open()
+        for number in range(len(self.case.injectors)):
+            self.run.finish(f"in{number}")
+        self.run.run_until_quiet()
+
+    def cut(self, seed: int) -> None:
+        rng = SeededRng(f"cut{seed}")
+        coordinator = self.run._worker.coordinator
+        cut = random_cut(
+            coordinator, self.store, lambda low, high: low + int(rng.random() * (high - low + 1))
+        )
+        if cut is not None:
+            self.kinds.append(cut.kind)
+            coordinator.recut(cut)
+
+    def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
+        """
+        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
+        """
+        return {
+            name: {
+                row["key"]: (
+                    row["state"],
+                    row["state_bytes"],
+                    str(row["timers"]),
+                    row["hold"],
+                    row["superstep"],
+                )
+                for row in self.store.rows_view(name).to_arrow().to_pylist()
+            }
+            for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]
+        }
+
+    def totals(self) -> Totals:
+        return self.run.summary().totals
+
+    def live(self, computation: str) -> list[Interval]:
+        return list(self.store.committer.snapshot.live_intervals(computation))
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
+)
+@given(
+    case=cases(),
+    cuts=st.lists(st.integers(0, 10**6), max_size=12),
+    restarts=st.frozensets(st.integers(0, 8), max_size=3),
+    fan_in=st.integers(2, 6),
+)
+def test_cuts_change_no_answer(case: Case, cuts: list[int], restarts: frozenset[int], fan_in: int) -> None:
+    """
+    States, timers, holds, dead letters and counts are those of a run whose keys are never cut; the store is sound.
+    """
+    whole, cut = Player(case, fan_in), Player(case, fan_in)
+
+    whole.play()
+    cut.play(cuts, restarts)
+
+    assert cut.rows() == whole.rows()
+    assert cut.totals() == whole.totals()
+    assert not verify_store(cut.disk).findings
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=15
+)
+@given(case=cases(), cuts=st.lists(st.integers(0, 10**6), min_size=4, max_size=12))
+def test_each_key_lies_in_one_interval(case: Case, cuts: list[int]) -> None:
+    """
+    After any sequence of cuts the live intervals of a computation follow each other, from the first key to the last.
+    """
+    player = Player(case, 3)
+
+    player.play(cuts)
+
+    for number in range(len(case.nodes)):
+        live = player.live(f"c{number}")
+        assert all(left.high == right.low for left, right in pairwise(live))
+        assert not live or (live[0].low, live[-1].high) == ("", None)
