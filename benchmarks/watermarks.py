@@ -6,7 +6,8 @@ Watermarks: their lag, the capacity of their authority, and the share of records
   The first figure is the lag of the first stage behind real time, each other one that of a stage
   behind the one before it.
 - *Authority*: 500,000 intervals report holds in random order, and the watermark is asked for now
-  and then (§7.2).
+  and then (§7.2). Then supersteps in which 2,000 of them report what their tasks found to be the
+  least, and the driver merges that and asks for the watermark: its milliseconds.
 - *Percentile*: records of heavily skewed disorder under `ObservedPercentile(99)`.
 
     python -m benchmarks.watermarks --json build/bench/watermarks.json
@@ -21,7 +22,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,9 @@ from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Sequencer
 
 __all__ = ["authority", "local_lag", "percentile", "spark_lag"]
+
+_REPORTERS: Final = 2_000
+_SUPERSTEPS: Final = 100
 
 STAGES = ("first", "second", "third")
 KEYS = 100
@@ -154,7 +158,7 @@ def _store() -> Iterator[Store]:
 
 def authority(intervals: int, updates: int) -> dict[str, Any]:
     """
-    Updates per second and bytes of an authority with this many intervals.
+    Updates per second and bytes of an authority with this many intervals; the time that 2,000 of them take a superstep.
     """
     pipeline = EnginePipeline("authority")
     pipeline.inject("records", key="key", at="at").apply(Pass(None), name="c", produces="out")
@@ -178,11 +182,24 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
         if index % 1_000 == 0:
             known.output_watermark("c")
     elapsed_us = clock.monotonic_us() - started_us
+    superstep_ms = []
+    for number in range(_SUPERSTEPS):
+        reporters = random.integers(0, intervals, min(_REPORTERS, intervals)).tolist()
+        started_us = clock.monotonic_us()
+        for part in reporters:
+            known.update_interval(parts[part], Sequencer(1), EventTimeMicros(updates * 10 + number))
+        known.output_watermark("c")
+        superstep_ms.append((clock.monotonic_us() - started_us) / 1_000)
     return {
         "intervals": intervals,
         "updates_per_second": round(updates / (elapsed_us / 1e6)),
         "bytes": size,
         "updates": updates,
+        "reporters": min(_REPORTERS, intervals),
+        "superstep_ms": {
+            "p50": round(float(np.percentile(superstep_ms, 50)), 2),
+            "p99": round(float(np.percentile(superstep_ms, 99)), 2),
+        },
     }
 
 

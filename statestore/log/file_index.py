@@ -102,7 +102,10 @@ class FileIndex:
 
 def _may_overlap(app_id: str, interval: Interval) -> bool:
     other = Interval.from_app_id(app_id)
-    return other is None or other.overlaps(interval)
+    return other is None or (
+        (other.high is None or other.high > interval.low)
+        and (interval.high is None or other.low < interval.high)
+    )
 
 
 def _in_order(files: Iterable[LiveFile]) -> tuple[LiveFile, ...]:

@@ -26,6 +26,8 @@ def test_the_authority_is_measured():
     assert (figures["intervals"], figures["updates"]) == (2_000, 3_000)
     assert figures["updates_per_second"] > 0
     assert figures["bytes"] > 2_000
+    assert figures["reporters"] == 2_000
+    assert 0 < figures["superstep_ms"]["p50"] <= figures["superstep_ms"]["p99"]
 
 
 def test_every_stage_has_its_lag():
