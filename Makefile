@@ -23,7 +23,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
-        bench-state-size simulate lock clean java
+        bench-state-size bench-driver simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-scale-out: java $(JARS) ## Measure what Spark's executors cost (about 12 m
 
 bench-state-size: java $(JARS) ## Measure state larger than memory; build/bench/state_size.json
 	@$(PYTHON_IN_VENV) -m benchmarks.state_size --json build/bench/state_size.json
+
+bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the number of intervals; build/bench/driver.json
+	@$(PYTHON_IN_VENV) -m benchmarks.driver --json build/bench/driver.json
 
 SEEDS ?= 2000
 simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)
