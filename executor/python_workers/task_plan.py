@@ -20,6 +20,7 @@ from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
 __all__ = [
@@ -170,6 +171,7 @@ def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
     return {slot: pickle.dumps(mine) for slot, mine in by_slot.items()}
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReport:
     """

@@ -14,6 +14,7 @@ import orjson
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
 
@@ -28,6 +29,7 @@ _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
     """
