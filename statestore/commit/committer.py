@@ -188,7 +188,10 @@ class _RequestPlan:
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
             actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
         for old, new in self.request.renames.items():
-            actions += [row_file_moved(file, new, now_ms) for file in snapshot.files_in(old)]
+            actions += [
+                row_file_moved(file, new, now_ms, snapshot.statistics_of(file.path))
+                for file in snapshot.files_in(old)
+            ]
         for name in sorted(self.request.drops):
             files = snapshot.files_in(name)
             actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]

@@ -32,6 +32,7 @@ class FileIndex:
 
     def __init__(self) -> None:
         self._by_path: dict[str, LiveFile] = {}
+        self._statistics: dict[str, str] = {}
         self._computations: dict[str, _Groups] = {}
         self.size_bytes: int = 0
 
@@ -44,12 +45,25 @@ class FileIndex:
         """
         return self._by_path.get(path)
 
-    def put(self, file: LiveFile) -> None:
+    def statistics_of(self, path: str) -> str | None:
+        """
+        The statistics of the live file at a path, as the log has them; ``None`` if there are none.
+        """
+        return self._statistics.get(path)
+
+    def put(self, file: LiveFile, statistics: str | None = None) -> None:
         """
         Add a file, or replace the entry at its path.
+
+        Args:
+            file: the file.
+            statistics: its statistics as the log has them. They are no part of `LiveFile`, whose values
+                travel to the tasks of each superstep.
         """
         self.remove(file.path)
         self._by_path[file.path] = file
+        if statistics is not None:
+            self._statistics[file.path] = statistics
         self.size_bytes += file.size_bytes
         groups = self._computations.get(file.computation)
         if groups is None:
@@ -63,6 +77,7 @@ class FileIndex:
         file = self._by_path.pop(path, None)
         if file is None:
             return
+        self._statistics.pop(path, None)
         self.size_bytes -= file.size_bytes
         groups = self._computations[file.computation]
         groups.remove(file)

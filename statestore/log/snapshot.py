@@ -97,6 +97,12 @@ class Snapshot:
         """
         return self._files.get(path)
 
+    def statistics_of(self, path: str) -> str | None:
+        """
+        The statistics of the live file at a path, as the log has them; ``None`` if there are none.
+        """
+        return self._files.statistics_of(path)
+
     @property
     def computations(self) -> tuple[str, ...]:
         """
@@ -207,7 +213,7 @@ class Snapshot:
     def _take_add(self, add: Add, version: TableVersion) -> None:
         known = self._files.get(add.path)
         # A file that is added again, with other statistics or tags, keeps the version of its first add.
-        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version))
+        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
     def _take_watermarks(self, info: CommitInfo) -> None:
         watermarks = (info.millpond or {}).get("watermarks")

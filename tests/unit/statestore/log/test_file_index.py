@@ -107,6 +107,18 @@ def test_the_index_finds_what_a_list_has(
             assert index.in_interval(interval) == tuple(one for one in ordered if _may_hold(one, interval))
 
 
+def test_statistics_stay_with_their_file() -> None:
+    """
+    A file that is added again has its new statistics, and one that is removed has none.
+    """
+    index = FileIndex()
+    for path, statistics in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4"), ("c", None)):
+        index.put(live_file(path, "c", "", (None, None)), statistics)
+    index.remove("a")
+
+    assert [index.statistics_of(path) for path in ("a", "b", "c")] == [None, "3", None]
+
+
 def test_an_interval_meets_only_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Of a thousand intervals none is compared with a file of another one, and each is parsed once.
