@@ -20,6 +20,7 @@ from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
@@ -161,6 +162,7 @@ class TaskPlan:
         return slot, plan
 
 
+@collector_paused()
 def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
     """
     The parts of all intervals, pickled by slot.
@@ -216,6 +218,7 @@ class SlotReport:
         return pa.RecordBatch.from_pydict({"report": pa.array([self.to_bytes()], pa.binary())})
 
 
+@collector_paused()
 def read_slot_reports(reports: pa.Table) -> tuple[SlotReport, ...]:
     """
     The reports in a table that the driver collected; only its own tasks write them.

@@ -53,6 +53,7 @@ from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import bare_ids_app_id
 from millpond.statestore.failpoint import reach
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.rows.files import RowFile
@@ -325,6 +326,7 @@ class Coordinator:
             sources=self._pending.sources,
         )
 
+    @collector_paused()
     def parts_of(
         self,
         computation: str,

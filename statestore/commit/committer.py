@@ -18,6 +18,7 @@ from millpond.statestore.app_ids import SUPERSTEP_PREFIX
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.live_file import row_file_moved, row_file_to_add
@@ -143,6 +144,7 @@ class Committer:
 class _RequestPlan:
     request: CommitRequest
 
+    @collector_paused()
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
         check_commit(request, snapshot)

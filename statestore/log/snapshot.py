@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
@@ -132,6 +133,7 @@ class Snapshot:
         version = self.txns.get(interval.app_id)
         return None if version is None else unpack_fence(version)
 
+    @collector_paused()
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """
         Apply one commit; a refused commit changes nothing.
@@ -154,6 +156,7 @@ class Snapshot:
         self.apply_actions(version, actions, digest_of(data))
         return actions
 
+    @collector_paused()
     def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
         """
         Apply a commit that the caller has verified, or has just written.
