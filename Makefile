@@ -23,7 +23,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
-        bench-state-size bench-rebalance simulate lock clean java
+        bench-state-size bench-rebalance bench-driver simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench-state-size: java $(JARS) ## Measure state larger than memory; build/bench/
 
 bench-rebalance: java $(JARS) ## Measure a hot range that wanders; build/bench/rebalance.json and a picture (about 6 minutes)
 	@$(PYTHON_IN_VENV) -m benchmarks.rebalance --json build/bench/rebalance.json --picture build/bench/rebalance.png
+
+bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the number of intervals; build/bench/driver.json
+	@$(PYTHON_IN_VENV) -m benchmarks.driver --json build/bench/driver.json
 
 SEEDS ?= 2000
 simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.engine_result import percentile
 
-__all__ = ["commit_table", "engine_table", "local_table"]
+__all__ = ["commit_table", "driver_table", "engine_table", "local_table"]
 
 _PAPER: Final = {"p50_ms": 33.7, "p95_ms": 93.8}
 """MillWheel §8.1: strong productions with exactly-once, between machines."""
@@ -69,6 +69,24 @@ def local_table(result: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right" if heading else "left")
     table.add_row("millpond-local", f"{result['p50_ms']:.1f}", f"{result['p95_ms']:.1f}")
     table.add_row("MillWheel, between machines", *(str(_PAPER[name]) for name in ("p50_ms", "p95_ms")))
+    return table
+
+
+def driver_table(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """
+    The driver's part of a superstep, phase by phase.
+    """
+    table = _table("The driver's part of a superstep, in milliseconds")
+    names = ("plan", "pack", "reports", "commit", "journal", "upkeep", "total", "cpu")
+    for heading in ("intervals", "files", *names, "plan KiB", "reports KiB", "commit KiB"):
+        table.add_column(heading, justify="right")
+    for run in runs:
+        table.add_row(
+            f"{run['intervals']:,}",
+            f"{run['files']:.1f}",
+            *(f"{run[f'{name}_ms']:,.1f}" for name in names),
+            *(f"{run[f'{name}_kib']:,.0f}" for name in ("plan", "reports", "commit")),
+        )
     return table
 
 

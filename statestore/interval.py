@@ -16,10 +16,12 @@ from urllib.parse import unquote
 
 from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.quick_pickle import quickly_pickled
 
 __all__ = ["Interval", "intervals_from_boundaries", "locate"]
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
     """

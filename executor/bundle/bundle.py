@@ -21,6 +21,7 @@ from millpond.executor.computation.values import Values
 from millpond.executor.event_time.clocks import Clocks, PercentileTimes
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.statestore.interval import Interval
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
@@ -166,6 +167,7 @@ def id_text(record_id: bytes | None) -> str | None:
     return None if record_id is None else record_id.decode(errors="backslashreplace")
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatistics:
     """
@@ -191,6 +193,7 @@ class BundleStatistics:
     resumed: int = 0
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSummary:
     """

@@ -14,6 +14,7 @@ from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, Produc
 from millpond.executor.bundle.weak_productions import WeakProductions
 from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -21,6 +22,7 @@ from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 __all__ = ["BundleResult", "Manifest"]
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleResult:
     """
@@ -51,6 +53,7 @@ class BundleResult:
     key_sample: tuple[str, ...] = ()
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """

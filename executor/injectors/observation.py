@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.executor.event_time.delay_sketch import DelaySketch
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import EventTimeMicros
 
 __all__ = ["DEFAULT_MEMBER", "InputObservation", "TimesSeen", "Watch", "observe_times", "times_seen"]
@@ -61,6 +62,7 @@ class TimesSeen:
     mark_at: EventTimeMicros | None = None
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputObservation:
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
+from heapq import nlargest
 from typing import Final
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
@@ -131,7 +132,9 @@ class CompactionSchedule:
 
     def due(self) -> list[Interval]:
         """
-        The intervals to compact now, at most as many as may be in preparation.
+        The intervals to compact now, at most as many as may be in preparation: those with most files first.
+
+        In a fixed order the last ones would wait for ever where more become due than are compacted.
         """
         room = _IN_FLIGHT_MAX - len(self._in_flight)
         due = (
@@ -141,7 +144,7 @@ class CompactionSchedule:
             and interval not in self._in_flight
             and interval not in self._damaged
         )
-        return [interval for interval, _ in zip(due, range(room), strict=False)]
+        return nlargest(room, due, key=self._files.__getitem__)
 
     def start(
         self,

@@ -20,6 +20,8 @@ from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.gc_pause import collector_paused
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
 __all__ = [
@@ -160,6 +162,7 @@ class TaskPlan:
         return slot, plan
 
 
+@collector_paused()
 def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
     """
     The parts of all intervals, pickled by slot.
@@ -170,6 +173,7 @@ def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
     return {slot: pickle.dumps(mine) for slot, mine in by_slot.items()}
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReport:
     """
@@ -214,6 +218,7 @@ class SlotReport:
         return pa.RecordBatch.from_pydict({"report": pa.array([self.to_bytes()], pa.binary())})
 
 
+@collector_paused()
 def read_slot_reports(reports: pa.Table) -> tuple[SlotReport, ...]:
     """
     The reports in a table that the driver collected; only its own tasks write them.

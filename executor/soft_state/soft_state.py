@@ -22,7 +22,6 @@ from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import TimerQueue, Timers
 from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
 from millpond.executor.soft_state.file_keys import KeysOfFiles
-from millpond.executor.soft_state.gc_pause import collector_paused
 from millpond.executor.soft_state.known_files import FileKeys, KnownFiles, large_among
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.memory_budget import MemoryBudget
@@ -37,6 +36,7 @@ from millpond.executor.soft_state.row_reader import (
 from millpond.executor.soft_state.row_summary import summarise_rows
 from millpond.executor.soft_state.use_statistics import UseStatistics
 from millpond.statestore.check import check
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, RowFile, combine_updates, merge_updates

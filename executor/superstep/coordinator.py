@@ -57,6 +57,7 @@ from millpond.executor.superstep.totals import Totals, count
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import bare_ids_app_id
 from millpond.statestore.failpoint import reach
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
@@ -193,8 +194,6 @@ class Coordinator:
             self._upkeep.close()
             self._journal.close()
             self._ownership.close()
-
-    # -- pending work ----------------------------------------------------------------------
 
     @property
     def superstep(self) -> Superstep:
@@ -353,6 +352,7 @@ class Coordinator:
             sources=self._pending.sources,
         )
 
+    @collector_paused()
     def parts_of(
         self,
         computation: str,

@@ -25,6 +25,7 @@ from millpond.executor.pipeline.key_extractor import ExtractedKeys, extract_keys
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import addressed
 from millpond.statestore.interval import Interval
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
@@ -51,6 +52,7 @@ PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 """One production per row: stream, key, value, value_bytes, at."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSource:
     """

@@ -12,6 +12,7 @@ from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
@@ -37,6 +38,7 @@ class InputPosition:
     rows: int | None = None
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
     """

@@ -13,6 +13,7 @@ from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import input_app_id, input_rows_app_id, superstep_app_id
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.types import TIME_MIN_US
@@ -20,6 +21,7 @@ from millpond.statestore.types import TIME_MIN_US
 __all__ = ["superstep_request"]
 
 
+@collector_paused()
 def superstep_request(
     plan: SuperstepPlan,
     touched: Iterable[tuple[OwnedInterval, RowFile | None]],

@@ -128,9 +128,13 @@ def count(
     for manifest in manifests:
         of_bundle = manifest.result.statistics
         counts = by_computation[manifest.interval.computation]
-        counts.update({"late": of_bundle.late, "dropped": of_bundle.dropped})
-        counts.update({"waited": of_bundle.waited, "resumed": of_bundle.resumed})
-        counts.update(of_bundle.counters)
+        # Not `Counter.update`, which takes several times as long for so few.
+        counts["late"] += of_bundle.late
+        counts["dropped"] += of_bundle.dropped
+        counts["waited"] += of_bundle.waited
+        counts["resumed"] += of_bundle.resumed
+        for name, value in of_bundle.counters.items():
+            counts[name] += value
     for letter in letters:
         by_computation[letter.computation]["dead_letters"] += 1
     statistics = [manifest.result.statistics for manifest in manifests]

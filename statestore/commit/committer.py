@@ -18,6 +18,7 @@ from millpond.statestore.app_ids import SUPERSTEP_PREFIX
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.live_file import row_file_moved, row_file_to_add
@@ -143,6 +144,7 @@ class Committer:
 class _RequestPlan:
     request: CommitRequest
 
+    @collector_paused()
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
         check_commit(request, snapshot)
@@ -189,7 +191,10 @@ class _RequestPlan:
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
             actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
         for old, new in self.request.renames.items():
-            actions += [row_file_moved(file, new, now_ms) for file in snapshot.files_in(old)]
+            actions += [
+                row_file_moved(file, new, now_ms, snapshot.statistics_of(file.path))
+                for file in snapshot.files_in(old)
+            ]
         for name in sorted(self.request.drops):
             files = snapshot.files_in(name)
             actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]

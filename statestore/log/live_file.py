@@ -14,6 +14,7 @@ import orjson
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
 
@@ -28,6 +29,7 @@ _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
     """
@@ -46,7 +48,6 @@ class LiveFile:
         tags: metadata from its writer; files of other engines lack Millpond's tags.
         added_version: the table version that added it (for another engine's file that only a
             checkpoint still names, the checkpoint's).
-        stats: its statistics as the log has them.
     """
 
     path: str
@@ -60,7 +61,6 @@ class LiveFile:
     num_records: int | None
     tags: Mapping[str, str]
     added_version: TableVersion
-    stats: str | None = None
 
     @property
     def interval_id(self) -> str:
@@ -117,7 +117,6 @@ class LiveFile:
             num_records=stats.get("numRecords"),
             tags=add.tags,
             added_version=version if added is None else TableVersion(added),
-            stats=add.stats,
         )
 
 
@@ -157,11 +156,17 @@ def row_file_to_add(
     )
 
 
-def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int) -> Add:
+def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int, stats: str | None) -> Add:
     """
     The add action that makes a live file one of another computation: its path and its bytes stay.
 
     Of two add actions with one path the later one counts; the partition is what the action says, not the path.
+
+    Args:
+        file: the live file.
+        computation: the one that it is to belong to.
+        modification_time_ms: the writer's wall time.
+        stats: the file's statistics as the log has them.
     """
     interval = Interval.from_app_id(file.interval_id)
     moved = {} if interval is None else {"interval": replace(interval, computation=computation).app_id}
@@ -170,7 +175,7 @@ def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int) 
         size_bytes=file.size_bytes,
         partition_values={**file.partition_values, PARTITION_COLUMN: computation},
         modification_time_ms=modification_time_ms,
-        stats=file.stats,
+        stats=stats,
         tags={**file.tags, **moved},
         data_change=True,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path
@@ -98,6 +99,12 @@ class Snapshot:
         """
         return self._files.get(path)
 
+    def statistics_of(self, path: str) -> str | None:
+        """
+        The statistics of the live file at a path, as the log has them; ``None`` if there are none.
+        """
+        return self._files.statistics_of(path)
+
     @property
     def computations(self) -> tuple[str, ...]:
         """
@@ -133,6 +140,7 @@ class Snapshot:
         """
         return live_intervals(self.txns, computation)
 
+    @collector_paused()
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """
         Apply one commit; a refused commit changes nothing.
@@ -155,6 +163,7 @@ class Snapshot:
         self.apply_actions(version, actions, digest_of(data))
         return actions
 
+    @collector_paused()
     def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
         """
         Apply a commit that the caller has verified, or has just written.
@@ -214,7 +223,7 @@ class Snapshot:
     def _take_add(self, add: Add, version: TableVersion) -> None:
         known = self._files.get(add.path)
         # A file that is added again, with other statistics or tags, keeps the version of its first add.
-        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version))
+        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
     def _take_watermarks(self, info: CommitInfo) -> None:
         watermarks = (info.millpond or {}).get("watermarks")

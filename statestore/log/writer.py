@@ -30,6 +30,7 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
 from millpond.statestore.failpoint import reach
+from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
 from millpond.statestore.log.boundary import log_boundary
@@ -216,6 +217,7 @@ class LogWriter:
                 plan.admit(winner)
         raise ConflictError("other writers came first too often", versions=self._retry.versions_max)
 
+    @collector_paused()
     def _prepare(self, plan: Plan, draft: CommitDraft) -> _Attempt:
         _check_writable(self.snapshot)
         now_ms = self._clock.now_us() // 1_000

@@ -25,6 +25,7 @@ from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.objects.ranges import read_ranges
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
@@ -83,6 +84,7 @@ _GAP_BYTES: Final = 1 << 14
 _OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
     """

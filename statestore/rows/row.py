@@ -24,6 +24,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import CommitNumber, Sequencer
 
 __all__ = [
@@ -119,6 +120,7 @@ class TimeDomain(StrEnum):
     """
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
     """

@@ -89,8 +89,8 @@ def without_records(snapshot: Snapshot) -> Snapshot:
 
 def test_a_rename_copies_no_file_and_can_be_walked_back():
     """
-    The files keep their paths and change their partition; the version before has them under the former name, both
-    for a reader of that version and for a repair, which walks back from the newest one. The store is sound.
+    The files keep their paths and statistics and change their partition; the version before has them under the former
+    name, both for a reader of that version and for a repair, which walks back from the newest one. The store is sound.
     """
     pond = Pond()
     before = pond.run(one("old"), "a", "b", "c")
@@ -99,6 +99,7 @@ def test_a_rename_copies_no_file_and_can_be_walked_back():
     after = pond.run(one("new", renamed_from="old"))
 
     assert {file.path for file in after.files_in("new")} == paths
+    assert all(before.statistics_of(path) == after.statistics_of(path) is not None for path in paths)
     assert after.files_in("old") == ()
     assert {file.path for file in load(Log(pond.objects), before.version).files_in("old")} == paths
     (history,) = read_histories(Log(pond.objects), None)

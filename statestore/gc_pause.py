@@ -1,8 +1,8 @@
 """
-Pauses Python's cycle collector while rows are loaded.
+Pauses Python's cycle collector while the engine makes many values: rows that it loads, a plan, a commit.
 
-Loading makes hundreds of thousands of small objects, none of them in a cycle and nearly all
-of them long-lived; scanning them again and again took half of the time.
+That is up to hundreds of thousands of small objects, none of them in a cycle. Scanning them, and all that the
+process has, again and again took half of the time.
 """
 
 from __future__ import annotations
