@@ -138,13 +138,18 @@ def _in_turns(codes: Sequence[Callable[[], None]], rounds: int) -> list[list[flo
     Processor seconds of each code in each round; the first round does not count.
     """
     took: list[list[float]] = [[] for _ in codes]
-    for number in range(rounds + 1):
-        for code, times in zip(codes, took, strict=True):
-            gc.collect()
-            before = _processor_s()
-            code()
-            if number:
-                times.append(_processor_s() - before)
+    # What the process had before is not looked at again in each round.
+    gc.freeze()
+    try:
+        for number in range(rounds + 1):
+            for code, times in zip(codes, took, strict=True):
+                gc.collect()
+                before = _processor_s()
+                code()
+                if number:
+                    times.append(_processor_s() - before)
+    finally:
+        gc.unfreeze()
     return took
 
 

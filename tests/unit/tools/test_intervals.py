@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,17 @@ def pipeline() -> mp.Pipeline:
 
 
 @pytest.fixture(scope="module")
-def pond(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A store for tests that change nothing.
+    """
+    return made(tmp_path_factory.mktemp("cut") / "pond")
+
+
+def made(folder: Path) -> Path:
     """
     A store whose keys were split while the pipeline ran, and which balances its load.
     """
-    folder = tmp_path_factory.mktemp("cut") / "pond"
     runner = mp.LocalRunner(folder, progress=False, balance=mp.BalancePolicy(every=1, least_ms=10**6))
     run = runner.start(pipeline(), stepping=True)
     for at in range(3):
@@ -70,10 +75,11 @@ def test_it_shows_what_each_interval_has(pond: Path) -> None:
     assert "count" in table.stdout
 
 
-def test_a_cut_by_hand_waits_for_the_pipeline(pond: Path) -> None:
+def test_a_cut_by_hand_waits_for_the_pipeline(tmp_path: Path) -> None:
     """
     It is shown as waiting, and made when the pipeline runs again.
     """
+    pond = made(tmp_path / "pond")
     assert "asked for: split count at x" in invoke(pond, "--split", "count", "x").stdout
     assert "waits for the pipeline: split count x" in invoke(pond).output
 
