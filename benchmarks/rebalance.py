@@ -42,7 +42,7 @@ LOADS: Final = ("even", "balanced", "as cut at first")
 _KEYS: Final = 8_000
 _HOT_KEYS: Final = 400
 _INTERVALS: Final = 8
-_ROUNDS: Final = 40
+_ROUNDS: Final = 200
 _STYLE: Final = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -86,13 +86,13 @@ def run_once(
                     figures.append(_superstep(spark, run, load, done, records, wander_every))
                     done += 1
         with mp.Store.open(Path(folder, "pond"), read_only=True) as store:
-            counted = store.sql().sql("select sum(state::bigint) from work").fetchone()
+            counted = store.sql().sql("select sum(state::bigint) as total from work").to_arrow_table()
         spark.stop()
     return {
         "load": load,
         "records": records,
         "wander_every": wander_every,
-        "counted": int(counted[0]) if counted else 0,
+        "counted": int(counted.column("total")[0].as_py()),
         "expected": supersteps * records,
         "supersteps": figures,
     }
@@ -115,9 +115,10 @@ def _frame(spark: SparkSession, load: str, number: int, records: int, wander_eve
     ids = spark.range(0, records, 1, 2)
     drawn = f"pmod(xxhash64(id, {number}), {_KEYS})"
     if load != "even":
-        # The first range is the one that the first superstep's sample cuts evenly.
-        start = (number // wander_every * 7 * _HOT_KEYS) % _KEYS
-        hot = f"({start} + pmod(xxhash64(id, {number}, 1), {_HOT_KEYS})) % {_KEYS}"
+        # Inside one of the intervals that the first superstep's even sample has cut, another one each time.
+        width = _KEYS // _INTERVALS
+        start = number // wander_every * 3 % _INTERVALS * width + (width - _HOT_KEYS) // 2
+        hot = f"{start} + pmod(xxhash64(id, {number}, 1), {_HOT_KEYS})"
         drawn = f"IF({number} >= {wander_every} AND id % 10 > 0, {hot}, {drawn})"
     return ids.selectExpr(f"lpad(CAST({drawn} AS STRING), 6, '0') AS k", f"{number} AS at")
 
@@ -199,8 +200,8 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--supersteps", default=160, show_default=True, type=click.IntRange(2))
-@click.option("--records", default=40_000, show_default=True, type=click.IntRange(1))
+@click.option("--supersteps", default=120, show_default=True, type=click.IntRange(2))
+@click.option("--records", default=20_000, show_default=True, type=click.IntRange(1))
 @click.option("--wander-every", default=40, show_default=True, type=click.IntRange(1))
 @click.option("--load", "loads", type=click.Choice(LOADS), multiple=True, default=LOADS)
 @click.option("--faults", is_flag=True, help="Let another owner take over in the middle.")

@@ -24,7 +24,7 @@ _PARTS_MAX: Final = 16
 _CUTS_MAX: Final = 4
 """How many cuts are made at a time; each is a commit."""
 
-_INTERVALS_A_TASK: Final = 4
+_INTERVALS_A_TASK: Final = 8
 
 
 HotKey = tuple[Interval, str]

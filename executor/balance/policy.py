@@ -25,7 +25,7 @@ class BalancePolicy:
         hot: an interval with more than this many fair shares is split into parts of about one.
         cold: neighbours that have less than this part of a fair share together are merged.
         least_ms: a computation that takes less work a superstep than this, in milliseconds, is left alone.
-        intervals_max: the most intervals of a computation; ``None``: four times the tasks that run at once.
+        intervals_max: the most intervals of a computation; ``None``: eight times the tasks that run at once.
 
     Raises:
         InvalidError: under these bounds a cut would call for the opposite one.
