@@ -18,7 +18,7 @@ from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.soft_state.row_summary import clock_names
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import MERGE_COLUMNS, combine_updates, read_row_files
+from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, combine_updates, read_row_files
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.types import EventTimeMicros, Objects, WallTimeMicros
 
@@ -79,10 +79,14 @@ def scan_interval(
     """
     if not files:
         return IntervalSummary()
-    updates = read_row_files(
-        objects, [file.path for file in files], columns=list(_SCAN_COLUMNS), interval=interval
-    )
     # State is the bulk of a row and does not affect timers or holds, so it is not read.
+    updates = read_row_files(
+        objects,
+        [file.path for file in files],
+        columns=list(_SCAN_COLUMNS),
+        interval=interval,
+        large={file.path for file in files if file.size_bytes >= LARGE_BYTES},
+    )
     for name in _STATE_COLUMNS:
         updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
     rows = combine_updates(updates)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.interval import Interval
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from millpond.statestore.log.live_file import LiveFile
 
 __all__ = ["FileIndex"]
+
+_AGE: Final = attrgetter("added_version", "path")
 
 
 class FileIndex:
@@ -136,14 +139,15 @@ class _Groups:
             del self.files[file.interval_id]
             self._spans = None
 
-    def in_interval(self, interval: Interval) -> Iterator[LiveFile]:
+    def in_interval(self, interval: Interval) -> list[LiveFile]:
         own = interval.app_id
-        yield from self.files.get(own, {}).values()
+        files = list(self.files.get(own, {}).values())
         if self._spans is None:
             self._spans = _Spans.of(self.files)
         for app_id in self._spans.overlapping(interval):
             if app_id != own:
-                yield from (file for file in self.files[app_id].values() if file.overlaps(interval))
+                files += [file for file in self.files[app_id].values() if file.overlaps(interval)]
+        return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +204,4 @@ def _is_beyond(high: str | None, key: str) -> bool:
 
 
 def _in_order(files: Iterable[LiveFile]) -> tuple[LiveFile, ...]:
-    return tuple(sorted(files, key=lambda file: (file.added_version, file.path)))
+    return tuple(sorted(files, key=_AGE))

@@ -35,6 +35,6 @@ def test_a_function_can_be_a_pause() -> None:
 
     @collector_paused()
     def is_collected() -> bool:
-        return gc.isenabled()
+        return bool(gc.isenabled())
 
     assert [is_collected(), is_collected(), gc.isenabled()] == [False, False, True]

@@ -4,6 +4,7 @@ Recovery: what a new owner finds in committed files is what the former one knew.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
@@ -125,6 +127,26 @@ class TestScan:
 
         assert table.scan(left).next_event_timer == 10
         assert table.scan(right).next_event_timer == 5
+
+    def test_states_of_a_large_file_are_not_read(self) -> None:
+        """
+        Of 5 MB of states and timers it reads a small part.
+        """
+        table = Table(ALL)
+        states = (hashlib.shake_128(f"{number}".encode()).hexdigest(1_000) for number in range(2_500))
+        path = table.commit(
+            ALL,
+            1,
+            *(
+                {"key": f"k{number:04d}", "state": state, "timers": [timer(5_000 - number)]}
+                for number, state in enumerate(states)
+            ),
+        )
+        objects = MeteredObjects(table.objects)
+        summary = scan_interval(objects, ALL, table.committer.snapshot.files_of(ALL))
+
+        assert summary.next_event_timer == 2_501
+        assert objects.read_bytes < len(table.objects.get(path)) / 10
 
     def test_a_missing_file_is_named(self) -> None:
         """
