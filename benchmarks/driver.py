@@ -13,7 +13,6 @@ one a superstep. With ``--upkeep`` files are compacted meanwhile, as by default,
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import tempfile
 from collections import defaultdict
@@ -29,6 +28,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from benchmarks.json_result import tell_result
+from benchmarks.numbers import numbers
 from benchmarks.tables import driver_table
 from millpond.executor.bundle.bundle import BundleStatistics
 from millpond.executor.bundle.result import BundleResult, Manifest
@@ -104,15 +104,7 @@ class Driver:
             store, self._topology, clock=self._clock, rng=self._rng, upkeep=upkeep
         )
         self._slots = Slots(min(SLOTS, intervals))
-        code = cloudpickle.dumps(dict(self._topology.computations))
-        self._setting = WorkerSetting(
-            url=store.objects.url,
-            storage_options={},
-            durability=store.durability,
-            code=code,
-            code_digest=hashlib.sha256(code).hexdigest(),
-            cache_bytes=_CACHE_BYTES,
-        )
+        self._setting = WorkerSetting.of(store, self._topology.computations, _CACHE_BYTES)
         self._intervals = intervals
 
     def open(self) -> None:
@@ -318,15 +310,8 @@ def measure(
     return [run_once(number, supersteps, files, upkeep) for number in intervals]
 
 
-def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter("give numbers with commas between them") from None
-
-
 @click.command(help=__doc__)
-@click.option("--intervals", default="100,1000", callback=_numbers, show_default=True)
+@click.option("--intervals", default="100,1000", callback=numbers(int), show_default=True)
 @click.option("--supersteps", default=8, show_default=True, help="How many are measured.")
 @click.option("--files", default=8, show_default=True, help="How many files an interval has before.")
 @click.option("--upkeep/--no-upkeep", default=False, help="Compact meanwhile, in a helper process.")

@@ -18,6 +18,7 @@ from typing import Final
 import click
 
 from benchmarks.json_result import tell_result
+from benchmarks.numbers import numbers
 from millpond.executor.bundle.bundle import BundleStatistics
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.maintenance.policy import UpkeepPolicy
@@ -282,18 +283,13 @@ def _mean(packed: Iterable[bytes]) -> float:
     return sum(lengths) / len(lengths)
 
 
-def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter("give numbers with commas between them") from None
-
-
 @click.command(help=__doc__)
 @click.option("--intervals", default=1_000, show_default=True)
 @click.option("--executors", default=100, show_default=True)
 @click.option("--files", default=24, show_default=True, help="Live files of an interval.")
-@click.option("--seconds", default="1,10,60", callback=_numbers, show_default=True, help="Of a superstep.")
+@click.option(
+    "--seconds", default="1,10,60", callback=numbers(float), show_default=True, help="Of a superstep."
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(intervals: int, executors: int, files: int, seconds: list[float], path: Path | None) -> None:
     """

@@ -23,6 +23,7 @@ import psutil
 
 import millpond as mp
 from benchmarks.json_result import tell_result
+from benchmarks.numbers import numbers
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
@@ -172,16 +173,9 @@ def measure(
     return runs
 
 
-def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter("give numbers with commas between them") from None
-
-
 @click.command(help=__doc__)
-@click.option("--executors", default="1,2,4,8", callback=_numbers, show_default=True)
-@click.option("--stages", default="1,2", callback=_numbers, show_default=True)
+@click.option("--executors", default="1,2,4,8", callback=numbers(int), show_default=True)
+@click.option("--stages", default="1,2", callback=numbers(int), show_default=True)
 @click.option("--records", default=100_000, show_default=True, help="Records of a superstep.")
 @click.option("--supersteps", default=8, show_default=True, help="How many are measured.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")

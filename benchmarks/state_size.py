@@ -26,6 +26,7 @@ import psutil
 
 import millpond as mp
 from benchmarks.json_result import tell_result
+from benchmarks.numbers import numbers
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
@@ -171,16 +172,9 @@ def measure(keys: Sequence[int], touched: Sequence[int]) -> list[dict[str, Any]]
     return runs
 
 
-def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter("give numbers with commas between them") from None
-
-
 @click.command(help=__doc__)
-@click.option("--keys", default="1000000,4000000,16000000", callback=_numbers, show_default=True)
-@click.option("--touched", default="1000,20000", callback=_numbers, show_default=True)
+@click.option("--keys", default="1000000,4000000,16000000", callback=numbers(int), show_default=True)
+@click.option("--touched", default="1000,20000", callback=numbers(int), show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(keys: list[int], touched: list[int], path: Path | None) -> None:
     """

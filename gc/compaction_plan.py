@@ -15,7 +15,7 @@ input or output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +28,7 @@ __all__ = [
     "MEMORY_BYTES_MAX",
     "Compaction",
     "CompactionPolicy",
+    "in_order_of_time",
     "plan_compaction",
     "younger_than",
 ]
@@ -129,7 +130,7 @@ def plan_compaction(
     """
     if any(file.max_superstep is None for file in files):
         return None
-    ordered = sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
+    ordered = in_order_of_time(files)
     settled = [file for file in ordered if (file.max_superstep or 0) < before]
     if any(_is_foreign(file) for file in ordered[len(settled) :]):
         # It may hold old rows next to new ones; once the superstep has passed it can be compacted too.
@@ -141,6 +142,13 @@ def plan_compaction(
     if begin is None:
         return None
     return Compaction(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
+
+
+def in_order_of_time(files: Iterable[LiveFile]) -> list[LiveFile]:
+    """
+    Files by the supersteps of their rows, oldest first.
+    """
+    return sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
 
 
 def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[LiveFile]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from millpond.gc.compaction import Compacted
-from millpond.gc.compaction_plan import Compaction
+from millpond.gc.compaction_plan import Compaction, in_order_of_time
 from millpond.statestore.commit.request import IntervalWrite
 from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.live_file import LiveFile
@@ -57,7 +57,7 @@ def plan_parting(
         intervals: its live intervals, in key order.
         before: files with rows of this superstep or a later one stay as they are.
     """
-    ordered = sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
+    ordered = in_order_of_time(files)
     lows = [interval.low for interval in intervals]
     first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
     if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):

@@ -111,10 +111,10 @@ def intervals(
         return
     with open_to_read(store, storage_options) as opened:
         snapshot = opened.snapshot()
-        entries = [asdict(entry) for entry in _entries(opened, snapshot)]
+        entries = _entries(opened, snapshot)
         waiting = waiting_requests(snapshot.txns)
     if as_json:
-        print_json(entries)
+        print_json(map(asdict, entries))
         return
     columns = (
         "computation",
@@ -205,18 +205,17 @@ def _entry(
     )
 
 
-def _row(entry: Mapping[str, object]) -> tuple[object, ...]:
-    work_ms = entry["work_ms"]
+def _row(entry: _Entry) -> tuple[object, ...]:
     return (
-        entry["computation"],
-        entry["low"],
-        entry["high"],
-        entry["row_updates"],
-        size_text(int(str(entry["size_bytes"]))),
-        entry["shared_files"],
-        None if work_ms is None else round(float(str(work_ms)), 1),
-        entry["records"],
-        entry["sequencer"],
-        (str(entry["owner"]) if entry["owner"] else "")[:_OWNER_DIGITS],
-        entry["home"],
+        entry.computation,
+        entry.low,
+        entry.high,
+        entry.row_updates,
+        size_text(entry.size_bytes),
+        entry.shared_files,
+        None if entry.work_ms is None else round(entry.work_ms, 1),
+        entry.records,
+        entry.sequencer,
+        (entry.owner or "")[:_OWNER_DIGITS],
+        entry.home,
     )

@@ -42,10 +42,9 @@ def cuts_for(
         policy: what is hot and what is cold.
         parallelism: how many tasks run at once.
     """
-    total = sum(load.work_ms for load in loads.values())
-    if not loads or total < policy.least_ms:
+    fair = _fair_share(loads, policy, parallelism)
+    if fair is None:
         return ()
-    fair = total / max(len(loads), parallelism)
     most = policy.intervals_max or max(len(loads), _INTERVALS_A_TASK * parallelism)
     return _splits(loads, policy, fair, most - len(loads)) or _merges(
         loads, policy, fair, len(loads) - parallelism
@@ -58,15 +57,24 @@ def hot_keys(
     """
     The keys that are hot alone: no cut parts the load of their intervals.
     """
-    total = sum(load.work_ms for load in loads.values())
-    if not loads or total < policy.least_ms:
+    fair = _fair_share(loads, policy, parallelism)
+    if fair is None:
         return ()
-    fair = total / max(len(loads), parallelism)
     return tuple(
         (interval, load.keys[0])
         for interval, load in loads.items()
         if load.work_ms > policy.hot * fair and load.keys and middle_of(interval, load.keys) is None
     )
+
+
+def _fair_share(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, parallelism: int
+) -> float | None:
+    """
+    The fair share of an interval, in milliseconds; ``None`` for a computation that is left alone.
+    """
+    total = sum(load.work_ms for load in loads.values())
+    return total / max(len(loads), parallelism) if loads and total >= policy.least_ms else None
 
 
 def _splits(

@@ -230,7 +230,7 @@ class CompactionSchedule:
         """
         for future in [future for future in self._overtaken if future.done()]:
             self._overtaken.remove(future)
-            self._discard_result(future)
+            self.discard_result(future)
         ready = [interval for interval, future in self._in_flight.items() if future.done()]
         prepared = [
             self._result(interval, self._in_flight.pop(interval)) for interval in ready[:_PER_COMMIT_MAX]
@@ -280,11 +280,14 @@ class CompactionSchedule:
             *(large for _, large in self._large.values()),
             *self._overtaken,
         ):
-            self._discard_result(future)
+            self.discard_result(future)
         self._in_flight.clear()
         self._large.clear()
         self._overtaken.clear()
 
-    def _discard_result(self, future: Future[Compacted]) -> None:
+    def discard_result(self, future: Future[Compacted]) -> None:
+        """
+        Remove what was prepared and is not wanted any more; the future is done, or its worker was shut down.
+        """
         if not future.cancelled() and future.exception() is None:
             self.discard(future.result())

@@ -165,5 +165,4 @@ class PartingSchedule:
 
     def _discard(self, pieces: Collection[Future[Compacted]]) -> None:
         for future in pieces:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._compactions.discard(future.result())
+            self._compactions.discard_result(future)

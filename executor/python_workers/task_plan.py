@@ -4,11 +4,13 @@ What the driver tells the tasks of a superstep, and what each task reports back.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
+import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter
@@ -23,6 +25,10 @@ from millpond.statestore.errors import MillpondError
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.pipeline.nodes import ComputationNode
+    from millpond.statestore.store import Store
 
 __all__ = [
     "SLOT_REPORT_SCHEMA",
@@ -87,6 +93,26 @@ class WorkerSetting:
     code: bytes
     code_digest: str
     cache_bytes: int
+
+    @classmethod
+    def of(cls, store: Store, computations: Mapping[str, ComputationNode], cache_bytes: int) -> Self:
+        """
+        The setting of a pipeline's tasks.
+
+        Args:
+            store: the open store.
+            computations: the pipeline's, by name.
+            cache_bytes: soft-state budget of a worker process, in bytes.
+        """
+        code = cloudpickle.dumps(dict(computations))
+        return cls(
+            url=store.objects.url,
+            storage_options=dict(store.storage_options),
+            durability=store.durability,
+            code=code,
+            code_digest=hashlib.sha256(code).hexdigest(),
+            cache_bytes=cache_bytes,
+        )
 
     @property
     def name(self) -> tuple[str, Durability, str]:

@@ -9,7 +9,6 @@ one commit.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -110,15 +109,7 @@ class SparkEngine:
         # Between tasks weak productions travel in their producers' files.
         topology = coordinator.topology
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
-        code = cloudpickle.dumps(dict(coordinator.topology.computations))
-        self._setting = WorkerSetting(
-            url=store.objects.url,
-            storage_options=dict(store.storage_options),
-            durability=store.durability,
-            code=code,
-            code_digest=hashlib.sha256(code).hexdigest(),
-            cache_bytes=cache_bytes,
-        )
+        self._setting = WorkerSetting.of(store, coordinator.topology.computations, cache_bytes)
         self._secret = rng.token() if has_abstract_addresses() else None
 
     def consume(

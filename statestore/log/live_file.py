@@ -93,9 +93,9 @@ class LiveFile:
         """
         if self.interval_id == interval.app_id:
             return True
-        low, high = self.min_key, self.max_key
-        is_known = self.computation == interval.computation and low is not None and high is not None
-        return is_known and interval.contains(str(low)) and interval.contains(str(high))
+        if self.computation != interval.computation or self.min_key is None or self.max_key is None:
+            return False
+        return interval.contains(self.min_key) and interval.contains(self.max_key)
 
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
