@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from benchmarks.cache_loads import LOADS, Load, Rows, Step
 from benchmarks.interval_processor import cpu_us
 from benchmarks.json_result import tell_result
+from benchmarks.pictures import STYLE
 from millpond.executor.bundle.bundle import Deliveries
 from millpond.executor.computation.values import ArrowValues
 from millpond.executor.pipeline.nodes import ComputationNode
@@ -55,12 +56,6 @@ _MIB: Final = 2**20
 _SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _YOUNG_FILES: Final = 8
 _ALL_FILES: Final = 64
-_STYLE: Final = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-    "figure.facecolor": "white",
-}
 _RULES: Final = CompactionRules(
     pending_from=Superstep(0), ids=IdRetention.of(TIME_MIN_US, WallTimeMicros(0), slack_us=0)
 )
@@ -283,7 +278,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     Draw processor time and misses over the share of the state that is in memory, a column for each load.
     """
     loads = list(dict.fromkeys(run["load"] for run in runs))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context({**STYLE, "font.size": 9}):
         figure = Figure(figsize=(2.6 * len(loads), 4.6), layout="constrained")
         rows = figure.subplots(2, len(loads), sharex=True, squeeze=False)
         for column, load in enumerate(loads):

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 
 import millpond as mp
 from benchmarks.json_result import tell_result
+from benchmarks.pictures import STYLE
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
 
@@ -43,12 +44,6 @@ _KEYS: Final = 8_000
 _HOT_KEYS: Final = 400
 _INTERVALS: Final = 8
 _ROUNDS: Final = 200
-_STYLE: Final = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 10,
-    "figure.facecolor": "white",
-}
 
 
 class Work(mp.Computation):
@@ -184,7 +179,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     Draw the rate of each load over its supersteps, smoothed over five, with the moves of the hot range.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(dict(STYLE)):
         figure = Figure(figsize=(7, 3.8), layout="constrained")
         axes = figure.add_subplot()
         for run in runs:

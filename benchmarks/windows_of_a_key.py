@@ -27,17 +27,12 @@ from matplotlib.figure import Figure
 
 import millpond as mp
 from benchmarks.json_result import tell_result
+from benchmarks.pictures import STYLE
 
 __all__ = ["SHAPES", "draw", "measure", "run_once"]
 
 _MINUTE_US: Final = 60_000_000
 _COUNTS: Final = (1_000, 10_000, 100_000)
-_STYLE: Final = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 10,
-    "figure.facecolor": "white",
-}
 
 SHAPES: Final[Mapping[str, tuple[Callable[[], mp.WindowFn], Callable[[], mp.WatermarkPolicy]]]] = {
     "fixed": (lambda: mp.FixedWindows("1m"), mp.Monotone),
@@ -99,7 +94,7 @@ def draw(figures: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     Draw processor time over the number of windows, and what linear would be.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(dict(STYLE)):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for shape in dict.fromkeys(entry["shape"] for entry in figures):
