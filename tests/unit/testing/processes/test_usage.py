@@ -5,26 +5,43 @@ A process's resources are read from the system, and growth is told from noise.
 from __future__ import annotations
 
 import os
-import threading
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
 from millpond.testing.processes.usage import slope_per_hour, usage_of
 
+GROWS_WHEN_ASKED = """
+import os, sys, threading
+print("started", flush=True)
+sys.stdin.readline()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+opened = os.open(os.devnull, os.O_RDONLY)
+print("grown", flush=True)
+sys.stdin.readline()
+"""
 
-def test_threads_and_descriptors_are_counted(tmp_path: Path) -> None:
+
+def test_threads_and_descriptors_are_counted() -> None:
     """
     One more thread and one more open file raise the counts by one each.
     """
-    before = usage_of(os.getpid())
-    ends = threading.Event()
-    thread = threading.Thread(target=ends.wait)
-    with (tmp_path / "open").open("w"):
-        thread.start()
-        during = usage_of(os.getpid())
-    ends.set()
-    thread.join()
+    # In a process of its own: in the tests' own, what earlier tests left may end in between.
+    with subprocess.Popen(
+        [sys.executable, "-c", GROWS_WHEN_ASKED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        before = usage_of(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "grown\n"
+        during = usage_of(process.pid)
 
     assert (during.threads, during.descriptors) == (before.threads + 1, before.descriptors + 1)
 
