@@ -18,7 +18,7 @@ from benchmarks.batches import Load
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["BatchTime", "EngineResult", "batch_times", "percentile"]
+__all__ = ["BatchTime", "EngineResult", "as_mapping", "batch_times", "percentile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
             batch_ms=float(progress["durationMs"]["triggerExecution"]),
             parts_ms=progress["durationMs"],
         )
-        for progress in map(_as_mapping, query.recentProgress)
+        for progress in map(as_mapping, query.recentProgress)
         if progress["numInputRows"] > 0
     )
 
@@ -103,5 +103,8 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _as_mapping(progress: Any) -> Mapping[str, Any]:
+def as_mapping(progress: Any) -> Mapping[str, Any]:
+    """
+    The progress of a micro-batch, which some versions of Spark give as an object.
+    """
     return progress if isinstance(progress, Mapping) else progress.jsonValue()

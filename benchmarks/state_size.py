@@ -3,7 +3,7 @@ Supersteps over state that is larger than memory: what they read, how fast they 
 
 Each key has 400 bytes of state that do not compress. The keys are loaded, the pipeline is started again, and supersteps
 touch so many of them, drawn at random. Millpond's workers may keep 128 MiB of rows each; next to it, where it ends
-within the time, the same on ``transformWithState`` with RocksDB.
+within the time, the same on ``transformWithState`` with RocksDB, which may use the same memory.
 
     python -m benchmarks.state_size --keys 1000000 --touched 1000,20000 --json build/bench/state_size.json
 """
@@ -14,9 +14,10 @@ import hashlib
 import multiprocessing
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,8 @@ import psutil
 import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
+from benchmarks.state_size_spark import ENGINE as ROCKSDB
+from benchmarks.state_size_spark import run_query, spark_settings, write_batch
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
@@ -37,14 +40,21 @@ if TYPE_CHECKING:
 
     from millpond.executor.spark.run import SparkRun
 
-__all__ = ["measure", "run_once"]
+__all__ = ["measure", "run_on_rocksdb", "run_once"]
 
 ENGINE: Final = "millpond-spark"
 
 _STATE_BYTES: Final = 400
 _BUDGET_MIB: Final = 128
-_LOADED_AT_ONCE: Final = 250_000
+_CORES: Final = 2
+_AT_ONCE: Final = 250_000
+"""How many keys a superstep loads."""
+
 _SUPERSTEPS: Final = 8
+_WARM_UP: Final = 2
+_BASE_KEYS: Final = 1_000
+"""So few that what a worker has in memory is what it needs without any."""
+
 _MIB: Final = 2**20
 _WORKER: Final = "millpond.executor.python_workers.daemon"
 
@@ -70,45 +80,118 @@ def run_once(keys: int, touched: int) -> dict[str, Any]:
     """
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
-        spark = spark_session("state-size", master="local[2]", options={"spark.ui.enabled": "false"})
-        spark.sparkContext.setLogLevel("ERROR")
-        begun_us = clock.monotonic_us()
-        with _run(spark, Path(folder)) as run:
-            for number, start in enumerate(range(0, keys, _LOADED_AT_ONCE)):
-                _consume(run, spark.range(start, min(start + _LOADED_AT_ONCE, keys), 1, 2), number)
-        loaded_us = clock.monotonic_us()
+        with _session({}) as spark:
+            begun_us = clock.monotonic_us()
+            with _run(spark, Path(folder)) as run:
+                for number, frame in enumerate(_loaded(spark, keys)):
+                    _consume(run, frame, number)
+            loaded_us = clock.monotonic_us()
         # Other processes: what these have in memory is gone, as after a crash.
-        spark.stop()
-        spark = spark_session("state-size", master="local[2]", options={"spark.ui.enabled": "false"})
-        spark.sparkContext.setLogLevel("ERROR")
-        spark.range(2).count()
-        with _run(spark, Path(folder)) as run, _peak_of_workers() as peak:
-            started_us = clock.monotonic_us()
-            first = -(-keys // _LOADED_AT_ONCE)
+        with _session({}) as spark, _run(spark, Path(folder)) as run, _peak_of(_is_worker) as peak:
+            times_us = [clock.monotonic_us()]
             reports = []
             for number in range(_SUPERSTEPS):
-                drawn = spark.range(0, touched, 1, 2).selectExpr(
-                    f"CAST(pmod(xxhash64(id, {number}), {keys}) AS BIGINT) AS id"
+                reports.append(
+                    _consume(run, _touched(spark, keys, touched, number), -(-keys // _AT_ONCE) + number)
                 )
-                reports.append(_consume(run, drawn, first + number))
-                if number == 0:
-                    first_us = clock.monotonic_us() - started_us
+                times_us.append(clock.monotonic_us())
         disk = sum(path.stat().st_size for path in Path(folder, "pond/rows").rglob("*.parquet"))
-        spark.stop()
-    later = reports[2:]
-    read_mib = median(report.read_bytes for report in later) / _MIB
+    took_us = [after - before for before, after in pairwise(times_us)]
+    read_mib = median(report.read_bytes for report in reports[_WARM_UP:]) / _MIB
     return {
         "engine": ENGINE,
         "keys": keys,
         "touched": touched,
-        "records_per_second": round(median(report.records_per_second for report in later)),
+        "records_per_second": round(touched / median(took_us[_WARM_UP:]) * 1e6),
         "mib_read_per_superstep": round(read_mib, 2),
         "share_read": round(read_mib * _MIB / disk, 5),
         "disk_mib": round(disk / _MIB),
         "peak_worker_mib": round(peak[0] / _MIB),
-        "first_commit_s": round(first_us / 1e6, 2),
+        "first_commit_s": round(took_us[0] / 1e6, 2),
         "load_s": round((loaded_us - begun_us) / 1e6, 1),
     }
+
+
+def run_on_rocksdb(keys: int, touched: int, limit_s: float) -> dict[str, Any]:
+    """
+    The same on ``transformWithState``; its memory is that of Spark's JVM, in which RocksDB runs.
+
+    Args:
+        keys: how many are loaded.
+        touched: how many a micro-batch touches.
+        limit_s: how long it may take; the run has ``unfinished_after_s`` if that is too short.
+    """
+    clock = SystemClock()
+    settings = spark_settings(_CORES, _CORES * _BUDGET_MIB)
+    unfinished = {"engine": ROCKSDB, "keys": keys, "touched": touched, "unfinished_after_s": limit_s}
+    with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
+        inputs, checkpoint = Path(folder, "input"), Path(folder, "checkpoint")
+        first = -(-keys // _AT_ONCE)
+        with _session(settings) as spark:
+            for number, frame in enumerate(_loaded(spark, keys)):
+                write_batch(_records(frame).select("k"), inputs, number)
+            begun_us = clock.monotonic_us()
+            if run_query(spark, inputs, checkpoint, limit_s) is None:
+                return unfinished
+            load_s = (clock.monotonic_us() - begun_us) / 1e6
+            for number in range(_SUPERSTEPS):
+                write_batch(
+                    _records(_touched(spark, keys, touched, number)).select("k"), inputs, first + number
+                )
+        with _session(settings) as spark, _peak_of(_is_jvm) as peak:
+            batches = run_query(spark, inputs, checkpoint, max(limit_s - load_s, 1))
+        disk = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    if batches is None:
+        return unfinished
+    read_mib = median(batch.read_bytes for batch in batches[_WARM_UP:]) / _MIB
+    return {
+        "engine": ROCKSDB,
+        "keys": keys,
+        "touched": touched,
+        "records_per_second": round(touched / median(batch.batch_ms for batch in batches[_WARM_UP:]) * 1e3),
+        "mib_read_per_superstep": round(read_mib, 2),
+        "share_read": round(read_mib * _MIB / disk, 5),
+        "disk_mib": round(disk / _MIB),
+        "peak_worker_mib": round(peak[0] / _MIB),
+        "first_commit_s": round(batches[0].batch_ms / 1e3, 2),
+        "load_s": round(load_s, 1),
+    }
+
+
+@contextmanager
+def _session(settings: dict[str, str]) -> Iterator[SparkSession]:
+    """
+    A session whose processes are new, and end with it.
+    """
+    options = {"spark.ui.enabled": "false", **settings}
+    spark = spark_session("state-size", master=f"local[{_CORES}]", options=options)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        spark.range(2).count()
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _loaded(spark: SparkSession, keys: int) -> Iterator[DataFrame]:
+    """
+    The numbers of all keys, as they are loaded.
+    """
+    for start in range(0, keys, _AT_ONCE):
+        yield spark.range(start, min(start + _AT_ONCE, keys), 1, _CORES)
+
+
+def _touched(spark: SparkSession, keys: int, touched: int, number: int) -> DataFrame:
+    """
+    The numbers of the keys that a superstep touches, drawn at random but in each run the same.
+    """
+    return spark.range(0, touched, 1, _CORES).selectExpr(
+        f"CAST(pmod(xxhash64(id, {number}), {keys}) AS BIGINT) AS id"
+    )
+
+
+def _records(numbers: DataFrame) -> DataFrame:
+    return numbers.selectExpr("concat('key', lpad(hex(xxhash64(id)), 16, '0'), id) AS k", "id AS at")
 
 
 @contextmanager
@@ -123,16 +206,24 @@ def _run(spark: SparkSession, folder: Path) -> Iterator[SparkRun]:
 
 
 def _consume(run: SparkRun, numbers: DataFrame, batch: int) -> SuperstepReport:
-    frame = numbers.selectExpr("concat('key', lpad(hex(xxhash64(id)), 16, '0'), id) AS k", "id AS at")
-    report = run.consume(frame, InputPosition(stream="records", source="state-size", batch=batch))
+    report = run.consume(_records(numbers), InputPosition(stream="records", source="state-size", batch=batch))
     assert report is not None
     return report
 
 
+def _is_worker(process: psutil.Process) -> bool:
+    # As a word of its own: Spark's JVM has the module's name in one of its settings.
+    return _WORKER in process.cmdline()
+
+
+def _is_jvm(process: psutil.Process) -> bool:
+    return process.name() == "java"
+
+
 @contextmanager
-def _peak_of_workers() -> Iterator[list[int]]:
+def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]]:
     """
-    The most memory that a worker process has of its own, in bytes, as long as the block runs.
+    The most memory that one of the watched processes has of its own, in bytes, as long as the block runs.
     """
     peak, done = [0], threading.Event()
     this = psutil.Process()
@@ -141,7 +232,7 @@ def _peak_of_workers() -> Iterator[list[int]]:
         while not done.wait(0.2):
             for process in this.children(recursive=True):
                 try:
-                    if _WORKER in " ".join(process.cmdline()):
+                    if is_watched(process):
                         peak[0] = max(peak[0], process.memory_full_info().uss)
                 except psutil.Error:
                     continue
@@ -155,32 +246,47 @@ def _peak_of_workers() -> Iterator[list[int]]:
         watcher.join()
 
 
-def measure(keys: Sequence[int], touched: Sequence[int]) -> list[dict[str, Any]]:
+def measure(keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0) -> list[dict[str, Any]]:
     """
     Measure each size, in a process of its own each.
+
+    Args:
+        keys: how many keys there are.
+        touched: how many of them a superstep touches.
+        limit_s: how long ``transformWithState`` may take for a size; 0 leaves it out.
     """
     # By this module's own name, under which the workers import the computation.
-    from benchmarks.state_size import run_once as run_by_name
+    from benchmarks.state_size import run_on_rocksdb as on_rocksdb
+    from benchmarks.state_size import run_once as on_millpond
 
+    base = _in_process(on_millpond, _BASE_KEYS, _BASE_KEYS)["peak_worker_mib"]
     runs = []
-    for count in keys:
-        for number in touched:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                run = pool.submit(run_by_name, count, number).result()
-            click.echo(f"{run}", err=True)
-            runs.append(run)
+    for count, number in product(keys, touched):
+        runs.append(_in_process(on_millpond, count, number) | {"base_worker_mib": base})
+        click.echo(f"{runs[-1]}", err=True)
+        if limit_s:
+            runs.append(_in_process(on_rocksdb, count, number, limit_s))
+            click.echo(f"{runs[-1]}", err=True)
     return runs
+
+
+def _in_process(run: Callable[..., dict[str, Any]], *arguments: float) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, *arguments).result()
 
 
 @click.command(help=__doc__)
 @click.option("--keys", default="1000000,4000000,16000000", callback=numbers(int), show_default=True)
 @click.option("--touched", default="1000,20000", callback=numbers(int), show_default=True)
+@click.option(
+    "--limit-s", default=600.0, show_default=True, help="How long transformWithState may take; 0: without it."
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
-def main(keys: list[int], touched: list[int], path: Path | None) -> None:
+def main(keys: list[int], touched: list[int], limit_s: float, path: Path | None) -> None:
     """
     Run the benchmark.
     """
-    tell_result({"runs": measure(keys, touched)}, path, indent=2)
+    tell_result({"runs": measure(keys, touched, limit_s)}, path, indent=2)
 
 
 if __name__ == "__main__":

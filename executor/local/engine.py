@@ -45,6 +45,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
 
@@ -108,7 +109,7 @@ class LocalEngine:
         self._coordinator = coordinator
         self._rng = rng
         self._clock = clock
-        self._memory = MemoryBudget(cache_bytes)
+        self._memory = MemoryBudget(cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         has_helper = bool(writers and coordinator.topology.fused)
         self._helper = HelperThread("millpond-weak") if has_helper else None

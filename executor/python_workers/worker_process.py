@@ -35,6 +35,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.system import SystemRng, thread_time_us
 
 __all__ = ["WorkerProcess"]
@@ -77,7 +78,7 @@ class WorkerProcess:
         )
         self._kept: dict[Interval, _Kept] = {}
         self._keeping = threading.Lock()
-        self._memory = MemoryBudget(setting.cache_bytes)
+        self._memory = MemoryBudget(setting.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._rng = SystemRng()
         self._homes: SlotHomes | None = None
 

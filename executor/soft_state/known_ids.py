@@ -30,6 +30,9 @@ ID_COLUMNS: Final = ("key", "record_ids")
 _CAPACITY_MIN: Final = 262_144
 _CAPACITY_MAX: Final = 16_777_216
 _ERROR_RATE: Final = 1e-6
+_FILTER_BYTES: Final = 8
+"""Of the filter, for an id."""
+
 _FILES_AT_ONCE: Final = 8
 _IDS: Final = pa.list_(pa.binary())
 # The size of Arrow's objects around a small table, which `nbytes` leaves out.
@@ -46,7 +49,8 @@ class KnownIds:
     Args:
         interval: the interval.
         reader: reads ``record_ids`` back.
-        limit_bytes: how much of the newest ids may stay in memory now.
+        limit_bytes: how much the newest ids may occupy now, and as much again the filter, where that is enough for
+            262,144 ids.
         capacity_max: the most ids that the filter is built for, at 8 bytes each.
     """
 
@@ -76,9 +80,9 @@ class KnownIds:
         """
         if self._filter is not None and self._filter.count < self._full_at:
             return
-        built = RecordIdFilter(
-            min(_CAPACITY_MIN, self._capacity_max), _ERROR_RATE, capacity_max=self._capacity_max
-        )
+        affordable = max(self._limit_bytes() // _FILTER_BYTES, _CAPACITY_MIN)
+        capacity_max = min(affordable, self._capacity_max)
+        built = RecordIdFilter(min(_CAPACITY_MIN, capacity_max), _ERROR_RATE, capacity_max=capacity_max)
         # A few files at a time: all ids of an interval may not fit in memory at once.
         for start in range(0, len(files), _FILES_AT_ONCE):
             some = files[start : start + _FILES_AT_ONCE]
@@ -87,7 +91,7 @@ class KnownIds:
             )
             built.add(ids_in(read))
         # If more ids are live than the filter is built for, to read them again soon gains nothing.
-        self._full_at = built.count + max(built.count, self._capacity_max)
+        self._full_at = built.count + max(built.count, capacity_max)
         self._filter = built
 
     @property
@@ -96,6 +100,13 @@ class KnownIds:
         How much of the newest ids is in memory.
         """
         return self._recent_bytes
+
+    @property
+    def filter_bytes(self) -> int:
+        """
+        What the filter occupies.
+        """
+        return 0 if self._filter is None else self._filter.size_bytes
 
     def may_be_known(self, fingerprints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """

@@ -8,11 +8,14 @@ all of it, and what an idle one has kept is taken back when others need it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from millpond.statestore.interval import Interval
 
 __all__ = ["MemoryBudget"]
+
+_OTHER_SHARE: Final = 2
 
 
 class MemoryBudget:
@@ -21,6 +24,8 @@ class MemoryBudget:
 
     Args:
         budget_bytes: the bound, in bytes by estimate.
+        other_bytes: what else the process keeps now, in bytes: soft state has less for it, but half of the
+            budget at least.
 
     Example:
         >>> budget, hot, idle = MemoryBudget(100), Interval("c", "", "m"), Interval("c", "m")
@@ -32,11 +37,19 @@ class MemoryBudget:
         50
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes: Final = budget_bytes
+    def __init__(self, budget_bytes: int, other_bytes: Callable[[], int] = lambda: 0) -> None:
+        self._budget_bytes = budget_bytes
+        self._other_bytes = other_bytes
         self._lock = threading.Lock()
         self._used: dict[Interval, int] = {}
         self._total = 0
+
+    @property
+    def budget_bytes(self) -> int:
+        """
+        What all intervals may use now.
+        """
+        return self._budget_bytes - min(self._other_bytes(), self._budget_bytes // _OTHER_SHARE)
 
     @property
     def used_bytes(self) -> int:
@@ -57,9 +70,10 @@ class MemoryBudget:
         How much the interval may use now: what the others leave, and its part of the budget at least.
         """
         with self._lock:
+            budget_bytes = self.budget_bytes
             others = self._total - self._used.get(interval, 0)
             intervals = len(self._used) + (interval not in self._used)
-            return max(self.budget_bytes - others, self.budget_bytes // intervals)
+            return max(budget_bytes - others, budget_bytes // intervals)
 
     def report(self, interval: Interval, used_bytes: int) -> None:
         """

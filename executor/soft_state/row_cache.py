@@ -39,7 +39,7 @@ _KEEP: Final = 0.9
 """Eviction stops at this share of the limit, so that it does not run in every bundle."""
 
 _NOTHING_LEARNED: Final = Expectations()
-_FILTER_CAPACITY_MIN: Final = 65_536
+_FILTER_CAPACITY_MIN: Final = 1_024
 _FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 0.001
 
@@ -117,6 +117,13 @@ class RowCache:
         Whether every key that has a row is here.
         """
         return self._existing is None
+
+    @property
+    def filter_bytes(self) -> int:
+        """
+        What the filter of all keys occupies, which is not in ``used_bytes``.
+        """
+        return 0 if self._existing is None else self._existing.size_bytes
 
     @property
     def is_over_budget(self) -> bool:

@@ -49,7 +49,13 @@ BUDGET_BYTES: Final = 512 * 2**20
 
 _IDS_SHARE: Final = 4
 _KEYS_SHARE: Final = 16
-"""Of what an interval may use, at most a quarter are newest ids, and a sixteenth keys of files."""
+"""
+Of what an interval may use, at most a quarter are newest ids, a quarter the filter of all ids, and a sixteenth keys of
+files.
+"""
+
+_ROWS_SHARE: Final = 4
+"""Rows have what the rest leaves, but at least a quarter."""
 
 _TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_number", "deleted")
 """What a new owner reads of more rows than memory holds (MillWheel §6.2)."""
@@ -108,7 +114,7 @@ class SoftState:
         """
         Forget everything; the next `synchronise` reads all files.
         """
-        self._cache = RowCache(self._limit_bytes, self._policy, self._weigh)
+        self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh)
         self._timers = TimerQueue()
         self._ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
         self._files = KnownFiles()
@@ -121,9 +127,17 @@ class SoftState:
     def _limit_bytes(self) -> int:
         return self._memory.limit_of(self._interval)
 
+    def _rows_limit_bytes(self) -> int:
+        limit = self._limit_bytes()
+        return max(limit - self._lookup_bytes(), limit // _ROWS_SHARE)
+
+    def _lookup_bytes(self) -> int:
+        # What says which rows and ids there are.
+        ids = self._ids.recent_bytes + self._ids.filter_bytes
+        return ids + self._keys_of_files.size_bytes + self._cache.filter_bytes
+
     def _report(self) -> None:
-        used = self._cache.used_bytes + self._ids.recent_bytes + self._keys_of_files.size_bytes
-        self._memory.report(self._interval, used)
+        self._memory.report(self._interval, self._cache.used_bytes + self._lookup_bytes())
 
     def leave(self) -> None:
         """

@@ -7,19 +7,21 @@ an add action of any writer into a `LiveFile` with the range of keys that it may
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import pickle
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from millpond.statestore.rows.files import RowFile
 
@@ -28,12 +30,17 @@ __all__ = ["LiveFile", "row_file_moved", "row_file_to_add"]
 _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
 
+_UNPACKED_MAX: Final = 4_096
+"""How many files a process knows again when they come in the next plan."""
 
-@quickly_pickled
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
     """
     A data file that is part of the table.
+
+    The driver sends the same files to the same tasks in each superstep, so a file is pickled once, and a process that
+    has unpickled it knows it by its bytes.
 
     Args:
         path: path relative to the table's root.
@@ -61,6 +68,15 @@ class LiveFile:
     num_records: int | None
     tags: Mapping[str, str]
     added_version: TableVersion
+    _packed: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], LiveFile], tuple[bytes]]:
+        """
+        Pickle as the bytes that were made of it first.
+        """
+        if not self._packed:
+            self._packed.append(pickle.dumps(_values(self)))
+        return _unpacked, (self._packed[0],)
 
     @property
     def interval_id(self) -> str:
@@ -118,6 +134,16 @@ class LiveFile:
             tags=add.tags,
             added_version=version if added is None else TableVersion(added),
         )
+
+
+_NAMES: Final = tuple(one.name for one in fields(LiveFile) if one.init)
+_values: Final = attrgetter(*_NAMES)
+
+
+@lru_cache(_UNPACKED_MAX)
+def _unpacked(packed: bytes) -> LiveFile:
+    values = pickle.loads(packed)  # noqa: S301 - a part of what is being unpickled
+    return LiveFile(**dict(zip(_NAMES, values, strict=True)))
 
 
 def row_file_to_add(

@@ -56,6 +56,27 @@ def test_one_that_leaves_gives_all_back() -> None:
     assert budget.limit_of(INTERVALS[1]) == 45
 
 
+def test_soft_state_has_less_for_what_else_is_kept() -> None:
+    """
+    But half of the budget, whatever else the process keeps.
+    """
+    page_indexes = 30
+    budget = MemoryBudget(100, lambda: page_indexes)
+    budget.report(INTERVALS[0], 60)
+    assert (budget.limit_of(INTERVALS[0]), budget.limit_of(INTERVALS[1]), budget.is_exceeded) == (
+        70,
+        35,
+        False,
+    )
+
+    page_indexes = 80
+    assert (budget.limit_of(INTERVALS[0]), budget.limit_of(INTERVALS[1]), budget.is_exceeded) == (
+        50,
+        25,
+        True,
+    )
+
+
 def test_threads_lose_no_report() -> None:
     """
     What they report one after the other or at once adds up.

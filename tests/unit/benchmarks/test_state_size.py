@@ -1,0 +1,28 @@
+"""
+The benchmark of state that is larger than memory, on little of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.state_size import ENGINE, ROCKSDB, measure
+
+
+@pytest.mark.spark
+@pytest.mark.spark_all
+@pytest.mark.timeout(600)
+def test_both_engines_are_measured() -> None:
+    """
+    Each engine has rates, times and memory for the same keys.
+    """
+    runs = measure([2_000], [100], limit_s=120.0)
+
+    assert [run["engine"] for run in runs] == [ENGINE, ROCKSDB]
+    for run in runs:
+        assert (run["keys"], run["touched"]) == (2_000, 100)
+        assert run["records_per_second"] > 0
+        assert run["peak_worker_mib"] > 10
+        assert 0 < run["first_commit_s"] < run["load_s"] + 60
+    assert runs[0]["base_worker_mib"] > 10
+    assert runs[0]["share_read"] == 0.0
