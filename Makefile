@@ -87,6 +87,9 @@ bench-state-size: java $(JARS) ## Measure state larger than memory; build/bench/
 bench-rebalance: java $(JARS) ## Measure a hot range that wanders; build/bench/rebalance.json and a picture (about 6 minutes)
 	@$(PYTHON_IN_VENV) -m benchmarks.rebalance --json build/bench/rebalance.json --picture build/bench/rebalance.png
 
+bench-routing: java $(JARS) ## Measure finding the interval of each record; build/bench/routing.json
+	@$(PYTHON_IN_VENV) -m benchmarks.routing --json build/bench/routing.json
+
 bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the number of intervals; build/bench/driver.json
 	@$(PYTHON_IN_VENV) -m benchmarks.driver --json build/bench/driver.json
 

@@ -55,7 +55,7 @@ _ADDED_FIELDS = (
     T.StructField(ID, T.BinaryType()),
     T.StructField(ERROR, T.StringType()),
 )
-_CUTS_SUMMED_MAX = 64
+_CUTS_IN_TREE_MAX = 128
 _CHOICE = "__millpond_choice"
 _UNSTAMPED = "CAST(0 AS BIGINT)"
 
@@ -294,14 +294,44 @@ def _target(key: str, at: str, error: str | None, route: Route) -> str:
 
 
 def _position(key: str, route: Route) -> str:
-    cuts = [_literal(cut) for cut in route.lows[1:]]
-    if len(cuts) <= _CUTS_SUMMED_MAX:
-        passed = " + ".join(f"CAST({key} >= {cut} AS INT)" for cut in cuts) or "0"
-    else:
-        passed = f"size(filter(array({', '.join(cuts)}), cut -> cut <= {key}))"
+    passed = _passed(key, route.lows[1:])
     if route.positions == tuple(range(route.first, route.first + len(route.positions))):
         return f"{route.first} + {passed}"
-    return f"array({', '.join(map(str, route.positions))})[{passed}]"
+    return f"{_integers(route.positions)}[{passed}]"
+
+
+def _passed(key: str, cuts: Sequence[str]) -> str:
+    """
+    How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them.
+    """
+    if len(cuts) <= _CUTS_IN_TREE_MAX:
+        return _tree(key, cuts, 0)
+    steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
+    reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
+    return f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
+
+
+def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
+    if not cuts:
+        return str(passed)
+    half = len(cuts) // 2
+    above = _tree(key, cuts[half + 1 :], passed + half + 1)
+    return f"if({key} >= {_literal(cuts[half])}, {above}, {_tree(key, cuts[:half], passed)})"
+
+
+def _texts(texts: Sequence[str]) -> str:
+    """
+    An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan.
+    """
+    used = set().union(*texts)
+    free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
+    if free is None:
+        return f"array({', '.join(map(_literal, texts))})"
+    return f"split({_literal(free.join(texts))}, {_literal(free)}, -1)"
+
+
+def _integers(numbers: Sequence[int]) -> str:
+    return f"CAST(split('{','.join(map(str, numbers))}', ',') AS ARRAY<INT>)"
 
 
 def _literal(text: str) -> str:

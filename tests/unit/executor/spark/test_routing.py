@@ -165,6 +165,28 @@ def test_both_ways_lead_to_the_same_interval(
     assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
 
 
+@pytest.mark.parametrize("count", [1, 2, 128, 129, 1_000])
+@pytest.mark.parametrize("characters", ["ab\x01\x02'\U0001f30a", "".join(map(chr, range(1, 32)))])
+def test_a_key_is_found_among_any_number_of_cuts(spark: SparkSession, count: int, characters: str) -> None:
+    """
+    Whatever is in them, and whether a key is a cut, just below one, or behind all.
+    """
+    drawn = np.random.default_rng(count)
+    lengths = drawn.integers(1, 12, 20 * count)
+    texts = {"".join(drawn.choice(list(characters), length)) for length in lengths}
+    lows = ("", *sorted(drawn.choice(sorted(texts), min(count, len(texts)), replace=False).tolist()))
+    keys = sorted({*texts, *(low[:-1] for low in lows), "", "\U0010ffff"})
+    route = Route(positions=tuple(drawn.permutation(len(lows)).tolist()), lows=lows, key=None)
+    result = Router(injector("k", "n")).route(
+        spark.createDataFrame([(key, 0) for key in keys], "k string, n long"), [route]
+    )
+
+    rows = result.frame.select("k", TARGET).toArrow().to_pylist()
+    assert {row["k"]: row[TARGET] for row in rows} == {
+        key: route.positions[locate(lows, key)] for key in keys
+    }
+
+
 @pytest.mark.parametrize(
     "node",
     [
