@@ -45,6 +45,9 @@ __all__ = [
 SlotParts: TypeAlias = Mapping[int, IntervalPlan]
 """What a slot runs in a superstep, by position; the position modulo the number of slots is the slot."""
 
+_CODEC: Final = "zstd"
+_LENGTH_BYTES: Final = 8
+
 SLOT_REPORT_SCHEMA: Final = "report binary"
 """Schema of the frame that tasks yield: one pickled `SlotReport` a row."""
 
@@ -146,7 +149,7 @@ class TaskPlan:
         superstep: number of the superstep.
         wall_time: wall time of the whole superstep.
         slots: number of slots.
-        parts: the pickled `SlotParts` of each slot that has work, so that a task reads only its own.
+        parts: the packed `SlotParts` of each slot that has work, so that a task reads only its own.
         sources: committed files with undelivered productions.
         input: the outside input of this superstep, if any.
         weak: which productions are delivered before the commit, by computation.
@@ -170,7 +173,7 @@ class TaskPlan:
         What a slot runs; nothing if it has no work.
         """
         packed = self.parts.get(slot)
-        return {} if packed is None else pickle.loads(packed)  # noqa: S301 - written by our own driver
+        return {} if packed is None else _unpacked(packed)
 
     def to_neighbour(self, slot: int) -> bytes:
         """
@@ -191,12 +194,25 @@ class TaskPlan:
 @collector_paused()
 def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
     """
-    The parts of all intervals, pickled by slot.
+    The parts of all intervals, by slot: pickled and compressed, for every executor gets all of them.
     """
     by_slot: dict[int, dict[int, IntervalPlan]] = {}
     for position, part in parts.items():
         by_slot.setdefault(position % slots, {})[position] = part
-    return {slot: pickle.dumps(mine) for slot, mine in by_slot.items()}
+    return {slot: _packed(mine) for slot, mine in by_slot.items()}
+
+
+def _packed(parts: SlotParts) -> bytes:
+    pickled = pickle.dumps(parts)
+    compressed: bytes = pa.compress(pickled, _CODEC, asbytes=True)
+    return len(pickled).to_bytes(_LENGTH_BYTES) + compressed
+
+
+def _unpacked(packed: bytes) -> SlotParts:
+    length, compressed = int.from_bytes(packed[:_LENGTH_BYTES]), packed[_LENGTH_BYTES:]
+    pickled = pa.decompress(compressed, length, _CODEC, asbytes=True)
+    parts: SlotParts = pickle.loads(pickled)  # noqa: S301 - written by our own driver
+    return parts
 
 
 @quickly_pickled
