@@ -46,7 +46,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
+from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
 
@@ -84,6 +84,7 @@ class LocalEngine:
 
     Args:
         store: the open store.
+        objects: where row files are read and written: the store's, or a disk tier before them.
         coordinator: plans and commits supersteps; already open.
         rng: the source of file names.
         cache_bytes: soft-state budget of all intervals, in bytes.
@@ -96,6 +97,7 @@ class LocalEngine:
     def __init__(
         self,
         store: Store,
+        objects: Objects,
         coordinator: Coordinator,
         rng: Rng,
         *,
@@ -105,6 +107,7 @@ class LocalEngine:
         checkpoint_after_ms: float = CHECKPOINT_AFTER_MS,
     ) -> None:
         self._store = store
+        self._objects = objects
         self._coordinator = coordinator
         self._rng = rng
         self._clock = clock
@@ -341,7 +344,7 @@ class LocalEngine:
 
     def _productions_in(self, source: ProductionSource) -> pa.Table:
         kept = self._produced.get(source.path)
-        return read_productions(self._store.objects, [source]) if kept is None else kept
+        return read_productions(self._objects, [source]) if kept is None else kept
 
     def _deliveries(
         self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
@@ -364,7 +367,7 @@ class LocalEngine:
             self._workers[interval] = IntervalWorker(
                 self._coordinator.topology.computations[interval.computation],
                 interval,
-                self._store.objects,
+                self._objects,
                 row_format=self._store.row_format,
                 memory=self._memory,
                 stopwatch=self._clock.monotonic_us,
