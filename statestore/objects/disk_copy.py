@@ -27,15 +27,15 @@ from millpond.statestore.objects.ranges import ByteRange
 
 __all__ = ["CHUNK_BYTES", "DiskCopy", "chunks_of", "runs_of"]
 
-CHUNK_BYTES: Final = 1 << 16
-"""What is kept and verified at once; the last chunk of an object may be shorter."""
+CHUNK_BYTES: Final = 1 << 14
+"""What is kept and verified at once, less than a page of rows; the last chunk of an object may be shorter."""
 
 _MAGIC: Final = b"MPDISK01"
 _HEADER: Final = struct.Struct("<8sQI")
 _TABLE_AT: Final = 32
 _ENTRY_BYTES: Final = 4
 _ALIGNED_BYTES: Final = 1 << 12
-_RUN_CHUNKS_MAX: Final = 256
+_RUN_CHUNKS_MAX: Final = 1_024
 """How many adjacent chunks are one run: 16 MiB."""
 
 
@@ -189,7 +189,7 @@ def chunks_of(part: ByteRange) -> range:
     The chunks that have a part of an object, which is not empty.
 
     Example:
-        >>> chunks_of(ByteRange(65_000, 66_000))
+        >>> chunks_of(ByteRange(16_000, 17_000))
         range(0, 2)
     """
     return range(part.start // CHUNK_BYTES, (part.end - 1) // CHUNK_BYTES + 1)

@@ -19,16 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy
+from millpond.statestore.objects.disk_copy import DiskCopy
 from millpond.statestore.types import Clock
 
-__all__ = ["COUNTED_BYTES_MIN", "DiskFolder"]
+__all__ = ["ADMITTED_BYTES_MAX", "COUNTED_BYTES_MIN", "DiskFolder"]
 
-COUNTED_BYTES_MIN: Final = CHUNK_BYTES
+ADMITTED_BYTES_MAX: Final = 1 << 20
+"""How much may be written at once."""
+
+COUNTED_BYTES_MIN: Final = 1 << 16
 """What a file counts at least, so that there are not too many to sweep: 131,072 in 8 GiB."""
 
 _SHARE: Final = 64
-_SHARE_BYTES_MIN: Final = 1 << 20
+_SHARE_BYTES_MIN: Final = ADMITTED_BYTES_MAX
 _KEPT_OF_TEN: Final = 9
 _LARGE_SHARE: Final = 8
 
@@ -127,7 +130,7 @@ class DiskFolder:
         Whether as much may be written now, for which room is made if it is time.
 
         Args:
-            size_bytes: at most `COUNTED_BYTES_MIN` times 16, which is the least share of a process.
+            size_bytes: at most `ADMITTED_BYTES_MAX`, which is the least share of a process.
 
         Raises:
             OSError: the disk failed.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeAlias, TypeVar
 
 from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy, chunks_of, runs_of
-from millpond.statestore.objects.disk_folder import DiskFolder
+from millpond.statestore.objects.disk_folder import ADMITTED_BYTES_MAX, DiskFolder
 from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
 from millpond.statestore.objects.written_once import is_written_once
 from millpond.statestore.types import Clock, Objects
@@ -25,9 +25,6 @@ __all__ = ["DiskTier"]
 _LOG = logging.getLogger("millpond")
 _Result = TypeVar("_Result")
 _Parts: TypeAlias = list[bytes]
-
-_WRITTEN_BYTES: Final = 16 * CHUNK_BYTES
-"""How much is written to the disk at once."""
 
 _REST_US: Final = 60_000_000
 """How long the disk is left alone after it failed."""
@@ -234,8 +231,8 @@ class DiskTier:
 
         def write() -> None:
             view = memoryview(data)
-            for start in range(0, len(view), _WRITTEN_BYTES):
-                piece = view[start : start + _WRITTEN_BYTES]
+            for start in range(0, len(view), ADMITTED_BYTES_MAX):
+                piece = view[start : start + ADMITTED_BYTES_MAX]
                 if not self._folder.admits(len(piece)):
                     return
                 copy.write(first + start // CHUNK_BYTES, piece)

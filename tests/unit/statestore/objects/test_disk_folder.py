@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from millpond.statestore.objects import disk_folder
-from millpond.statestore.objects.disk_copy import CHUNK_BYTES
 from millpond.statestore.objects.disk_folder import COUNTED_BYTES_MIN, DiskFolder
 from millpond.statestore.objects.disk_tier import DiskTier
 from millpond.statestore.objects.memory import MemoryObjects
@@ -20,7 +19,7 @@ from millpond.testing.fixtures.determinism import ManualClock
 MIB = 1 << 20
 BUDGET_BYTES = 8 * MIB
 SHARE_BYTES = MIB
-OBJECT_BYTES = 4 * CHUNK_BYTES
+OBJECT_BYTES = 1 << 18
 
 
 def path_of(number: int) -> str:
