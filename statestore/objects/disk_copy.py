@@ -55,9 +55,9 @@ class DiskCopy(Closeable):
     """
 
     def __init__(self, file: int, name: bytes, size_bytes: int) -> None:
-        self.name = name
-        self.size_bytes = size_bytes
-        self.damaged = 0
+        self.name: bytes = name
+        self.size_bytes: int = size_bytes
+        self.damaged: int = 0
         self._file = file
         self._seed = zlib.crc32(name)
         self._chunks = -(-size_bytes // CHUNK_BYTES)
