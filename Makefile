@@ -90,6 +90,9 @@ bench-rebalance: java $(JARS) ## Measure a hot range that wanders; build/bench/r
 bench-routing: java $(JARS) ## Measure finding the interval of each record; build/bench/routing.json
 	@$(PYTHON_IN_VENV) -m benchmarks.routing --json build/bench/routing.json
 
+bench-disk-tier: $(INSTALLED) ## Measure reads through the disk tier, of a store that takes 20 ms longer; build/bench/disk_tier.json
+	@$(PYTHON_IN_VENV) -m benchmarks.disk_tier --latency-ms 20 --json build/bench/disk_tier.json
+
 bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the number of intervals; build/bench/driver.json
 	@$(PYTHON_IN_VENV) -m benchmarks.driver --json build/bench/driver.json
 

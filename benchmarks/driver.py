@@ -55,6 +55,7 @@ from millpond.executor.superstep.plan import InputPosition, IntervalPlan, Supers
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
 from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -104,7 +105,7 @@ class Driver:
             store, self._topology, clock=self._clock, rng=self._rng, upkeep=upkeep
         )
         self._slots = Slots(min(SLOTS, intervals))
-        self._setting = WorkerSetting.of(store, self._topology.computations, _CACHE_BYTES)
+        self._setting = WorkerSetting.of(store, self._topology.computations, _CACHE_BYTES, DiskOptions())
         self._intervals = intervals
 
     def open(self) -> None:

@@ -47,7 +47,7 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Rng, TableVersion
+from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, TableVersion
 
 __all__ = ["LocalEngine", "Prepared"]
 
@@ -85,6 +85,7 @@ class LocalEngine:
 
     Args:
         store: the open store.
+        objects: where row files are read and written: the store's, or a disk tier before them.
         coordinator: plans and commits supersteps; already open.
         rng: the source of file names.
         cache_bytes: soft-state budget of all intervals, in bytes.
@@ -97,6 +98,7 @@ class LocalEngine:
     def __init__(
         self,
         store: Store,
+        objects: Objects,
         coordinator: Coordinator,
         rng: Rng,
         *,
@@ -106,6 +108,7 @@ class LocalEngine:
         checkpoint_after_ms: float = CHECKPOINT_AFTER_MS,
     ) -> None:
         self._store = store
+        self._objects = objects
         self._coordinator = coordinator
         self._rng = rng
         self._clock = clock
@@ -342,7 +345,7 @@ class LocalEngine:
 
     def _productions_in(self, source: ProductionSource) -> pa.Table:
         kept = self._produced.get(source.path)
-        return read_productions(self._store.objects, [source]) if kept is None else kept
+        return read_productions(self._objects, [source]) if kept is None else kept
 
     def _deliveries(
         self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
@@ -365,7 +368,7 @@ class LocalEngine:
             self._workers[interval] = IntervalWorker(
                 self._coordinator.topology.computations[interval.computation],
                 interval,
-                self._store.objects,
+                self._objects,
                 row_format=self._store.row_format,
                 memory=self._memory,
                 stopwatch=self._clock.monotonic_us,

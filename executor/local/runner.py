@@ -56,6 +56,10 @@ class LocalRunner:
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own.
         cache_mib: soft-state budget of a process, for all its intervals, in MiB.
+        disk_mib: how much of the machine's disk may keep row files of an object store, for all processes, in MiB; 0
+            for none. ``None`` takes 8 GiB, or a tenth of what is free, and nothing for a store in a local folder.
+        disk_folder: where; ``None`` takes ``millpond-UID`` in the system's temporary folder. No other user may write
+            to it.
         intake_records_max: how many injected records may wait before `LocalRun.inject` waits.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
@@ -95,6 +99,8 @@ class LocalRunner:
         durability: Durability | None = None,
         intervals: int = 1,
         cache_mib: int = 512,
+        disk_mib: int | None = None,
+        disk_folder: str | Path | None = None,
         intake_records_max: int = 100_000,
         pause_timeout_ms: float = 300_000,
         on_held: OnHeld = "take",
@@ -121,6 +127,8 @@ class LocalRunner:
             durability=durability,
             intervals=intervals,
             cache_mib=cache_mib,
+            disk_mib=disk_mib,
+            disk_folder=disk_folder,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
             accept_ended=accept_ended,
@@ -221,6 +229,7 @@ class LocalRunner:
         )
         engine = LocalEngine(
             store,
+            options.disk.tier_of(store.objects, options.clock),
             coordinator,
             coordinator.names,
             cache_bytes=options.cache_bytes,

@@ -23,6 +23,7 @@ from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.gc_pause import collector_paused
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Durability, Superstep, WallTimeMicros
 
@@ -88,6 +89,7 @@ class WorkerSetting:
         code: the pickled computations by name.
         code_digest: a hash of ``code``; a worker process that has loaded it does not unpickle it again.
         cache_bytes: soft-state budget of a worker process, in bytes.
+        disk: whether row files are kept on the machine's disk.
     """
 
     url: str
@@ -96,9 +98,16 @@ class WorkerSetting:
     code: bytes
     code_digest: str
     cache_bytes: int
+    disk: DiskOptions = field(default_factory=DiskOptions)
 
     @classmethod
-    def of(cls, store: Store, computations: Mapping[str, ComputationNode], cache_bytes: int) -> Self:
+    def of(
+        cls,
+        store: Store,
+        computations: Mapping[str, ComputationNode],
+        cache_bytes: int,
+        disk: DiskOptions,
+    ) -> Self:
         """
         The setting of a pipeline's tasks.
 
@@ -106,6 +115,7 @@ class WorkerSetting:
             store: the open store.
             computations: the pipeline's, by name.
             cache_bytes: soft-state budget of a worker process, in bytes.
+            disk: whether row files are kept on the machine's disk.
         """
         code = cloudpickle.dumps(dict(computations))
         return cls(
@@ -115,14 +125,15 @@ class WorkerSetting:
             code=code,
             code_digest=hashlib.sha256(code).hexdigest(),
             cache_bytes=cache_bytes,
+            disk=disk,
         )
 
     @property
-    def name(self) -> tuple[str, Durability, str]:
+    def name(self) -> tuple[str, ...]:
         """
         What tells it from other settings.
         """
-        return self.url, self.durability, self.code_digest
+        return self.url, self.durability, self.code_digest, str(self.cache_bytes), str(self.disk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

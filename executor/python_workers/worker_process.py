@@ -36,7 +36,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
-from millpond.statestore.system import SystemRng, thread_time_us
+from millpond.statestore.system import SystemClock, SystemRng, thread_time_us
 
 __all__ = ["WorkerProcess"]
 
@@ -73,9 +73,9 @@ class WorkerProcess:
         self.setting: WorkerSetting = setting
         self.name: str = f"{platform.node()}/{os.getpid()}"
         self.nodes: Mapping[str, ComputationNode] = _loaded(setting.code)
-        self._objects = MeteredObjects(
-            open_objects(setting.url, setting.storage_options, durability=setting.durability)
-        )
+        store = open_objects(setting.url, setting.storage_options, durability=setting.durability)
+        self._metered = MeteredObjects(store)
+        self._objects = setting.disk.tier_of(store, SystemClock(), below=self._metered)
         self._kept: dict[Interval, _Kept] = {}
         self._keeping = threading.Lock()
         self._memory = MemoryBudget(setting.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
@@ -131,9 +131,9 @@ class WorkerProcess:
     @property
     def read_bytes(self) -> int:
         """
-        How much this thread has read of row files.
+        How much this thread has read of row files in the store; what the disk tier had is not counted.
         """
-        return self._objects.read_bytes
+        return self._metered.read_bytes
 
     def undelivered(self, plan: TaskPlan) -> UndeliveredProductions:
         """

@@ -18,6 +18,7 @@ from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
@@ -44,6 +45,9 @@ class RunnerOptions:
         intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
             that to the runner.
         cache_mib: soft-state budget of a process, for all its intervals, in MiB.
+        disk_mib: budget of a machine's disk for row files of an object store, in MiB; 0 for none, ``None`` for the
+            default of `DiskOptions`.
+        disk_folder: where on the disk; ``None`` for the default of `DiskOptions`.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
         accept_ended: take records of a stream that an earlier run has ended, as late ones.
@@ -65,6 +69,8 @@ class RunnerOptions:
     durability: Durability | None = None
     intervals: int | None = None
     cache_mib: int = 512
+    disk_mib: int | None = None
+    disk_folder: str | Path | None = None
     pause_timeout_ms: float = 300_000
     on_held: OnHeld = "take"
     accept_ended: bool = False
@@ -82,6 +88,13 @@ class RunnerOptions:
         if self.intervals is not None:
             check_at_least("intervals", self.intervals, 1)
         check_at_least("cache_mib", self.cache_mib, 0)
+        if self.disk_mib is not None:
+            check_at_least("disk_mib", self.disk_mib, 0)
+        if self.disk_folder is not None and not Path(self.disk_folder).is_absolute():
+            raise InvalidError(
+                "disk_folder is an absolute path: each machine has its own working folder",
+                disk_folder=self.disk_folder,
+            )
         check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
         if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
             raise InvalidError(
@@ -104,6 +117,16 @@ class RunnerOptions:
         Soft-state budget of one interval, in bytes.
         """
         return self.cache_mib * _MIB
+
+    @property
+    def disk(self) -> DiskOptions:
+        """
+        Whether row files are kept on the machine's disk.
+        """
+        return DiskOptions(
+            budget_bytes=None if self.disk_mib is None else self.disk_mib * _MIB,
+            folder=None if self.disk_folder is None else str(self.disk_folder),
+        )
 
     def open_run(self, start: Callable[[Store, Callable[[], None]], _Run]) -> _Run:
         """

@@ -47,6 +47,7 @@ from millpond.executor.superstep.delivery import ProductionSource, keys_of, read
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng
 
@@ -82,6 +83,7 @@ class SparkEngine:
         coordinator: plans and commits supersteps; already open.
         intervals: into how many intervals a computation is divided, if it does not say.
         cache_bytes: soft-state budget of a worker process, in bytes.
+        disk: whether row files are kept on the workers' disks.
         rng: makes the secret by which the run's tasks know each other.
     """
 
@@ -93,6 +95,7 @@ class SparkEngine:
         *,
         intervals: int,
         cache_bytes: int,
+        disk: DiskOptions,
         rng: Rng,
     ) -> None:
         # A session of our own: its settings must not affect the user's queries.
@@ -109,7 +112,7 @@ class SparkEngine:
         # Between tasks weak productions travel in their producers' files.
         topology = coordinator.topology
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
-        self._setting = WorkerSetting.of(store, coordinator.topology.computations, cache_bytes)
+        self._setting = WorkerSetting.of(store, coordinator.topology.computations, cache_bytes, disk)
         self._secret = rng.token() if has_abstract_addresses() else None
 
     def consume(

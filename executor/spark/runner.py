@@ -57,6 +57,8 @@ class SparkRunnerOptions(TypedDict, total=False):
     durability: Durability | None
     intervals: int | None
     cache_mib: int
+    disk_mib: int | None
+    disk_folder: str | Path | None
     on_held: OnHeld
     accept_ended: bool
     pause_timeout_ms: float
@@ -84,6 +86,10 @@ class SparkRunner:
         intervals: into how many key intervals a computation is divided at its first input, unless
             it has a number of its own; ``None`` takes Spark's default parallelism.
         cache_mib: soft-state budget of a worker process, for all its intervals, in MiB.
+        disk_mib: how much of each machine's disk may keep row files of an object store, for all its workers, in MiB;
+            0 for none. ``None`` takes 8 GiB, or a tenth of what is free, and nothing for a store in a local folder.
+        disk_folder: where, on each machine; ``None`` takes ``millpond-UID`` in its temporary folder. No other user may
+            write to it.
         tick_ms: how long the input must be silent before undelivered work runs without it.
         on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
@@ -122,6 +128,8 @@ class SparkRunner:
         durability: Durability | None = None,
         intervals: int | None = None,
         cache_mib: int = 512,
+        disk_mib: int | None = None,
+        disk_folder: str | Path | None = None,
         tick_ms: float = 250,
         on_held: OnHeld = "take",
         pause_timeout_ms: float = 300_000,
@@ -142,6 +150,8 @@ class SparkRunner:
             durability=durability,
             intervals=intervals,
             cache_mib=cache_mib,
+            disk_mib=disk_mib,
+            disk_folder=disk_folder,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
             accept_ended=accept_ended,
@@ -284,6 +294,7 @@ class SparkRunner:
                 coordinator,
                 intervals=intervals,
                 cache_bytes=options.cache_bytes,
+                disk=options.disk,
                 rng=options.rng,
             ),
             coordinator,

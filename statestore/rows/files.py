@@ -10,7 +10,6 @@ checksums that they have.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ import pyarrow.compute as pc
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
+from millpond.statestore.objects.copies import forget_copy
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.objects.ranges import read_ranges
+from millpond.statestore.objects.written_once import is_written_once
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
@@ -80,8 +81,6 @@ _BLOCKS_AT_ONCE: Final = 256
 
 _GAP_BYTES: Final = 1 << 14
 """Parts of a file that are nearer to each other are read at once."""
-
-_OWN_NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
 @quickly_pickled
@@ -249,7 +248,7 @@ def read_row_files(
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval)
-    tables = [_read_row_file(objects, path, needed, selection, in_parts=path in large) for path in paths]
+    tables = [_read_nearest(objects, path, needed, selection, in_parts=path in large) for path in paths]
     found = [table for table in tables if table.num_rows]
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
@@ -260,7 +259,21 @@ def sealed_name(path: str) -> str | None:
     """
     The name under which one of our row files must be sealed; ``None`` for another writer's file.
     """
-    return file_name_of(path) if _OWN_NAME.search(path) else None
+    return file_name_of(path) if is_written_once(path) else None
+
+
+def _read_nearest(
+    objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
+) -> pa.Table:
+    """
+    As `_read_row_file`; where a copy of the file is wrong, once more from the store, which may have been repaired.
+    """
+    try:
+        return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
+    except DataError:
+        if not forget_copy(objects, path):
+            raise
+    return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
 
 
 def _read_row_file(

@@ -1,5 +1,5 @@
 """
-The promises of every object store: one suite for memory, disk and S3.
+The promises of every object store: one suite for memory, disk, S3, and the disk tier before a store.
 
 S3 is moto on the loopback interface, accessed through the production client.
 """
@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
+from millpond.statestore.objects.disk_folder import DiskFolder
+from millpond.statestore.objects.disk_tier import DiskTier
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
-from millpond.statestore.system import SystemRng
+from millpond.statestore.system import SystemClock, SystemRng
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,19 +28,21 @@ if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
 WRITERS = 8
+ROW_FILE = f"0000000001-{'0a' * 16}.parquet"
 
 PATHS = st.sampled_from(["a", "a/b", "log/1", "log/10", "log/2", "logs/1", "é ü/f", "c=a%20b/f"])
 CALLS = st.lists(
     st.tuples(
         st.sampled_from(["create", "unsynced", "put", "get", "list", "delete", "sync"]),
         PATHS,
+        st.sampled_from(["object", ROW_FILE]),
         st.binary(max_size=4),
     ),
     max_size=12,
 )
 
 
-@pytest.fixture(params=["memory", "local", "unsynced", "s3"])
+@pytest.fixture(params=["memory", "local", "unsynced", "s3", "disk tier", "disk tier of s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     """
     An empty store of each kind.
@@ -49,27 +53,32 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
         return open_objects(str(tmp_path / "pond"))
     if request.param == "unsynced":
         return open_objects(str(tmp_path / "pond"), durability="os_cache")
+    folder, clock = DiskFolder(tmp_path / "disk", 1 << 30, SystemClock()), SystemClock()
+    if request.param == "disk tier":
+        return DiskTier(MemoryObjects(), folder, clock)
     bucket: str = request.getfixturevalue("s3_bucket")
     options: dict[str, str] = request.getfixturevalue("s3_server").options
-    return open_objects(f"{bucket}/pond/rows", options)
+    s3 = open_objects(f"{bucket}/pond/rows", options)
+    return s3 if request.param == "s3" else DiskTier(s3, folder, clock)
 
 
 class TestRules:
-    def test_parts_are_cut_out_of_the_whole(self, objects: Objects) -> None:
+    @pytest.mark.parametrize("path", ["a/b", f"a/{ROW_FILE}"])
+    def test_parts_are_cut_out_of_the_whole(self, objects: Objects, path: str) -> None:
         """
         Parts of an object and its end are what the whole has there, and nothing where it ends before.
         """
         data = bytes(range(200))
-        objects.put_if_absent("a/b", data)
+        objects.put_if_absent(path, data)
 
-        parts = read_ranges(objects, "a/b", [ByteRange(150, 160), ByteRange(0, 3), ByteRange(190, 200)])
+        parts = read_ranges(objects, path, [ByteRange(150, 160), ByteRange(0, 3), ByteRange(190, 200)])
         assert parts == [data[150:160], data[:3], data[190:]]
-        assert read_tail(objects, "a/b", 20) == Tail(data[180:], 200)
-        assert read_tail(objects, "a/b", 500) == Tail(data, 200)
+        assert read_tail(objects, path, 20) == Tail(data[180:], 200)
+        assert read_tail(objects, path, 500) == Tail(data, 200)
         with pytest.raises(ObjectMissingError):
-            read_ranges(objects, "a/none", [ByteRange(0, 1)])
+            read_ranges(objects, f"b/{path}", [ByteRange(0, 1)])
         with pytest.raises(ObjectMissingError):
-            read_tail(objects, "a/none", 1)
+            read_tail(objects, f"b/{path}", 1)
 
     def test_what_was_put_is_got(self, objects: Objects) -> None:
         """
@@ -160,15 +169,15 @@ class TestRules:
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(calls=CALLS)
-    def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, bytes]]) -> None:
+    def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, str, bytes]]) -> None:
         """
         Any sequence of calls gives the answers of a dictionary of paths.
         """
         root = SystemRng().token()
         model: dict[str, bytes] = {}
-        for operation, name, data in calls:
+        for operation, name, file, data in calls:
             # On a disk a name is a file or a folder, not both.
-            path = f"{root}/{name}/object"
+            path = f"{root}/{name}/{file}"
             assert _call(objects, operation, path, data, root) == _expected(model, operation, path, data)
 
 

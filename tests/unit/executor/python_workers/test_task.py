@@ -35,6 +35,7 @@ from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
 from millpond.testing.fixtures.interval_run import live_file
@@ -112,7 +113,7 @@ def plan(
     )
 
 
-def setting(folder: Path) -> WorkerSetting:
+def setting(folder: Path, disk: DiskOptions | None = None) -> WorkerSetting:
     return WorkerSetting(
         url=str(folder),
         storage_options={},
@@ -120,6 +121,7 @@ def setting(folder: Path) -> WorkerSetting:
         code=code(),
         code_digest=str(folder),
         cache_bytes=1 << 20,
+        disk=disk or DiskOptions(),
     )
 
 
@@ -160,6 +162,23 @@ def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
         ("first", "the key is null")
     ]
     assert [report.inputs[0].records for report in (low, high)] == [2, 1]
+
+
+def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
+    """
+    What a worker reads counts as read while it comes from the store, and not when the machine's disk has it.
+    """
+    made = run(plan(tmp_path / "pond", 1, [LOW]), 0, [batch((0, "a", 1))])
+    file = made.manifests[0].file
+    assert file is not None
+    source = ProductionSource(path=file.path, superstep=Superstep(1), streams=frozenset({"mid"}))
+    on_disk = setting(tmp_path / "pond", DiskOptions(folder=str(tmp_path / "disk")))
+
+    first, second = WorkerProcess(on_disk), WorkerProcess(on_disk)
+
+    assert first.productions(source).equals(second.productions(source))
+    assert (first.read_bytes, second.read_bytes) == (file.size_bytes, 0)
+    assert on_disk.name != setting(tmp_path / "pond").name
 
 
 def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> None:

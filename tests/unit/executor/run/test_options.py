@@ -15,6 +15,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -24,6 +25,8 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
     [
         ("intervals", 0),
         ("cache_mib", -1),
+        ("disk_mib", -1),
+        ("disk_folder", "millpond"),
         ("pause_timeout_ms", -1),
         ("on_held", "steal"),
         ("durability", "tape"),
@@ -60,6 +63,17 @@ def test_intervals_may_be_left_to_the_runner() -> None:
     """
     assert RunnerOptions(store="nowhere").intervals is None
     assert RunnerOptions(store="nowhere", cache_mib=2).cache_bytes == 2 * 2**20
+
+
+def test_the_disk_is_asked_for_in_mib(tmp_path: Path) -> None:
+    """
+    Without a number each machine takes the default; 0 is none.
+    """
+    assert RunnerOptions(store="nowhere").disk == DiskOptions()
+    assert RunnerOptions(store="nowhere", disk_mib=0).disk == DiskOptions(budget_bytes=0)
+    assert RunnerOptions(store="nowhere", disk_mib=3, disk_folder=tmp_path).disk == DiskOptions(
+        budget_bytes=3 << 20, folder=str(tmp_path)
+    )
 
 
 def test_a_store_of_the_caller_stays_open() -> None:

@@ -1,0 +1,279 @@
+"""
+The disk tier: an object store whose row files are kept on the machine's disk, part by part, as they are read.
+
+It promises what the store below it promises: what it gives is what that store gave once, of objects that never change.
+A part that is not on the disk, or is not what it was, is read from the store. The disk never fails a call: while it is
+full or broken, all is read from the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, TypeAlias, TypeVar
+
+from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy, chunks_of, runs_of
+from millpond.statestore.objects.disk_folder import ADMITTED_BYTES_MAX, DiskFolder
+from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
+from millpond.statestore.objects.written_once import is_written_once
+from millpond.statestore.types import Clock, Objects
+
+__all__ = ["DiskTier"]
+
+_LOG = logging.getLogger("millpond")
+_Result = TypeVar("_Result")
+_Parts: TypeAlias = list[bytes]
+
+_REST_US: Final = 60_000_000
+"""How long the disk is left alone after it failed."""
+
+
+class DiskTier:
+    """
+    `Objects` that keeps what is read and written of row files in a folder of the local disk.
+
+    Args:
+        objects: the store below.
+        folder: where copies are kept, within a budget.
+        clock: the source of time.
+
+    Example:
+        >>> from millpond.statestore.objects.memory import MemoryObjects
+        >>> from millpond.statestore.system import SystemClock
+        >>> clock = SystemClock()
+        >>> tier = DiskTier(MemoryObjects("m"), DiskFolder("/tmp/copies", 1 << 30, clock), clock)
+        >>> (tier.url, tier.damaged)
+        ('memory://m', 0)
+    """
+
+    def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._clock = clock
+        self._resumes_us: int | None = None
+        self._has_warned = False
+        self._damaged = 0
+
+    @property
+    def url(self) -> str:
+        """
+        The root's URL.
+        """
+        return self._objects.url
+
+    @property
+    def damaged(self) -> int:
+        """
+        How many parts on the disk were not what they were, and were read from the store again.
+        """
+        return self._damaged
+
+    def get(self, path: str) -> bytes:
+        """
+        The object's bytes.
+
+        Raises:
+            ObjectMissingError: there is no such object, here or in the store.
+        """
+        if not self._is_kept(path):
+            return self._objects.get(path)
+        with self._opened(path) as copy:
+            parts = None if copy is None else self._parts(path, copy, [ByteRange(0, copy.size_bytes)])
+        if parts is not None:
+            return parts[0]
+        data = self._objects.get(path)
+        self._keep_whole(path, data)
+        return data
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> _Parts:
+        """
+        Parts of the object.
+
+        Raises:
+            ObjectMissingError: there is no such object, here or in the store.
+        """
+        if not self._is_kept(path):
+            return read_ranges(self._objects, path, ranges)
+        with self._opened(path) as copy:
+            parts = None if copy is None else self._parts(path, copy, ranges)
+        if parts is not None:
+            return parts
+        with self._begun(path, read_tail(self._objects, path, 1).size_bytes) as copy:
+            parts = None if copy is None else self._parts(path, copy, ranges)
+        return read_ranges(self._objects, path, ranges) if parts is None else parts
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        """
+        The last bytes of the object.
+
+        Raises:
+            ObjectMissingError: there is no such object, here or in the store.
+        """
+        if not self._is_kept(path):
+            return read_tail(self._objects, path, size_bytes)
+        with self._opened(path) as copy:
+            if copy is not None:
+                end = copy.size_bytes
+                parts = self._parts(path, copy, [ByteRange(max(0, end - size_bytes), end)])
+                if parts is not None:
+                    return Tail(parts[0], end)
+        # So much more that the chunk in which it begins is whole.
+        tail = read_tail(self._objects, path, size_bytes + CHUNK_BYTES - 1)
+        begin = tail.size_bytes - len(tail.data)
+        first = -(-begin // CHUNK_BYTES)
+        with self._begun(path, tail.size_bytes) as copy:
+            if copy is not None:
+                self._keep(copy, first, tail.data[first * CHUNK_BYTES - begin :])
+        return Tail(tail.data[max(0, len(tail.data) - size_bytes) :], tail.size_bytes)
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """
+        Create the object, whole or not at all, and keep it.
+        """
+        self._objects.put_if_absent(path, data)
+        self._keep_whole(path, data)
+
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        """
+        Create the object, which a power cut may take back until the next `sync`, and keep it.
+        """
+        self._objects.put_unsynced(path, data)
+        self._keep_whole(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """
+        Create or replace the object.
+        """
+        self._objects.put(path, data)
+        self.forget(path)
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        """
+        Let what was put survive a power cut, in the store.
+        """
+        self._objects.sync(paths)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        """
+        All paths of the store under a prefix, sorted.
+        """
+        return self._objects.list(prefix, start_after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Delete the objects and their copies; missing ones are ignored.
+        """
+        wanted = [*paths]
+        self._objects.delete(wanted)
+        for path in wanted:
+            self.forget(path)
+
+    def forget(self, path: str) -> bool:
+        """
+        Remove the copy of an object, so that it is next read from the store.
+
+        Returns:
+            Whether there was one.
+        """
+        return is_written_once(path) and bool(self._try(lambda: self._folder.remove(self._name(path))))
+
+    # -- what is on the disk ---------------------------------------------------------------
+
+    def _is_kept(self, path: str) -> bool:
+        resumes_us = self._resumes_us
+        is_resting = resumes_us is not None and self._clock.monotonic_us() < resumes_us
+        return is_written_once(path) and not is_resting
+
+    def _name(self, path: str) -> bytes:
+        return hashlib.sha256(f"{self._objects.url}\0{path}".encode()).digest()
+
+    def _opened(self, path: str) -> AbstractContextManager[DiskCopy | None, None]:
+        return self._try(lambda: self._folder.open(self._name(path))) or nullcontext()
+
+    def _begun(self, path: str, size_bytes: int) -> AbstractContextManager[DiskCopy | None, None]:
+        return self._try(lambda: self._folder.create(self._name(path), size_bytes)) or nullcontext()
+
+    def _parts(self, path: str, copy: DiskCopy, ranges: Sequence[ByteRange]) -> _Parts | None:
+        """
+        Parts of an object, read from the disk as far as they are there; ``None`` if the store's object is another one.
+        """
+        cut = [ByteRange(part.start, min(part.end, copy.size_bytes)) for part in ranges]
+        wanted = sorted({chunk for part in cut if part.start < part.end for chunk in chunks_of(part)})
+        found = self._try(lambda: copy.read(wanted)) or {}
+        self._note_damage(copy)
+        runs = runs_of(chunk for chunk in wanted if chunk not in found)
+        if runs:
+            asked = [copy.part_of(run) for run in runs]
+            fetched = read_ranges(self._objects, path, asked)
+            if [len(data) for data in fetched] != [part.end - part.start for part in asked]:
+                self.forget(path)
+                return None
+            for run, data in zip(runs, fetched, strict=True):
+                found |= {chunk: _piece(data, chunk - run.start) for chunk in run}
+            if sum(map(len, fetched)) <= self._folder.large_bytes:
+                for run, data in zip(runs, fetched, strict=True):
+                    self._keep(copy, run.start, data)
+        self._try(lambda: self._folder.note_use(copy, is_written=bool(runs)))
+        return [_joined(found, part) for part in cut]
+
+    def _keep_whole(self, path: str, data: bytes) -> None:
+        if self._is_kept(path) and len(data) <= self._folder.large_bytes:
+            with self._begun(path, len(data)) as copy:
+                if copy is not None:
+                    self._keep(copy, 0, data)
+
+    def _keep(self, copy: DiskCopy, first: int, data: bytes) -> None:
+        """
+        Write adjacent chunks to the disk, as far as the budget admits it.
+        """
+
+        def write() -> None:
+            view = memoryview(data)
+            for start in range(0, len(view), ADMITTED_BYTES_MAX):
+                piece = view[start : start + ADMITTED_BYTES_MAX]
+                if not self._folder.admits(len(piece)):
+                    return
+                copy.write(first + start // CHUNK_BYTES, piece)
+            self._folder.note_use(copy, is_written=True)
+
+        self._try(write)
+
+    def _note_damage(self, copy: DiskCopy) -> None:
+        if copy.damaged:
+            self._damaged += copy.damaged
+            _LOG.info(
+                "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
+            )
+
+    def _try(self, action: Callable[[], _Result]) -> _Result | None:
+        """
+        Do something with the disk; after a failure, tell of the first one and leave the disk alone for a while.
+        """
+        try:
+            return action()
+        except OSError as error:
+            self._resumes_us = self._clock.monotonic_us() + _REST_US
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            self._has_warned = True
+            _LOG.log(
+                level,
+                "the disk tier in %s is not used for a minute, and row files are read from the store: %s",
+                self._folder.path,
+                error,
+            )
+            return None
+
+
+def _piece(data: bytes, number: int) -> bytes:
+    return data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+
+
+def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
+    if part.start >= part.end:
+        return b""
+    chunks = chunks_of(part)
+    begin = part.start - chunks.start * CHUNK_BYTES
+    whole = found[chunks.start] if len(chunks) == 1 else b"".join(map(found.__getitem__, chunks))
+    return whole[begin : begin + part.end - part.start]

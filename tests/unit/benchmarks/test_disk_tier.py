@@ -1,0 +1,23 @@
+"""
+The benchmark of the disk tier, on little.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.disk_tier import measure
+from millpond.statestore.rows import files
+
+
+def test_a_filled_tier_reads_nothing_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    An empty one reads what it keeps, which is more than the pages that are wanted.
+    """
+    # The benchmark replaces it.
+    monkeypatch.setattr(files, "PAGE_INDEXES", files.PAGE_INDEXES)
+    result = measure(keys=12_000, touched=50, latency_ms=0.0, swept=10)
+
+    assert result["full_tier"]["store_mib"] == 0
+    assert 0 < result["store"]["store_mib"] < result["empty_tier"]["store_mib"]
+    assert result["sweep"]["files"] == 10

@@ -1,0 +1,88 @@
+"""
+The local runner with a disk tier: rows that memory does not hold are read of the store once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.written_once import is_written_once
+from millpond.statestore.store import Store
+from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
+
+KEYS = 50
+
+
+class RowFileMeter(MeteredObjects):
+    """
+    A store that counts what is read of its row files.
+    """
+
+    row_bytes = 0
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        self.row_bytes += len(data) if is_written_once(path) else 0
+        return data
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        parts = super().read_ranges(path, ranges)
+        self.row_bytes += sum(map(len, parts))
+        return parts
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        tail = super().read_tail(path, size_bytes)
+        self.row_bytes += len(tail.data)
+        return tail
+
+
+class Machine:
+    """
+    A machine that runs the pipeline with a disk and next to no memory.
+    """
+
+    def __init__(self, objects: RowFileMeter, registry: MemoryRegistry, folder: Path, disk_mib: int) -> None:
+        self.objects = objects
+        self.store = Store.in_memory(objects=objects, registry=registry)
+        runner = LocalRunner(
+            self.store, cache_mib=0, disk_mib=disk_mib, disk_folder=folder, upkeep=None, progress=False
+        )
+        self.run: LocalRun = runner.start(ledger_pipeline(), stepping=True)
+
+    def touch(self, first: int) -> int:
+        """
+        Bring a record to each key.
+
+        Returns:
+            How much was read of row files in the store for it.
+        """
+        before = self.objects.row_bytes
+        self.run.inject(ROWS, numbered(range(first, first + KEYS), keys=KEYS))
+        self.run.run_until_quiet()
+        return self.objects.row_bytes - before
+
+
+@pytest.mark.parametrize("disk_mib", [0, 64])
+def test_evicted_rows_are_read_of_the_store_once(tmp_path: Path, disk_mib: int) -> None:
+    """
+    With a disk a machine reads nothing that it wrote, and what another one wrote once; without one, each time.
+    """
+    objects, registry = RowFileMeter(MemoryObjects()), MemoryRegistry()
+    former = Machine(objects, registry, tmp_path / "former", disk_mib)
+    read = [former.touch(0), former.touch(KEYS)]
+    former.run.abandon()
+    successor = Machine(objects, registry, tmp_path / "successor", disk_mib)
+    read += [successor.touch(number * KEYS) for number in range(2, 5)]
+    successor.run.stop()
+
+    assert [count > 0 for count in read] == [False, not disk_mib, True, not disk_mib, not disk_mib]
+    assert ledger_of(successor.store) == written(numbered(range(5 * KEYS), keys=KEYS))

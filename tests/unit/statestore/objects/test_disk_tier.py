@@ -1,0 +1,580 @@
+"""
+Facts of the disk tier: it gives what the store has, whatever happens to the disk, and reads the store once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.objects import disk_copy
+from millpond.statestore.objects.copies import forget_copy
+from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy
+from millpond.statestore.objects.disk_folder import DiskFolder
+from millpond.statestore.objects.disk_tier import DiskTier
+from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.system import SystemClock
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+PATH = f"computation=c/0000000001-{'0a' * 16}.parquet"
+OTHER = f"computation=c/0000000002-{'0b' * 16}.parquet"
+BUDGET_BYTES = 1 << 30
+PROCESSES = 4
+
+
+def data_of(size_bytes: int, seed: int = 1) -> bytes:
+    """
+    Bytes that are alike nowhere.
+    """
+    rng = SeededRng(seed)
+    return b"".join(bytes.fromhex(rng.token()) for _ in range(-(-size_bytes // 16)))[:size_bytes]
+
+
+DATA = data_of(5 * CHUNK_BYTES + 1_234)
+PARTS = st.lists(
+    st.tuples(st.integers(0, len(DATA)), st.integers(0, len(DATA))).map(
+        lambda pair: ByteRange(min(pair), max(pair))
+    ),
+    max_size=5,
+)
+
+
+class WatchedObjects(MeteredObjects):
+    """
+    A store in memory that says what it was asked for.
+    """
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(objects)
+        self.below = objects
+        self.calls: list[str] = []
+        self.asked: list[ByteRange] = []
+
+    def get(self, path: str) -> bytes:
+        self.calls.append("get")
+        return super().get(path)
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        self.calls.append("ranges")
+        self.asked = [*ranges]
+        return super().read_ranges(path, ranges)
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        self.calls.append("tail")
+        return super().read_tail(path, size_bytes)
+
+
+@pytest.fixture
+def store() -> WatchedObjects:
+    """
+    A store that has one row file.
+    """
+    objects = MemoryObjects()
+    objects.put(PATH, DATA)
+    return WatchedObjects(objects)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """
+    A folder that is not there yet.
+    """
+    return tmp_path / "disk"
+
+
+def tier_of(
+    store: WatchedObjects | MemoryObjects, folder: Path, budget_bytes: int = BUDGET_BYTES
+) -> DiskTier:
+    clock = ManualClock()
+    return DiskTier(store, DiskFolder(folder, budget_bytes, clock), clock)
+
+
+def copies(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*"))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class TestReading:
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(calls=st.lists(st.tuples(st.sampled_from(["ranges", "tail", "get"]), PARTS), max_size=6))
+    def test_it_gives_what_the_store_has(
+        self, store: WatchedObjects, folder: Path, calls: list[tuple[str, list[ByteRange]]]
+    ) -> None:
+        """
+        Any parts, ends and wholes, in any order, are those of the object.
+        """
+        tier = tier_of(store, folder)
+        for kind, parts in calls:
+            if kind == "get":
+                assert tier.get(PATH) == DATA
+            elif kind == "ranges":
+                assert tier.read_ranges(PATH, parts) == [DATA[part.start : part.end] for part in parts]
+            else:
+                for part in parts:
+                    assert tier.read_tail(PATH, part.end + 1) == Tail(DATA[-part.end - 1 :], len(DATA))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def test_what_was_read_is_not_asked_for_again(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        A second reader of the same parts, with another instance, asks the store for nothing.
+        """
+        parts = [ByteRange(10, 20), ByteRange(3 * CHUNK_BYTES - 1, 3 * CHUNK_BYTES + 1)]
+        first = (tier_of(store, folder).read_ranges(PATH, parts), tier_of(store, folder).read_tail(PATH, 9))
+        store.calls.clear()
+
+        assert (
+            tier_of(store, folder).read_ranges(PATH, parts),
+            tier_of(store, folder).read_tail(PATH, 9),
+        ) == first
+        assert store.calls == []
+
+    def test_only_missing_chunks_are_asked_for_and_adjacent_ones_at_once(
+        self, store: WatchedObjects, folder: Path
+    ) -> None:
+        """
+        All that is missing for a call is one request, of whole chunks, in which neighbours are one range.
+        """
+        tier = tier_of(store, folder)
+        tier.read_ranges(PATH, [ByteRange(2 * CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 6)])
+        store.calls.clear()
+
+        tier.read_ranges(PATH, [ByteRange(len(DATA) - 1, len(DATA)), ByteRange(5, 4 * CHUNK_BYTES)])
+
+        assert store.calls == ["ranges"]
+        assert store.asked == [
+            ByteRange(0, 2 * CHUNK_BYTES),
+            ByteRange(3 * CHUNK_BYTES, 4 * CHUNK_BYTES),
+            ByteRange(5 * CHUNK_BYTES, len(DATA)),
+        ]
+
+    def test_a_tail_is_one_request_and_says_the_length(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        The end of an unknown object is asked for once, and what follows it needs no look at its length.
+        """
+        tier = tier_of(store, folder)
+
+        assert tier.read_tail(PATH, CHUNK_BYTES) == Tail(DATA[-CHUNK_BYTES:], len(DATA))
+        assert tier.read_tail(PATH, CHUNK_BYTES) == Tail(DATA[-CHUNK_BYTES:], len(DATA))
+        tier.read_ranges(PATH, [ByteRange(0, 1)])
+
+        assert store.calls == ["tail", "ranges"]
+
+    def test_a_whole_object_is_kept(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        After an object was read whole, no part of it is asked for.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+
+        assert tier.read_ranges(PATH, [ByteRange(7, len(DATA) + 9)]) == [DATA[7:]]
+        assert tier.get(PATH) == DATA
+        assert store.calls == ["get"]
+
+    @pytest.mark.parametrize(
+        "size_bytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]
+    )
+    def test_any_length_is_kept(self, store: WatchedObjects, folder: Path, size_bytes: int) -> None:
+        """
+        Objects that end at a chunk, shortly before and after, or that are empty, are read back from the disk.
+        """
+        tier, data = tier_of(store, folder), data_of(size_bytes)
+        tier.put_if_absent(OTHER, data)
+
+        assert tier.get(OTHER) == data
+        assert tier.read_tail(OTHER, 10) == Tail(data[-10:], size_bytes)
+        assert tier.read_ranges(OTHER, [ByteRange(0, size_bytes), ByteRange(size_bytes, size_bytes + 5)]) == [
+            data,
+            b"",
+        ]
+        assert store.calls == []
+
+    def test_a_missing_object_is_missing(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        Reading an object that is neither here nor in the store raises, and keeps nothing.
+        """
+        tier = tier_of(store, folder)
+        for read in (
+            lambda: tier.get(OTHER),
+            lambda: tier.read_tail(OTHER, 1),
+            lambda: tier.read_ranges(OTHER, [ByteRange(0, 1)]),
+        ):
+            with pytest.raises(ObjectMissingError):
+                read()
+        assert copies(folder) == []
+
+    def test_an_error_of_the_store_is_the_callers(self, folder: Path) -> None:
+        """
+        A store that is unavailable raises through the tier, and the tier goes on.
+        """
+
+        class Away(MemoryObjects):
+            def get(self, path: str) -> bytes:
+                raise UnavailableError("away", path=path)
+
+        store = Away()
+        store.put(PATH, DATA)
+        tier = tier_of(store, folder)
+        with pytest.raises(UnavailableError):
+            tier.get(PATH)
+        store.put_if_absent(OTHER, b"1")
+        with pytest.raises(UnavailableError):
+            tier.read_ranges(OTHER, [ByteRange(0, 1)])
+        assert copies(folder) == []
+
+
+class TestWriting:
+    @pytest.mark.parametrize("put", [DiskTier.put_if_absent, DiskTier.put_unsynced])
+    def test_what_was_written_is_kept(self, store: WatchedObjects, folder: Path, put: object) -> None:
+        """
+        A row file that this machine wrote is read without the store, in which it is too.
+        """
+        tier = tier_of(store, folder)
+        assert callable(put)
+        put(tier, OTHER, DATA)
+
+        assert tier.get(OTHER) == DATA
+        assert store.calls == []
+        assert store.below.get(OTHER) == DATA
+
+    def test_what_the_store_refuses_is_not_kept(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        The bytes of a failed creation never stand for the object that exists.
+        """
+        tier = tier_of(store, folder)
+        with pytest.raises(ObjectExistsError):
+            tier.put_if_absent(PATH, b"others")
+
+        assert tier.get(PATH) == DATA
+
+    def test_a_deleted_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        Deleting an object deletes what the disk has of it.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        tier.delete(path for path in (PATH, "a", OTHER))
+
+        assert copies(folder) == []
+        with pytest.raises(ObjectMissingError):
+            tier.get(PATH)
+
+    def test_a_replaced_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        A plain put of a row file, as a repair makes it, is what is read next.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        tier.put(PATH, b"repaired")
+
+        assert tier.get(PATH) == b"repaired"
+
+    @pytest.mark.parametrize(
+        "path", ["_delta_log/00000000000000000001.json", "a", f"{PATH}.crc", "c/part-0.parquet"]
+    )
+    def test_only_row_files_are_kept(self, store: WatchedObjects, folder: Path, path: str) -> None:
+        """
+        The log, marks and other writers' files, which may change, pass through.
+        """
+        tier = tier_of(store, folder)
+        for data in (b"first", b"second"):
+            store.put(path, data)
+            assert (tier.get(path), tier.read_tail(path, 2)) == (data, Tail(data[-2:], len(data)))
+            assert tier.read_ranges(path, [ByteRange(0, 3)]) == [data[:3]]
+        assert not folder.exists()
+
+    def test_stores_do_not_mix(self, folder: Path) -> None:
+        """
+        Two stores with the same path each have their own object.
+        """
+        stores = [MemoryObjects(), MemoryObjects()]
+        tiers = [tier_of(store, folder) for store in stores]
+        for number, tier in enumerate(tiers):
+            tier.put_if_absent(PATH, bytes([number]))
+
+        assert [tier.get(PATH) for tier in tiers] == [b"\0", b"\1"]
+        assert len(copies(folder)) == 2
+
+    def test_copies_are_private(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        No other user may read the folder, its folders or its files.
+        """
+        tier_of(store, folder).get(PATH)
+
+        for path in (folder, *folder.rglob("*")):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+class TestDamage:
+    def test_a_flipped_bit_anywhere_is_never_read(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        Whatever bit of a copy is flipped, in header, table, gaps or data, the right bytes are read, and none is wrong after.
+        """
+        tier, data = tier_of(store, folder), DATA[: 2 * CHUNK_BYTES + 77]
+        tier.put_if_absent(OTHER, data)
+        (copy,) = copies(folder)
+        whole = copy.read_bytes()
+        places = [*range(48), *range(48, len(whole), 1_009), len(whole) - 1]
+        for place in places:
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << place % 8
+            copy.write_bytes(flipped)
+            assert tier.read_ranges(OTHER, [ByteRange(5, len(data) - 5)]) == [data[5:-5]], place
+            assert tier.read_tail(OTHER, len(data)) == Tail(data, len(data)), place
+            store.calls.clear()
+            assert tier.get(OTHER) == data
+            assert store.calls == []
+        assert tier.damaged > len(places) // 2
+
+    def test_a_copy_that_is_cut_off_is_completed(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        A copy that ends anywhere, or is empty, is read as far as it is whole, and the rest from the store.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        (copy,) = copies(folder)
+        whole = copy.read_bytes()
+        for size_bytes in (0, 1, 19, 20, 33, 50, 4_095, 4_096, 5_000, 4_096 + CHUNK_BYTES, len(whole) - 1):
+            copy.write_bytes(whole[:size_bytes])
+            assert tier.get(PATH) == DATA, size_bytes
+            assert copy.read_bytes() == whole
+
+    def test_a_copy_of_another_object_is_not_taken_for_it(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        A file under a wrong name, and a chunk in a wrong place, are not read.
+        """
+        tier = tier_of(store, folder)
+        tier.put_if_absent(OTHER, DATA[::-1])
+        tier.get(PATH)
+        first, second = copies(folder)
+        shutil.copy(first, second)
+        assert (tier.get(PATH), tier.get(OTHER)) == (DATA, DATA[::-1])
+        content = bytearray(first.read_bytes())
+        begin = 4_096
+        content[begin : begin + CHUNK_BYTES] = content[begin + CHUNK_BYTES : begin + 2 * CHUNK_BYTES]
+        content[32:36] = content[36:40]
+        first.write_bytes(content)
+        assert (tier.get(PATH), tier.get(OTHER)) == (DATA, DATA[::-1])
+
+    def test_an_object_that_is_shorter_than_its_copy_says_is_read_as_it_is(
+        self, store: WatchedObjects, folder: Path
+    ) -> None:
+        """
+        Where a store's object was cut off after a part of it was kept, readers get what the store gives.
+        """
+        tier = tier_of(store, folder)
+        tier.read_tail(PATH, 10)
+        store.below.put(PATH, DATA[:1_000])
+
+        assert tier.read_ranges(PATH, [ByteRange(900, 1_100)]) == [DATA[900:1_000]]
+        assert tier.get(PATH) == DATA[:1_000]
+
+    def test_a_forgotten_object_is_read_from_the_store(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        After a reader has found the bytes wrong, it gets those of the store; it is told whether there was a copy.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        store.below.put(PATH, b"repaired")
+
+        assert tier.get(PATH) == DATA
+        assert forget_copy(tier, PATH)
+        assert not forget_copy(tier, PATH)
+        assert not forget_copy(store, PATH)
+        assert tier.get(PATH) == b"repaired"
+
+
+class TestDiskFailures:
+    @pytest.mark.parametrize("make", ["file", "others_may_write", "link"])
+    def test_a_folder_that_cannot_be_used_costs_one_warning(
+        self, store: WatchedObjects, folder: Path, make: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """
+        Where the folder is a file, a link, or open to other users, all is read from the store, and one warning says so.
+        """
+        target = folder.with_name("target")
+        target.mkdir(mode=0o700)
+        if make == "file":
+            folder.write_bytes(b"")
+        elif make == "link":
+            folder.symlink_to(target)
+        else:
+            folder.mkdir()
+            folder.chmod(0o777)
+        clock = ManualClock()
+        tier = DiskTier(store, DiskFolder(folder, BUDGET_BYTES, clock), clock)
+        for _ in range(3):
+            assert tier.get(PATH) == DATA
+            assert tier.read_ranges(PATH, [ByteRange(3, 9)]) == [DATA[3:9]]
+            assert tier.read_tail(PATH, 3) == Tail(DATA[-3:], len(DATA))
+            clock.advance_ms(61_000)
+
+        (warning,) = warnings(caplog)
+        assert str(folder) in warning
+        assert [*target.iterdir()] == []
+
+    def test_a_full_disk_costs_nothing_but_the_copy(
+        self,
+        store: WatchedObjects,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """
+        While writes to the disk fail, after a part of a chunk or at once, reads are right; later it is used again.
+        """
+        clock, pwrite, takes = ManualClock(), os.pwrite, [40, 7]
+
+        def full(file: int, data: memoryview, at: int) -> int:
+            if not takes:
+                raise OSError(errno.ENOSPC, "no space")
+            return pwrite(file, data[: takes.pop()], at)
+
+        monkeypatch.setattr(disk_copy.os, "pwrite", full)
+        tier = DiskTier(store, DiskFolder(folder, BUDGET_BYTES, clock), clock)
+        for _ in range(2):
+            assert tier.get(PATH) == DATA
+        monkeypatch.undo()
+        clock.advance_ms(61_000)
+        assert tier.get(PATH) == DATA
+        store.calls.clear()
+        assert tier.get(PATH) == DATA
+
+        assert store.calls == []
+        assert len(warnings(caplog)) == 1
+
+    def test_a_disk_that_cannot_be_read_is_passed_by(
+        self, store: WatchedObjects, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        Where reading a copy fails, in its header or later, the object is read from the store.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        pread, passes = os.pread, 0
+
+        def broken(file: int, size: int, at: int) -> bytes:
+            nonlocal passes
+            if passes:
+                passes -= 1
+                return pread(file, size, at)
+            raise OSError(errno.EIO, "broken")
+
+        for passed in range(3):
+            with monkeypatch.context() as patch:
+                passes = passed
+                patch.setattr(disk_copy.os, "pread", broken)
+                assert tier_of(store, folder).get(PATH) == DATA
+
+    def test_a_removed_folder_is_made_again(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        After the folder was removed from under the tier, objects are read from the store and kept again.
+        """
+        tier = tier_of(store, folder)
+        tier.get(PATH)
+        shutil.rmtree(folder)
+
+        assert tier.get(PATH) == DATA
+        assert len(copies(folder)) == 1
+
+    def test_a_copy_that_was_not_begun_leaves_no_open_file(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        A copy whose header cannot be written is closed.
+        """
+        closed: list[int] = []
+        close = os.close
+
+        def fail(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "no space")
+
+        def noted(file: int) -> None:
+            closed.append(file)
+            close(file)
+
+        folder.mkdir()
+        monkeypatch.setattr(disk_copy.os, "pwrite", fail)
+        monkeypatch.setattr(disk_copy.os, "close", noted)
+        with pytest.raises(OSError, match="no space"):
+            DiskCopy.create(str(folder / "a"), b"name", 10)
+        assert len(closed) == 1
+
+
+def read_all(root: str, folder: str, seed: int) -> None:
+    """
+    Read an object in random parts, as a process does.
+    """
+    rng, clock = SeededRng(seed), SystemClock()
+    tier = DiskTier(LocalObjects(root), DiskFolder(folder, BUDGET_BYTES, clock), clock)
+    for _ in range(60):
+        start = int(rng.random() * len(DATA))
+        part = ByteRange(start, start + int(rng.random() * 2 * CHUNK_BYTES))
+        if tier.read_ranges(PATH, [part]) != [DATA[part.start : part.end]]:
+            raise SystemExit(1)
+        if rng.random() < 0.1:
+            tier.forget(PATH)
+    if tier.damaged:
+        raise SystemExit(2)
+
+
+class TestSharing:
+    def test_processes_share_a_folder(self, tmp_path: Path, folder: Path) -> None:
+        """
+        Processes that read, write and remove copies of one object at once get its bytes, and find none damaged.
+        """
+        root = tmp_path / "store"
+        LocalObjects(root).put(PATH, DATA)
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=read_all, args=(str(root), str(folder), seed)) for seed in range(PROCESSES)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+
+        assert [process.exitcode for process in processes] == [0] * PROCESSES
+
+    def test_threads_share_a_tier(self, store: WatchedObjects, folder: Path) -> None:
+        """
+        Threads that read one object at once through one tier get its bytes.
+        """
+        tier, wrong = tier_of(store, folder), []
+
+        def read(seed: int) -> None:
+            rng = SeededRng(seed)
+            for _ in range(100):
+                start = int(rng.random() * len(DATA))
+                if tier.read_ranges(PATH, [ByteRange(start, start + 70_000)]) != [
+                    DATA[start : start + 70_000]
+                ]:
+                    wrong.append(start)
+                if rng.random() < 0.1:
+                    tier.forget(PATH)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert wrong == []
+        assert tier.damaged == 0
