@@ -23,7 +23,8 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
-        bench-state-size bench-rebalance bench-driver simulate lock clean java
+        bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver \
+        simulate lock clean java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise, product
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ from benchmarks.state_size_spark import run_query, spark_settings, write_batch
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.log.snapshot import load
 from millpond.statestore.system import SystemClock
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from millpond.executor.spark.run import SparkRun
 
-__all__ = ["measure", "run_on_rocksdb", "run_once"]
+__all__ = ["measure", "run_on_millpond", "run_on_rocksdb"]
 
 ENGINE: Final = "millpond-spark"
 
@@ -74,88 +75,100 @@ class Blob(mp.Computation):
         context.state.set(hashlib.shake_128(before).digest(_STATE_BYTES))
 
 
-def run_once(keys: int, touched: int) -> dict[str, Any]:
+def run_on_millpond(keys: int, touched: Sequence[int]) -> list[dict[str, Any]]:
     """
-    Load that many keys, start again, and run supersteps that touch so many of them.
+    Load that many keys, and for each number of touched ones start again and run supersteps.
     """
-    clock = SystemClock()
+    clock, runs = SystemClock(), []
+    batches = count()
     with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
         with _session({}) as spark:
             begun_us = clock.monotonic_us()
             with _run(spark, Path(folder)) as run:
-                for number, frame in enumerate(_loaded(spark, keys)):
-                    _consume(run, frame, number)
-            loaded_us = clock.monotonic_us()
-        # Other processes: what these have in memory is gone, as after a crash.
-        with _session({}) as spark, _run(spark, Path(folder)) as run, _peak_of(_is_worker) as peak:
-            times_us = [clock.monotonic_us()]
-            reports = []
-            for number in range(_SUPERSTEPS):
-                reports.append(
-                    _consume(run, _touched(spark, keys, touched, number), -(-keys // _AT_ONCE) + number)
-                )
-                times_us.append(clock.monotonic_us())
-        disk = sum(path.stat().st_size for path in Path(folder, "pond/rows").rglob("*.parquet"))
-    took_us = [after - before for before, after in pairwise(times_us)]
-    read_mib = median(report.read_bytes for report in reports[_WARM_UP:]) / _MIB
-    return {
-        "engine": ENGINE,
-        "keys": keys,
-        "touched": touched,
-        "records_per_second": round(touched / median(took_us[_WARM_UP:]) * 1e6),
-        "mib_read_per_superstep": round(read_mib, 2),
-        "share_read": round(read_mib * _MIB / disk, 5),
-        "disk_mib": round(disk / _MIB),
-        "peak_worker_mib": round(peak[0] / _MIB),
-        "first_commit_s": round(took_us[0] / 1e6, 2),
-        "load_s": round((loaded_us - begun_us) / 1e6, 1),
-    }
+                for frame, batch in zip(_loaded(spark, keys), batches, strict=False):
+                    _consume(run, frame, batch)
+            load_s = (clock.monotonic_us() - begun_us) / 1e6
+        for number in touched:
+            # Other processes: what these have in memory is gone, as after a crash.
+            with _session({}) as spark, _run(spark, Path(folder)) as run, _peak_of(_is_worker) as peak:
+                times_us, read_bytes = [clock.monotonic_us()], []
+                for step in range(_SUPERSTEPS):
+                    report = _consume(run, _touched(spark, keys, number, step), next(batches))
+                    read_bytes.append(report.read_bytes)
+                    times_us.append(clock.monotonic_us())
+            times_ms = [(after - before) / 1e3 for before, after in pairwise(times_us)]
+            state_bytes = _live_bytes(Path(folder))
+            figures = _figures(ENGINE, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s)
+            runs.append(figures)
+    return runs
 
 
-def run_on_rocksdb(keys: int, touched: int, limit_s: float) -> dict[str, Any]:
+def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[dict[str, Any]]:
     """
     The same on ``transformWithState``; its memory is that of Spark's JVM, in which RocksDB runs.
 
     Args:
         keys: how many are loaded.
         touched: how many a micro-batch touches.
-        limit_s: how long it may take; the run has ``unfinished_after_s`` if that is too short.
+        limit_s: how long a query may take; a run has ``unfinished_after_s`` if that is too short.
     """
-    clock = SystemClock()
+    clock, runs = SystemClock(), []
     settings = spark_settings(_CORES, _CORES * _BUDGET_MIB)
-    unfinished = {"engine": ROCKSDB, "keys": keys, "touched": touched, "unfinished_after_s": limit_s}
+    batches = count()
     with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
         inputs, checkpoint = Path(folder, "input"), Path(folder, "checkpoint")
-        first = -(-keys // _AT_ONCE)
         with _session(settings) as spark:
-            for number, frame in enumerate(_loaded(spark, keys)):
-                write_batch(_records(frame).select("k"), inputs, number)
+            for frame, batch in zip(_loaded(spark, keys), batches, strict=False):
+                write_batch(_records(frame).select("k"), inputs, batch)
             begun_us = clock.monotonic_us()
-            if run_query(spark, inputs, checkpoint, limit_s) is None:
-                return unfinished
+            is_loaded = run_query(spark, inputs, checkpoint, limit_s) is not None
             load_s = (clock.monotonic_us() - begun_us) / 1e6
-            for number in range(_SUPERSTEPS):
-                write_batch(
-                    _records(_touched(spark, keys, touched, number)).select("k"), inputs, first + number
-                )
-        with _session(settings) as spark, _peak_of(_is_jvm) as peak:
-            batches = run_query(spark, inputs, checkpoint, max(limit_s - load_s, 1))
-        disk = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    if batches is None:
-        return unfinished
-    read_mib = median(batch.read_bytes for batch in batches[_WARM_UP:]) / _MIB
+        for number in touched:
+            done = None
+            if is_loaded:
+                with _session(settings) as spark, _peak_of(_is_jvm) as peak:
+                    for step in range(_SUPERSTEPS):
+                        frame = _records(_touched(spark, keys, number, step))
+                        write_batch(frame.select("k"), inputs, next(batches))
+                    done = run_query(spark, inputs, checkpoint, limit_s)
+            if done is None:
+                unfinished = {"engine": ROCKSDB, "keys": keys, "touched": number}
+                runs.append(unfinished | {"unfinished_after_s": limit_s})
+                continue
+            times_ms, read_bytes = [batch.batch_ms for batch in done], [batch.read_bytes for batch in done]
+            state_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+            runs.append(_figures(ROCKSDB, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s))
+    return runs
+
+
+def _figures(
+    engine: str,
+    keys: int,
+    touched: int,
+    times_ms: Sequence[float],
+    read_bytes: Sequence[int],
+    state_bytes: int,
+    peak_bytes: int,
+    load_s: float,
+) -> dict[str, Any]:
+    read = median(read_bytes[_WARM_UP:])
     return {
-        "engine": ROCKSDB,
+        "engine": engine,
         "keys": keys,
         "touched": touched,
-        "records_per_second": round(touched / median(batch.batch_ms for batch in batches[_WARM_UP:]) * 1e3),
-        "mib_read_per_superstep": round(read_mib, 2),
-        "share_read": round(read_mib * _MIB / disk, 5),
-        "disk_mib": round(disk / _MIB),
-        "peak_worker_mib": round(peak[0] / _MIB),
-        "first_commit_s": round(batches[0].batch_ms / 1e3, 2),
+        "records_per_second": round(touched / median(times_ms[_WARM_UP:]) * 1e3),
+        "mib_read_per_superstep": round(read / _MIB, 2),
+        "share_read": round(read / state_bytes, 5),
+        "state_mib": round(state_bytes / _MIB),
+        "peak_worker_mib": round(peak_bytes / _MIB),
+        "first_commit_s": round(times_ms[0] / 1e3, 2),
         "load_s": round(load_s, 1),
     }
+
+
+def _live_bytes(folder: Path) -> int:
+    with mp.Store.open(folder / "pond", read_only=True) as store:
+        return load(store.log).size_bytes
 
 
 @contextmanager
@@ -256,21 +269,21 @@ def measure(keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0) -
         limit_s: how long ``transformWithState`` may take for a size; 0 leaves it out.
     """
     # By this module's own name, under which the workers import the computation.
+    from benchmarks.state_size import run_on_millpond as on_millpond
     from benchmarks.state_size import run_on_rocksdb as on_rocksdb
-    from benchmarks.state_size import run_once as on_millpond
 
-    base = _in_process(on_millpond, _BASE_KEYS, _BASE_KEYS)["peak_worker_mib"]
+    (base,) = _in_process(on_millpond, _BASE_KEYS, [_BASE_KEYS])
     runs = []
-    for count, number in product(keys, touched):
-        runs.append(_in_process(on_millpond, count, number) | {"base_worker_mib": base})
-        click.echo(f"{runs[-1]}", err=True)
+    for size in keys:
+        ours = _in_process(on_millpond, size, touched)
+        runs += [run | {"base_worker_mib": base["peak_worker_mib"]} for run in ours]
         if limit_s:
-            runs.append(_in_process(on_rocksdb, count, number, limit_s))
-            click.echo(f"{runs[-1]}", err=True)
+            runs += _in_process(on_rocksdb, size, touched, limit_s)
+        click.echo("\n".join(f"{run}" for run in runs if run["keys"] == size), err=True)
     return runs
 
 
-def _in_process(run: Callable[..., dict[str, Any]], *arguments: float) -> dict[str, Any]:
+def _in_process(run: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
 
