@@ -1,11 +1,15 @@
 """
 The horizon: the oldest table version that garbage collection leaves readable.
 
-Three things hold it back: the retention (how long a version stays readable after it was replaced),
-the versions that readers have pinned, and open savepoints. A
+Two things hold it back: the retention (how long a version stays readable after it was replaced), and
+the versions that readers have pinned. A
 collector publishes its horizon in the catalog *before* it deletes, and is refused when that
 contradicts a pin (`millpond.statestore.catalog.pins`); so in either order of the
 two it never deletes a file that a reader needs. A published horizon never falls.
+
+Savepoints do not hold it back: of what is older than the horizon, collectors leave what the versions of savepoints
+need. For those who make one, the horizon is published in the store as well
+(`millpond.statestore.versions.collected`).
 
 Readers pin versions through `millpond.statestore.catalog.reading`. A writer needs no pin: it works
 on the newest version, and checks the boundary that a cleanup of the log publishes before it
@@ -19,10 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millpond.statestore.app_ids import SAVEPOINT_PREFIX
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import HorizonKind
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.catalog.pins import collected_below
 from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.errors import ConflictError
@@ -31,6 +33,7 @@ from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Clock, TableVersion
+from millpond.statestore.versions.collected import publish_collected_horizon
 
 __all__ = ["Horizon", "Horizons", "version_at"]
 
@@ -45,7 +48,7 @@ class Horizon:
 
     Attributes:
         version: this version and all later ones stay readable.
-        held_by: what holds it back, for reports: "retention", "a reader", "a savepoint", …
+        held_by: what holds it back, for reports: "retention", "a reader", …
     """
 
     version: TableVersion
@@ -58,8 +61,7 @@ class Horizons:
 
     Args:
         log: the table's log.
-        catalog: holds horizons and savepoints; ``None`` for a store without a catalog, which
-            has only the savepoints in its log and the retention.
+        catalog: holds readers' horizons; ``None`` for a store without a catalog.
         clock: the source of time.
         retention_ms: how long a version stays readable after it has been replaced.
     """
@@ -79,7 +81,7 @@ class Horizons:
         """
         before_ms = self._clock.now_us() // 1_000 - self._retention_ms
         horizon = Horizon(version=version_at(self._log, snapshot.version, before_ms), held_by="retention")
-        for version, holder in self._pins(snapshot):
+        for version, holder in self._pins():
             if version < horizon.version:
                 horizon = Horizon(version=version, held_by=holder)
         return horizon
@@ -89,9 +91,14 @@ class Horizons:
         Compute the horizon and publish it; call it before anything is deleted.
 
         Raises:
-            UnavailableError: the catalog is unavailable.
+            UnavailableError: the store or the catalog is unavailable.
             ConflictError: readers kept pinning versions first.
         """
+        horizon = self._publish_to_readers(snapshot)
+        publish_collected_horizon(self._log.objects, horizon.version)
+        return horizon
+
+    def _publish_to_readers(self, snapshot: Snapshot) -> Horizon:
         horizon = self.find(snapshot)
         if self._catalog is None:
             return horizon
@@ -99,7 +106,7 @@ class Horizons:
             try:
                 self._catalog.publish_horizon(_COLLECTOR, horizon.version, HorizonKind.COLLECTOR)
             except ConflictError:
-                # A reader or a savepoint came in between, or an earlier horizon is above this one.
+                # A reader came in between, or an earlier horizon is above this one.
                 fresh = self.find(snapshot)
                 published = collected_below(self._catalog.horizons())
                 horizon = max(
@@ -111,15 +118,12 @@ class Horizons:
                 return horizon
         raise ConflictError("readers keep coming first", horizon=horizon.version)
 
-    def _pins(self, snapshot: Snapshot) -> Iterator[tuple[TableVersion, str]]:
-        for app_id, version in snapshot.txns.items():
-            if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
-                yield TableVersion(version), "a savepoint"
+    def _pins(self) -> Iterator[tuple[TableVersion, str]]:
         if self._catalog is None:
             return
         needed = self._catalog.oldest_needed()
         if needed is not None:
-            yield needed, "a reader or a savepoint"
+            yield needed, "a reader"
         if self._clock.now_us() - self._catalog.created_us < self._trust_ms * 1_000:
             # It may not list all readers yet: it is new, or was lost and rebuilt.
             yield TableVersion(0), "the catalog's youth"

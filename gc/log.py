@@ -4,7 +4,8 @@ Log cleanup: write checkpoints, and delete the commit files that a checkpoint re
 A checkpoint sums up the log, so that a cold open does not read it from version 0. Once the
 horizon has passed a checkpoint, the commits before it are deleted; the checkpoint's own commit file stays,
 and with it the digest that the next commit is chained to and that the high-water mark is compared
-with. Oldest files go first, so a collection that is killed leaves a shorter log without a hole.
+with. Oldest files go first, so a collection that is killed leaves a shorter log without a hole. Of a savepoint's
+version the commit file and a checkpoint stay.
 
 The boundary is published before anything is deleted, and writers check it after each put
 (`millpond.statestore.log.boundary`): no commit gets lost in a deleted part of the log,
@@ -18,19 +19,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import orjson
-
 from millpond.gc.collector import Collection
 from millpond.gc.horizon import version_at
-from millpond.gc.replayed_log import replay_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
-from millpond.statestore.errors import ObjectExistsError
-from millpond.statestore.failpoint import reach
+from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.log.boundary import publish_log_boundary
-from millpond.statestore.log.checkpoint import checkpoint_path, write_part
-from millpond.statestore.log.log import LOG_FOLDER, Log
+from millpond.statestore.log.log import Log
 from millpond.statestore.types import Clock, Objects, TableVersion
+from millpond.statestore.versions.replayed_log import replay_log
+from millpond.statestore.versions.savepoint import write_checkpoint_of
 
 __all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
 
@@ -66,13 +64,30 @@ class LogCollector:
             UnavailableError: the store is unavailable; some files may be deleted.
         """
         limit = self._limit()
+        kept = {int(savepoint.version) for savepoint in self._survey.savepoints}
         matches = ((path, _OF_VERSION.match(path)) for path in sorted(self._survey.log_files))
-        paths = tuple(path for path, match in matches if match and int(match[1]) < limit)
+        numbered = ((path, int(match[1])) for path, match in matches if match)
+        paths = tuple(path for path, number in numbered if number < limit and number not in kept)
         if paths and not dry_run:
+            self._write_checkpoints_of_savepoints(limit)
             # From here on a writer below the boundary learns that its puts there do not count.
             publish_log_boundary(self._survey.objects, limit)
             delete_files(self._survey.objects, paths)
         return Collection(kind=self.kind, paths=paths)
+
+    def _write_checkpoints_of_savepoints(self, limit: TableVersion) -> None:
+        """
+        Write those that are missing: without the commits before it a savepoint's version is read from its own.
+        """
+        log = Log(self._survey.objects)
+        there = {checkpoint.version for checkpoint in log.inventory().checkpoints}
+        for version in sorted({savepoint.version for savepoint in self._survey.savepoints} - there):
+            if version < limit:
+                try:
+                    write_checkpoint_of(log.objects, replay_log(log, version), names_newest=False)
+                except ObjectMissingError:
+                    # The log does not reach back that far: that version is unreadable.
+                    continue
 
     def _limit(self) -> TableVersion:
         """
@@ -104,18 +119,5 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     last = max((checkpoint.version for checkpoint in inventory.checkpoints), default=TableVersion(0))
     if inventory.latest is None or inventory.latest - last < every:
         return None
-    listed = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
     replayed = replay_log(log, inventory.latest)
-    actions = tuple(replayed.actions(on_disk=listed))
-    reach("checkpoint.summed")
-    try:
-        path = checkpoint_path(replayed.version)
-        objects.put_if_absent(path, write_part(actions, path))
-    except ObjectExistsError:
-        # Another process has written an equivalent checkpoint.
-        return None
-    reach("checkpoint.written")
-    pointer = {"version": replayed.version, "size": len(actions)}
-    objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
-    reach("checkpoint.named")
-    return replayed.version
+    return replayed.version if write_checkpoint_of(objects, replayed, names_newest=True) else None

@@ -24,10 +24,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from millpond.gc.collector import Collection
-from millpond.gc.replayed_log import replay_log
 from millpond.gc.survey import Survey
 from millpond.gc.vacuum import delete_files
-from millpond.statestore.catalog.facts import savepoints_of
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
@@ -35,6 +33,7 @@ from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Sequencer, Superstep, TableVersion
+from millpond.statestore.versions.replayed_log import replay_log
 
 __all__ = ["OrphanCollector", "Owned"]
 
@@ -92,21 +91,12 @@ class OrphanCollector:
         return Collection(kind=self.kind, paths=paths)
 
     def _needed(self) -> frozenset[str]:
-        survey, log = self._survey, Log(self._survey.objects)
-        kept = {survey.horizon.version}
-        kept |= {
-            TableVersion(version)
-            for _, version in savepoints_of(survey.newest.snapshot.txns)
-            if version < survey.newest.version
-        }
-        needed: set[str] = set()
-        for version in sorted(kept):
-            try:
-                needed.update(replay_log(log, version).adds)
-            except ObjectMissingError:
-                # The log does not reach back that far: that version is unreadable.
-                continue
-        return frozenset(needed)
+        survey = self._survey
+        try:
+            return survey.pinned | replay_log(Log(survey.objects), survey.horizon.version).adds.keys()
+        except ObjectMissingError:
+            # The log does not reach back that far: that version is unreadable.
+            return survey.pinned
 
     def _added_since_horizon(self, unnamed: Iterable[str]) -> frozenset[str]:
         """

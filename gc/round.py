@@ -85,7 +85,7 @@ def collect_garbage(
 
     Args:
         objects: the table's root.
-        catalog: holds horizons and savepoints; ``None`` for a store without a catalog.
+        catalog: holds readers' horizons; ``None`` for a store without a catalog.
         clock: the source of time.
         retention: what to keep.
         owned: the intervals whose leases the caller holds, as far as it knows.

@@ -2,21 +2,24 @@
 The survey: the files on disk, the state of the log, and how far collectors may go.
 
 It is made once per round of collectors, in a safe order: the files are listed
-before the log is read, so the log names every listed file that is committed meanwhile; and the
-horizon is published before any collector deletes. The settled part of the log ends at the newest
+before the log is read, so the log names every listed file that is committed meanwhile; the
+horizon is published before any collector deletes; and savepoints are looked for after that
+(`millpond.statestore.versions.collected`). The settled part of the log ends at the newest
 checkpoint at or before the horizon, so a round never reads more of the log than lies between
 checkpoints.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millpond.gc.horizon import Horizon, Horizons
-from millpond.gc.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
 from millpond.statestore.types import Objects, TableVersion
+from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.versions.savepoint import Savepoint, open_savepoints
 
 __all__ = ["Survey", "survey"]
 
@@ -33,6 +36,8 @@ class Survey:
         newest: the log replayed to its end.
         settled: the log replayed to the last checkpoint at or before the horizon; ``None`` when there is none.
         horizon: the oldest version that stays readable.
+        savepoints: the open ones.
+        pinned: the files of their versions.
         rests_on: the newest commit and the checkpoints; what they do not need may be deleted.
     """
 
@@ -42,6 +47,8 @@ class Survey:
     newest: ReplayedLog
     settled: ReplayedLog | None
     horizon: Horizon
+    savepoints: tuple[Savepoint, ...]
+    pinned: frozenset[str]
     rests_on: tuple[str, ...]
 
 
@@ -61,6 +68,8 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
         raise ObjectMissingError("there is no table", store=objects.url)
     newest = replay_log(log, latest)
     horizon = (horizons.find if dry_run else horizons.publish)(newest.snapshot)
+    newest.follow(log, log.latest_version() or latest)
+    savepoints = open_savepoints(newest.snapshot.txns)
     settled = _settled_version(log, horizon.version, dry_run=dry_run)
     return Survey(
         objects=objects,
@@ -69,11 +78,24 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
         newest=newest,
         settled=None if settled is None else replay_log(log, settled),
         horizon=horizon,
+        savepoints=savepoints,
+        pinned=_files_of(log, savepoints, newest.version),
         rests_on=(
-            commit_path(latest),
+            commit_path(newest.version),
             *(path for checkpoint in log.inventory().checkpoints for path in checkpoint.paths),
         ),
     )
+
+
+def _files_of(log: Log, savepoints: Iterable[Savepoint], newest: TableVersion) -> frozenset[str]:
+    files: set[str] = set()
+    for version in sorted({savepoint.version for savepoint in savepoints if savepoint.version < newest}):
+        try:
+            files.update(replay_log(log, version).adds)
+        except ObjectMissingError:
+            # The log does not reach back that far: that version is unreadable.
+            continue
+    return frozenset(files)
 
 
 def _settled_version(log: Log, horizon: TableVersion, *, dry_run: bool) -> TableVersion | None:

@@ -2,7 +2,7 @@
 Vacuum: delete data files that the table has removed and that no readable version needs.
 
 A file is deleted when its removal is settled: it was removed at or before the horizon, and no commit
-has added it again since. So no version at or after the horizon contains it.
+has added it again since. So no version at or after the horizon contains it. Files of savepoints stay.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class VacuumCollector:
             path: remove.size_bytes or 0
             for path, remove in sorted(survey.settled.removes.items())
             if path in survey.data_files
+            and path not in survey.pinned
             and path not in newest.adds
             # If a file was removed, added and removed again, the later removal counts.
             and newest.removes.get(path, remove).deletion_time_ms == remove.deletion_time_ms

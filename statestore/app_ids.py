@@ -9,6 +9,7 @@ have the form ``millpond/<kind>/<part>/…`` with quoted parts.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
@@ -26,6 +27,7 @@ __all__ = [
     "INTERVAL_PREFIX",
     "LOCATION_PREFIX",
     "SAVEPOINT_PREFIX",
+    "SAVEPOINT_RELEASED",
     "SINK_PREFIX",
     "SUPERSTEP_PREFIX",
     "TOTAL_PREFIX",
@@ -47,6 +49,7 @@ __all__ = [
     "pipeline_number",
     "quoted",
     "savepoint_app_id",
+    "savepoints_of",
     "sink_app_id",
     "superstep_app_id",
     "total_app_id",
@@ -67,6 +70,9 @@ SUPERSTEP_PREFIX: Final = "millpond/superstep/"
 
 SAVEPOINT_PREFIX: Final = "millpond/savepoint/"
 """Prefix of savepoints; the version is the table version that the savepoint keeps readable."""
+
+SAVEPOINT_RELEASED: Final = 2**63 - 1
+"""The ``txn`` version of a dropped savepoint; no table version is as high."""
 
 WATERMARK_PREFIX: Final = "millpond/watermark/"
 """Prefix of journaled watermarks; the version is event time in microseconds."""
@@ -159,6 +165,19 @@ def savepoint_app_id(name: str) -> str:
     Name a savepoint, whose table version survives the loss of the catalog and log cleanup.
     """
     return SAVEPOINT_PREFIX + quoted(name)
+
+
+def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """
+    The savepoints among the ``txn`` actions: name and table version (or `SAVEPOINT_RELEASED`).
+
+    Example:
+        >>> list(savepoints_of({"millpond/savepoint/before%20the%20sale": 4}))
+        [('before the sale', 4)]
+    """
+    for app_id, version in txns.items():
+        if app_id.startswith(SAVEPOINT_PREFIX):
+            yield unquote(app_id.removeprefix(SAVEPOINT_PREFIX)), version
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:

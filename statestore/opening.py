@@ -9,10 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.types import Clock, Objects, Rng
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
@@ -20,7 +23,9 @@ from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
-__all__ = ["create_store", "mark_to_read", "zookeeper_leases"]
+__all__ = ["create_store", "mark_to_read", "open_catalog", "zookeeper_leases"]
+
+_REBUILT_COMMITS_MAX: Final = 1_000
 
 _LOG: Final = logging.getLogger("millpond")
 
@@ -52,6 +57,33 @@ def mark_to_read(
             raise
         _LOG.info("the high-water mark of ZooKeeper is not checked: %s", error)
         return None
+
+
+def open_catalog(url: str, clock: Clock, store_id: str, log: Log, *, read_only: bool) -> Catalog:
+    """
+    The catalog of a store; an empty one, new or lost, is rebuilt from the log.
+
+    Args:
+        url: SQLAlchemy URL of its database.
+        clock: the source of time.
+        store_id: the store's id, which the catalog must match.
+        log: the log of the store's table.
+        read_only: change nothing.
+
+    Raises:
+        UnavailableError: its database does not answer.
+        DataError: its file is damaged.
+    """
+    catalog = Catalog.open(url, clock, store_id=store_id, read_only=read_only)
+    try:
+        if not read_only and not catalog.supersteps(limit=1):
+            snapshot = load(log)
+            if snapshot.version > 0:
+                catalog.rebuild(snapshot, logged_commits(log, snapshot.version, _REBUILT_COMMITS_MAX))
+    except BaseException:
+        catalog.close()
+        raise
+    return catalog
 
 
 def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
-from millpond.statestore.catalog.reading import Reading
-from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.catalog.reading import pinned_snapshot
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.commit.committer import Committer
-from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.identity.adoption import Adoption, adopt_store
 from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.identity.location import (
@@ -54,11 +53,12 @@ from millpond.statestore.log.table import check_format, create_rows_table, store
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
-from millpond.statestore.opening import create_store, mark_to_read, zookeeper_leases
+from millpond.statestore.opening import create_store, mark_to_read, open_catalog, zookeeper_leases
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
+from millpond.statestore.versions.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.view import RowsView, connect
 from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
@@ -69,9 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaseFactory", "Store"]
 
-_REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
-_PIN_TRIES: Final = 5
 _CLOUD_LINGER_MS: Final = 1_000
 """Each mark is a request that is paid for."""
 
@@ -261,7 +259,7 @@ class Store(Closeable):
                 clock=clock,
                 rng=rng,
                 leases=None if read_only else leases,
-                catalog_url=catalog or _catalog_url(local),
+                catalog_url=catalog or (None if local is None else default_catalog_url(str(local))),
                 resources=resources,
                 marks=marks,
             )
@@ -397,17 +395,11 @@ class Store(Closeable):
         """
         with self._catalog_lock:
             if self._catalog is None and self._catalog_url is not None:
-                self._catalog = self._open_catalog(self._catalog_url)
+                self._catalog = open_catalog(
+                    self._catalog_url, self._clock, self.store_id, self.log, read_only=self._read_only
+                )
+                self._resources.callback(self._catalog.close)
             return self._catalog
-
-    def _open_catalog(self, url: str) -> Catalog:
-        catalog = Catalog.open(url, self._clock, store_id=self.store_id, read_only=self._read_only)
-        self._resources.callback(catalog.close)
-        if not self._read_only and not catalog.supersteps(limit=1):
-            snapshot = self.snapshot()
-            if snapshot.version > 0:
-                catalog.rebuild(snapshot, logged_commits(self.log, snapshot.version, _REBUILT_COMMITS_MAX))
-        return catalog
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """
@@ -439,26 +431,7 @@ class Store(Closeable):
         with ExitStack() as resources:
             catalog = self._catalog_of_readers(resources)
             holder = f"reader-{self._rng.token()}"
-            yield self._pinned_snapshot(catalog, holder, version, resources)
-
-    def _pinned_snapshot(
-        self, catalog: Catalog | None, holder: str, version: int | None, resources: ExitStack
-    ) -> Snapshot:
-        for _ in range(_PIN_TRIES - 1):
-            snapshot = self.snapshot(version)
-            try:
-                if catalog is not None:
-                    resources.enter_context(Reading(catalog, holder, snapshot.version))
-            except ConflictError:
-                # The version was the newest when it was loaded but is being collected now: load a newer one.
-                if version is not None:
-                    raise
-                continue
-            except MillpondError as error:
-                # A read-only disk, for example: reading must still work, for as long as the retention lasts.
-                _LOG.info("no version is pinned for this reader: %s", error)
-            return snapshot
-        raise ConflictError("versions are collected faster than they are read", store=self.path)
+            yield pinned_snapshot(self.snapshot, catalog, holder, version, resources)
 
     def _catalog_of_readers(self, resources: ExitStack) -> Catalog | None:
         try:
@@ -469,6 +442,40 @@ class Store(Closeable):
             _LOG.info("no version is pinned for this reader: %s", error)
             return None
         return resources.enter_context(writable)
+
+    def savepoint(self, name: str, version: int | None = None) -> Savepoint:
+        """
+        Keep a table version readable under a name, until `drop_savepoint`; to make it again changes nothing.
+
+        Args:
+            name: a name that no open savepoint has.
+            version: the table version; ``None`` for the newest.
+
+        Raises:
+            InvalidError: the name is taken or empty, there is no such version, or the store was opened read-only.
+            ConflictError: the version has been collected.
+
+        Example::
+
+            store.savepoint("before the sale")
+        """
+        kept = None if version is None else TableVersion(version)
+        return make_savepoint(self.committer, self.log, name, kept)
+
+    def drop_savepoint(self, name: str) -> None:
+        """
+        Drop a savepoint: its version may be collected from now on.
+
+        Raises:
+            InvalidError: there is no savepoint of that name, or the store was opened read-only.
+        """
+        drop_savepoint(self.committer, name)
+
+    def savepoints(self) -> tuple[Savepoint, ...]:
+        """
+        The open savepoints, oldest version first.
+        """
+        return open_savepoints(self.snapshot().txns)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """
@@ -491,7 +498,3 @@ class Store(Closeable):
         Release leases, close connections, and stop the embedded server if no other process uses it.
         """
         self._resources.close()
-
-
-def _catalog_url(local: Path | None) -> str | None:
-    return None if local is None else default_catalog_url(str(local))

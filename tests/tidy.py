@@ -50,9 +50,10 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "catalog": ("log",),
         "leases": ("log",),
         "identity": ("commit", "leases"),
+        "versions": ("commit",),
         "integrity": ("log",),
         "zookeeper": ("leases", "log"),
-        TOP: ("catalog", "identity", "integrity", "zookeeper"),
+        TOP: ("catalog", "identity", "integrity", "versions", "zookeeper"),
     },
     "executor": {
         "event_time": (),

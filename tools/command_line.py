@@ -25,6 +25,7 @@ _HOMES: Final = {
     "repair": "millpond.tools.repair",
     "adopt": "millpond.tools.adopt",
     "intervals": "millpond.tools.intervals",
+    "savepoint": "millpond.tools.savepoint",
     "gc": "millpond.tools.collect",
 }
 
@@ -56,6 +57,6 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc`, `repair`, `adopt` and `intervals --split` or `--merge` only read. They take no lease
-    and start no server, so you can use them while the pipeline runs.
+    All commands except `gc`, `repair`, `adopt`, `savepoint` and `intervals --split` or `--merge` only read. They
+    take no lease and start no server, so you can use them while the pipeline runs.
     """

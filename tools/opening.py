@@ -50,14 +50,13 @@ def store_argument(command: _Command) -> _Command:
 
 def version_option(command: _Command) -> _Command:
     """
-    Add the option --version, which selects an older table version.
+    Add the option --version, which selects an older table version by its number or its savepoint.
     """
     return click.option(
         "--version",
         "version",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Show the store as it was at table version N (see `millpond history`).",
+        metavar="N|NAME",
+        help="Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
     )(command)
 
 
@@ -142,13 +141,19 @@ def read_stored_mark(store: Store) -> Mark | None:
 
 
 @contextmanager
-def snapshot_to_read(store: Store, version: int | None) -> Iterator[Snapshot]:
+def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
     """
     A version, pinned until the block ends; a version that is being collected is read without a pin.
 
+    Args:
+        store: the store.
+        named: the number of the version, or the name of a savepoint; ``None`` for the newest version.
+
     Raises:
         DataError: the version has been collected.
+        InvalidError: there is no savepoint of that name.
     """
+    version = None if named is None else _version_of(store, named)
     with ExitStack() as resources:
         try:
             snapshot = resources.enter_context(store.reading(version))
@@ -156,6 +161,19 @@ def snapshot_to_read(store: Store, version: int | None) -> Iterator[Snapshot]:
             note("that version is older than the retention: its files may be deleted at any moment")
             snapshot = store.snapshot(version)
         yield snapshot
+
+
+def _version_of(store: Store, named: str) -> int:
+    if named.isdecimal():
+        return int(named)
+    known = {savepoint.name: savepoint.version for savepoint in store.savepoints()}
+    if named not in known:
+        raise InvalidError(
+            "--version is a number (see `millpond history`) or the name of a savepoint (see `millpond savepoint`)",
+            version=named,
+            savepoints=", ".join(sorted(known)) or "none",
+        )
+    return known[named]
 
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:

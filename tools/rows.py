@@ -46,7 +46,7 @@ def rows(
     computation: str,
     storage_options: tuple[str, ...],
     keys: tuple[str, ...],
-    version: int | None,
+    version: str | None,
     limit: int | None,
     *,
     as_json: bool,

@@ -39,7 +39,7 @@ _FORMATS = click.Choice(["table", "json", "csv"])
 @version_option
 @click.option("--format", "shape", type=_FORMATS, default="table", help="How to print the answer.")
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
-def sql(store: str, query: str, storage_options: tuple[str, ...], version: int | None, shape: str) -> None:
+def sql(store: str, query: str, storage_options: tuple[str, ...], version: str | None, shape: str) -> None:
     """
     Query STORE in SQL (DuckDB's dialect).
 

@@ -15,12 +15,12 @@ from urllib.parse import unquote
 import click
 
 from millpond.executor.pipeline.names import DEAD_LETTERS
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED, savepoints_of
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
+from millpond.statestore.versions.savepoint import open_savepoints
 from millpond.tools.cli_help import TeachingCommand
 from millpond.tools.opening import open_to_read, store_argument
 from millpond.tools.output import note, print_json, print_table, size_text, time_text
@@ -79,9 +79,8 @@ def _describe(store: Store) -> dict[str, Any]:
         "computations": _computations(snapshot, _code_versions(store)),
         "dead_letters": _dead_letters(store, snapshot),
         "savepoints": [
-            {"name": name, "version": version}
-            for name, version in savepoints_of(snapshot.txns)
-            if version != SAVEPOINT_RELEASED
+            {"name": savepoint.name, "version": savepoint.version}
+            for savepoint in open_savepoints(snapshot.txns)
         ],
     }
 

@@ -36,12 +36,12 @@ from millpond.statestore.app_ids import (
     INPUT_PREFIX,
     INPUT_ROWS_PREFIX,
     SAVEPOINT_PREFIX,
+    SAVEPOINT_RELEASED,
     SUPERSTEP_PREFIX,
     TOTAL_PREFIX,
     WATERMARK_PREFIX,
     superstep_app_id,
 )
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases

@@ -7,7 +7,7 @@ people, tools and garbage collection; no commit depends on it. Its data about co
 derived from the commits themselves (`millpond.statestore.catalog.facts`), so `Catalog.rebuild`
 restores it from the log: losing the catalog loses nothing. Pipelines' declarations come back with
 their next start (or from a commit that carries ``definition``), readers' horizons with their next
-renewal, and savepoints from the log if they were committed under `savepoint_app_id`.
+renewal.
 
 Commits must not wait for the catalog: they pass their facts to a `CatalogJournal`.
 """
@@ -35,7 +35,7 @@ from millpond.statestore.catalog.entries import (
     IntervalEntry,
     LeaseEntry,
     PipelineDefinition,
-    Savepoint,
+    SavepointEntry,
     StreamDefinition,
     SubscriptionDefinition,
     SuperstepEntry,
@@ -235,37 +235,12 @@ class Catalog(Closeable):
 
     # Constraints on garbage collection.
 
-    def savepoints(self, *, released: bool = False) -> tuple[Savepoint, ...]:
+    def savepoints(self, *, released: bool = False) -> tuple[SavepointEntry, ...]:
         """
-        Open savepoints by name; with ``released`` also released savepoints.
+        The savepoints of the log that are open, by name; with ``released`` those that were dropped too.
         """
         with reading(self._engine) as connection:
             return catalog_pins.read_savepoints(connection, released=released)
-
-    def add_savepoint(self, name: str, version: TableVersion, note: str = "") -> Savepoint:
-        """
-        Keep a table version readable until the savepoint is released.
-
-        To survive the loss of the catalog, commit it under `savepoint_app_id` as well.
-
-        Raises:
-            InvalidError: the name is taken; names of released savepoints stay taken.
-            ConflictError: the version is already being collected.
-        """
-        savepoint = Savepoint(name=name, version=version, note=note, created_us=self._clock.now_us())
-        with writing(self._engine) as connection:
-            catalog_pins.write_savepoint(connection, savepoint)
-        return savepoint
-
-    def release_savepoint(self, name: str) -> None:
-        """
-        Release a savepoint: from now on its version may be collected, irreversibly.
-
-        Raises:
-            InvalidError: there is no open savepoint of that name.
-        """
-        with writing(self._engine) as connection:
-            catalog_pins.write_release(connection, name, self._clock.now_us())
 
     def horizons(self) -> tuple[HorizonEntry, ...]:
         """
@@ -293,7 +268,7 @@ class Catalog(Closeable):
 
         Raises:
             ConflictError: a reader's version is being collected, or a collector's horizon falls or is
-                above a version that a reader or an open savepoint needs.
+                above a version that a reader needs.
             InvalidError: a collector's horizon with a lifetime.
         """
         now_us = self._clock.now_us()
@@ -314,12 +289,11 @@ class Catalog(Closeable):
 
     def oldest_needed(self) -> TableVersion | None:
         """
-        The oldest version that a live reader or an open savepoint needs; ``None`` if there is none.
+        The oldest version that a live reader needs; ``None`` if there is none.
         """
         with reading(self._engine) as connection:
             horizons = catalog_pins.read_horizons(connection, self._clock.now_us())
-            savepoints = catalog_pins.read_savepoints(connection, released=False)
-        return catalog_pins.oldest_needed(horizons, savepoints)
+        return catalog_pins.oldest_needed(horizons)
 
     # Recovery of a lost catalog.
 

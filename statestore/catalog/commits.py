@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from millpond.statestore.app_ids import input_app_id
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, input_app_id, savepoints_of
 from millpond.statestore.catalog.engine import replace_rows
 from millpond.statestore.catalog.entries import (
     CatalogLimits,
@@ -25,12 +25,10 @@ from millpond.statestore.catalog.entries import (
 )
 from millpond.statestore.catalog.facts import (
     KNOWN_BEFORE_LOG,
-    SAVEPOINT_RELEASED,
     CommitFacts,
     definition_from_metadata,
     fences_of,
     input_positions_of,
-    savepoints_of,
     superstep_of,
     watermarks_of,
 )
@@ -242,10 +240,10 @@ def _write_savepoints(connection: Connection, ordered: Iterable[CommitFacts]) ->
 
 
 def _write_savepoint(connection: Connection, name: str, version: int, wall_us: WallTimeMicros) -> None:
-    known = connection.execute(select(SAVEPOINTS.c.name).where(SAVEPOINTS.c.name == name)).first()
-    if known is None:
+    known = connection.execute(select(SAVEPOINTS).where(SAVEPOINTS.c.name == name)).mappings().first()
+    if known is None or known["released_us"] is not None or known["version"] != version:
         row = {"name": name, "version": version, "note": "", "created_us": wall_us, "released_us": None}
-        connection.execute(SAVEPOINTS.insert(), row)
+        replace_rows(connection, SAVEPOINTS, [row])
 
 
 def _write_journals(connection: Connection, ordered: Iterable[CommitFacts]) -> int:

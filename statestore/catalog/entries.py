@@ -32,7 +32,7 @@ __all__ = [
     "IntervalEntry",
     "LeaseEntry",
     "PipelineDefinition",
-    "Savepoint",
+    "SavepointEntry",
     "StreamDefinition",
     "SubscriptionDefinition",
     "SuperstepEntry",
@@ -225,9 +225,9 @@ class SuperstepEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Savepoint:
+class SavepointEntry:
     """
-    A table version with a name; garbage collection keeps it until it is released.
+    A savepoint of the log: a table version with a name, and when it was dropped.
     """
 
     name: str

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SAVEPOINT_PREFIX, SUPERSTEP_PREFIX, WATERMARK_PREFIX
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX, WATERMARK_PREFIX
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     InputPositionEntry,
@@ -40,22 +40,17 @@ from millpond.statestore.types import (
 
 __all__ = [
     "KNOWN_BEFORE_LOG",
-    "SAVEPOINT_RELEASED",
     "CommitFacts",
     "definition_from_metadata",
     "definition_to_metadata",
     "fences_of",
     "input_positions_of",
-    "savepoints_of",
     "superstep_of",
     "watermarks_of",
 ]
 
 KNOWN_BEFORE_LOG: Final = "before_log"
 """Kind of the facts that replace all commits whose files are gone: they open no lease and add no journal row."""
-
-SAVEPOINT_RELEASED: Final = 2**63 - 1
-"""The ``txn`` version of a released savepoint; no table version is as high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +103,6 @@ def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
                 position=position,
                 version=facts.version,
             )
-
-
-def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """
-    The savepoints among the ``txn`` actions: name and table version (or `SAVEPOINT_RELEASED`).
-    """
-    for app_id, version in txns.items():
-        if app_id.startswith(SAVEPOINT_PREFIX):
-            yield unquote(app_id.removeprefix(SAVEPOINT_PREFIX)), version
 
 
 def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:

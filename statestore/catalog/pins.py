@@ -1,5 +1,5 @@
 """
-Pins: savepoints, and the horizons of readers and collectors, which bound garbage collection.
+Pins: the horizons of readers and collectors, which bound garbage collection.
 
 A reader publishes the oldest version that it reads *before* it reads it; a collector
 publishes the oldest version that it leaves readable *before* it deletes. Either is refused
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, select
 
 from millpond.statestore.catalog.engine import replace_rows
-from millpond.statestore.catalog.entries import HorizonEntry, HorizonKind, Savepoint
+from millpond.statestore.catalog.entries import HorizonEntry, HorizonKind, SavepointEntry
 from millpond.statestore.catalog.tables import HORIZONS, SAVEPOINTS
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion, WallTimeMicros
@@ -26,55 +26,17 @@ __all__ = [
     "read_savepoints",
     "withdraw_horizon",
     "write_horizon",
-    "write_release",
-    "write_savepoint",
 ]
 
 
-def read_savepoints(connection: Connection, *, released: bool) -> tuple[Savepoint, ...]:
+def read_savepoints(connection: Connection, *, released: bool) -> tuple[SavepointEntry, ...]:
     """
     Savepoints by name; with ``released`` also released savepoints.
     """
     query = select(SAVEPOINTS).order_by(SAVEPOINTS.c.name)
     if not released:
         query = query.where(SAVEPOINTS.c.released_us.is_(None))
-    return tuple(Savepoint(**row) for row in connection.execute(query).mappings())
-
-
-def write_savepoint(connection: Connection, savepoint: Savepoint) -> None:
-    """
-    Give a table version a name.
-
-    Raises:
-        InvalidError: the name is taken.
-        ConflictError: the version is already being collected.
-    """
-    taken = {known.name for known in read_savepoints(connection, released=True)}
-    if savepoint.name in taken:
-        raise InvalidError("a savepoint of that name exists or existed", savepoint=savepoint.name)
-    _refuse_collected(savepoint.version, read_horizons(connection, savepoint.created_us))
-    connection.execute(
-        SAVEPOINTS.insert(),
-        {
-            "name": savepoint.name,
-            "version": savepoint.version,
-            "note": savepoint.note,
-            "created_us": savepoint.created_us,
-            "released_us": None,
-        },
-    )
-
-
-def write_release(connection: Connection, name: str, at_us: WallTimeMicros) -> None:
-    """
-    Release a savepoint; its version may be collected from now on.
-
-    Raises:
-        InvalidError: there is no open savepoint of that name.
-    """
-    release = SAVEPOINTS.update().where(SAVEPOINTS.c.name == name, SAVEPOINTS.c.released_us.is_(None))
-    if connection.execute(release.values(released_us=at_us)).rowcount == 0:
-        raise InvalidError("there is no open savepoint of that name", savepoint=name)
+    return tuple(SavepointEntry(**row) for row in connection.execute(query).mappings())
 
 
 def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[HorizonEntry, ...]:
@@ -91,7 +53,7 @@ def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
     Publish a horizon, or renew or move the holder's last one.
 
     Raises:
-        ConflictError: it contradicts a published horizon or an open savepoint.
+        ConflictError: it contradicts a published horizon.
         InvalidError: a collector's horizon with a time of expiry.
     """
     live = read_horizons(connection, horizon.published_us)
@@ -99,7 +61,7 @@ def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
     if horizon.kind is HorizonKind.READER:
         _refuse_collected(horizon.version, live)
     else:
-        _refuse_needed(horizon, live, read_savepoints(connection, released=False))
+        _refuse_needed(horizon, live)
     row = {
         "holder": horizon.holder,
         "kind": horizon.kind.value,
@@ -118,12 +80,11 @@ def withdraw_horizon(connection: Connection, holder: str) -> None:
     connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, reader))
 
 
-def oldest_needed(horizons: Iterable[HorizonEntry], savepoints: Iterable[Savepoint]) -> TableVersion | None:
+def oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
     """
-    The oldest version that a reader or an open savepoint needs; ``None`` if there is none.
+    The oldest version that a reader needs; ``None`` if there is none.
     """
     needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
-    needed += [savepoint.version for savepoint in savepoints if savepoint.released_us is None]
     return min(needed, default=None)
 
 
@@ -141,10 +102,8 @@ def _refuse_collected(version: TableVersion, live: Iterable[HorizonEntry]) -> No
         raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
 
 
-def _refuse_needed(
-    horizon: HorizonEntry, live: tuple[HorizonEntry, ...], savepoints: Iterable[Savepoint]
-) -> None:
-    needed = oldest_needed(live, savepoints)
+def _refuse_needed(horizon: HorizonEntry, live: tuple[HorizonEntry, ...]) -> None:
+    needed = oldest_needed(live)
     if needed is not None and horizon.version > needed:
         raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)
     if horizon.expires_us is not None:

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final
 
+from millpond.statestore.app_ids import savepoints_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["READER_LIFETIME_MS", "Reading"]
+__all__ = ["READER_LIFETIME_MS", "Reading", "pinned_snapshot"]
 
 READER_LIFETIME_MS: Final = 15 * 60 * 1_000
 """Lifetime of a reader's horizon without renewal, in milliseconds."""
 
 _RENEWALS: Final = 5
+_PIN_TRIES: Final = 5
 _LOG = logging.getLogger("millpond")
 
 
@@ -94,3 +99,44 @@ class Reading(Closeable):
                 return
             except MillpondError as error:
                 _LOG.info("a reader's horizon was not renewed: %s", error)
+
+
+def pinned_snapshot(
+    load: Callable[[int | None], Snapshot],
+    catalog: Catalog | None,
+    holder: str,
+    version: int | None,
+    resources: ExitStack,
+) -> Snapshot:
+    """
+    A table version, pinned until the resources are closed; that of a savepoint needs no pin.
+
+    Args:
+        load: loads a version, or the newest one.
+        catalog: the catalog to pin it in; ``None`` pins nothing.
+        holder: a name that no other reader has.
+        version: the version; ``None`` for the newest.
+        resources: closes the pin.
+
+    Raises:
+        ConflictError: the version is being collected.
+        DataError: the log is damaged or does not reach back that far.
+    """
+    for _ in range(_PIN_TRIES):
+        snapshot = load(version)
+        if catalog is None:
+            return snapshot
+        try:
+            resources.enter_context(Reading(catalog, holder, snapshot.version))
+        except ConflictError:
+            if version is not None:
+                if version in {kept for _, kept in savepoints_of(load(None).txns)}:
+                    return snapshot
+                raise
+            # The version was the newest when it was loaded but is being collected now: load a newer one.
+            continue
+        except MillpondError as error:
+            # A read-only disk, for example: reading must still work, for as long as the retention lasts.
+            _LOG.info("no version is pinned for this reader: %s", error)
+        return snapshot
+    raise ConflictError("versions are collected faster than they are read", version=version)

@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
+from millpond.statestore.app_ids import (
+    INPUT_PREFIX,
+    SAVEPOINT_PREFIX,
+    SAVEPOINT_RELEASED,
+    SUPERSTEP_PREFIX,
+)
 from millpond.statestore.check import check
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
@@ -45,12 +50,24 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
     """
-    No input, superstep or other position goes back (promise I2).
+    No input, superstep or other position goes back (promise I2); a dropped savepoint's name is free again.
     """
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
-        if stored is not None and position < stored:
+        is_savepoint = app_id.startswith(SAVEPOINT_PREFIX)
+        if stored is not None and position < stored and not is_savepoint:
             raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
+
+
+def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> None:
+    """
+    No savepoint takes the name of another one that is open.
+    """
+    for app_id, version in request.positions.items():
+        if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
+            stored = snapshot.txns.get(app_id, SAVEPOINT_RELEASED)
+            if stored not in (SAVEPOINT_RELEASED, version):
+                raise ConflictError("another savepoint has that name", app_id=app_id, version=stored)
 
 
 def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -181,6 +198,7 @@ RULES: Final[tuple[Predicate, ...]] = (
     fences_follow,
     taken_intervals_are_live,
     positions_do_not_fall,
+    savepoints_have_free_names,
     removed_files_are_live,
 )
 """Conditions that other writers' commits may break."""

@@ -6,19 +6,13 @@ files, and so frees old versions again: a writer that slept through the cleanup 
 that all others have passed, in a part of the log that no reader looks at. So a cleanup publishes
 its boundary before it deletes, and every writer checks the boundary after its put: a file below it
 is no commit. This relies on no clock.
-
-A boundary is an object whose name is its version. Boundaries are deleted only after a higher one
-exists, so of two concurrent cleanups the higher boundary stays. The boundary before the newest stays as
-well: a listing of a local folder reads the names first and each file's metadata afterwards, so a listing
-during a replacement might see neither. The folder's name begins with an underscore, so Delta
-readers and their vacuum ignore it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from millpond.statestore.errors import ObjectExistsError
+from millpond.statestore.objects.published_version import publish_version, published_version
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:
@@ -38,8 +32,7 @@ def log_boundary(objects: Objects) -> TableVersion:
     Raises:
         UnavailableError: the store is unavailable.
     """
-    names = (path.rpartition("/")[2] for path in objects.list(BOUNDARY_FOLDER))
-    return TableVersion(max((int(name) for name in names if name.isdecimal()), default=0))
+    return published_version(objects, BOUNDARY_FOLDER)
 
 
 def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
@@ -51,14 +44,4 @@ def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
     Raises:
         UnavailableError: the store is unavailable; the boundary may or may not be published.
     """
-    last = log_boundary(objects)
-    if version <= last:
-        return
-    path = f"{BOUNDARY_FOLDER}/{version:020d}"
-    try:
-        objects.put_if_absent(path, _SAYS)
-    except ObjectExistsError:
-        # Another cleanup has published the same boundary.
-        return
-    oldest = f"{BOUNDARY_FOLDER}/{last:020d}"
-    objects.delete([other for other in objects.list(BOUNDARY_FOLDER) if other < oldest])
+    publish_version(objects, BOUNDARY_FOLDER, version, _SAYS)

@@ -24,12 +24,9 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
-from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import SAVEPOINT_RELEASED
 from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.interval import Interval
@@ -39,6 +36,7 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, TableVersion
+from millpond.statestore.versions.savepoint import drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.view import RowsView
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -229,14 +227,23 @@ class Garbage(RuleBasedStateMachine):
             del self.readers[index % len(self.readers)]
 
     @precondition(lambda self: len(self.savepoints) < 3)
-    @rule()
-    def save(self) -> None:
-        name, version = f"s{len(self.savepoints)}-{self.second}-{self.opened}", load(Log(self.disk)).version
-        if savepoint_app_id(name) in self.store.committer.snapshot.txns:
-            return
-        view = RowsView.of(load(Log(self.disk), version), self.disk, "second")
-        self.savepoint(name, version)
-        self.savepoints[name] = version, self.rows(view)
+    @rule(back=st.sampled_from([0, 0, 1, 3, 9]))
+    def save(self, back: int) -> None:
+        name = next(name for name in "abc" if name not in self.savepoints)
+        version = TableVersion(max(load(Log(self.disk)).version - back, 0))
+        is_needed = version in self.needed()
+        # With a committer of its own, as the command line does.
+        writer = Committer(Log(self.disk), self.clock, SeededRng(name), self.store.leases.high_water)
+        try:
+            make_savepoint(writer, Log(self.disk), name, version)
+        except ConflictError:
+            assert not is_needed
+            assert not any(known.name == name for known in open_savepoints(writer.refresh().txns))
+        else:
+            view = RowsView.of(load(Log(self.disk), version), self.disk, "second")
+            self.savepoints[name] = version, self.rows(view)
+        self.store.committer.refresh()
+        self.note()
 
     @precondition(lambda self: self.savepoints)
     @rule()
@@ -244,13 +251,7 @@ class Garbage(RuleBasedStateMachine):
         name, (version, expected) = self.savepoints.popitem()
         view = RowsView.of(load(Log(self.disk), TableVersion(version)), self.disk, "second")
         assert self.rows(view) == expected
-        self.savepoint(name, SAVEPOINT_RELEASED)
-
-    def savepoint(self, name: str, version: int) -> None:
-        # With a committer of its own, as the command line does.
-        writer = Committer(Log(self.disk), self.clock, SeededRng(name), self.store.leases.high_water)
-        writer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): version}))
-        self.store.committer.refresh()
+        drop_savepoint(self.store.committer, name)
         self.note()
 
     # -- collectors ------------------------------------------------------------------------
@@ -333,17 +334,24 @@ class Garbage(RuleBasedStateMachine):
 
     # -- what must hold --------------------------------------------------------------------
 
-    @invariant()
-    def nothing_that_is_needed_is_gone(self) -> None:
+    def needed(self) -> set[int]:
+        """
+        The versions that the newest state, a savepoint, a reader or the retention needs.
+        """
         newest = load(Log(self.disk))
-        on_disk = set(self.disk.list(""))
         needed = {int(newest.version), *(version for version, _ in self.savepoints.values())}
         now_us = self.clock.now_us()
         if not self.has_jumped:
             needed |= {version for _, version, _, _, expires_us in self.readers if expires_us > now_us}
             limit_ms = now_us // 1_000 - self.keep_ms
             needed |= {version for version, at_ms in self.replaced_ms.items() if at_ms > limit_ms}
-        for version in needed:
+        return needed
+
+    @invariant()
+    def nothing_that_is_needed_is_gone(self) -> None:
+        newest = load(Log(self.disk))
+        on_disk = set(self.disk.list(""))
+        for version in self.needed():
             gone = self.files.get(version, frozenset()) - on_disk
             assert not gone, f"version {version} is needed, and {sorted(gone)} are gone"
         assert own_files(newest) <= on_disk

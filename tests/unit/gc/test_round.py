@@ -21,8 +21,11 @@ from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage
+from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.errors import ConflictError, DataError, InvalidError
+from millpond.statestore.commit.committer import Committer
+from millpond.statestore.commit.request import CommitRequest
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.checkpoint import checkpoint_path, read_part
@@ -35,6 +38,8 @@ from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep, TableVersion
+from millpond.statestore.versions.collected import HORIZON_FOLDER
+from millpond.statestore.versions.savepoint import drop_savepoint, make_savepoint, open_savepoints
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.row_updates import row_updates
 
@@ -75,9 +80,9 @@ class Pond:
             self.run.inject("in", [{"k": "a", "at": 1}, {"k": "b", "at": 1}])
             self.run.step()
 
-    def collect(self, retention: Retention = NOW, **options: Any) -> CollectionRound:
+    def collect(self, retention: Retention = NOW, objects: Any = None, **options: Any) -> CollectionRound:
         return collect_garbage(
-            self.objects,
+            objects or self.objects,
             self.catalog,
             self.clock,
             retention=retention,
@@ -93,7 +98,10 @@ class Pond:
         return self.run._worker.coordinator.superstep
 
     def data_files(self) -> set[str]:
-        return {path for path in self.objects.list("") if not path.startswith("_delta_log/")}
+        return {path for path in self.objects.list("") if not path.startswith("_")}
+
+    def savepoint(self, name: str, version: TableVersion) -> None:
+        make_savepoint(self.store.committer, Log(self.objects), name, version)
 
     def versions(self) -> tuple[int, ...]:
         return Log(self.objects).inventory().versions
@@ -190,18 +198,100 @@ def test_versions_within_the_retention_stay_readable(pond):
 
 def test_a_savepoint_keeps_its_version(pond):
     """
-    An open savepoint holds the horizon; once it is released, its files go.
+    Of what is older than the horizon it keeps its own version and no other; once it is dropped, its files go.
+    """
+    version = TableVersion(12)
+    before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
+    pond.savepoint("mine", version)
+    pond.collect()
+    pond.steps(3)
+    collected = pond.collect()
+
+    assert collected.horizon > version
+    assert needed <= pond.data_files()
+    assert pond.counts(version) == before
+    with pytest.raises(ObjectMissingError):
+        pond.store.snapshot(version + 1)
+    assert pond.data_files() == needed | {file.path for file in pond.store.committer.snapshot.files}
+    drop_savepoint(pond.store.committer, "mine")
+    pond.steps(1)
+    assert needed & set(by_kind(pond.collect())["vacuum"])
+    assert pond.data_files() == {file.path for file in pond.store.committer.snapshot.files}
+
+
+def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
+    """
+    One that an older writer committed stays readable when the log before it goes.
     """
     version = TableVersion(12)
     before = pond.counts(version)
-    pond.catalog.add_savepoint("mine", version)
+    pond.store.committer.commit(
+        CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): version})
+    )
     pond.collect()
-    collected = pond.collect()
+    pond.collect()
 
-    assert collected.horizon == version
     assert pond.counts(version) == before
-    pond.catalog.release_savepoint("mine")
-    assert by_kind(pond.collect())["vacuum"]
+
+
+def test_a_savepoint_that_comes_too_late_is_refused(pond):
+    """
+    A version that is being collected gets no name.
+    """
+    pond.collect()
+
+    with pytest.raises(ConflictError, match="has been collected"):
+        pond.savepoint("mine", TableVersion(3))
+    assert open_savepoints(pond.store.committer.refresh().txns) == ()
+
+
+class Interrupted:
+    """
+    Objects that do something else right before they put a file for the first time.
+    """
+
+    def __init__(self, objects: Any, folder: str) -> None:
+        self._objects, self._folder = objects, folder
+        self.meanwhile: Any = None
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        if path.startswith(self._folder) and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        self._objects.put_if_absent(path, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+
+def test_a_collector_sees_the_savepoint_that_came_before_its_horizon(pond):
+    """
+    One that is made while the collector is about to publish is kept.
+    """
+    version = TableVersion(12)
+    before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
+    objects = Interrupted(pond.objects, HORIZON_FOLDER)
+    objects.meanwhile = lambda: pond.savepoint("mine", version)
+    pond.collect(objects=objects)
+
+    assert objects.meanwhile is None
+    assert needed <= pond.data_files()
+    assert pond.counts(version) == before
+
+
+def test_a_savepoint_sees_the_collector_that_came_before_its_commit(pond):
+    """
+    One whose version is collected before it is committed is refused, and leaves nothing.
+    """
+    objects = Interrupted(pond.objects, "_delta_log/")
+    writer = Committer(Log(objects), pond.clock, SeededRng(3), pond.store.leases.high_water)
+    # What it puts first is the checkpoint.
+    objects.meanwhile = lambda: setattr(objects, "meanwhile", pond.collect)
+
+    with pytest.raises(ConflictError, match="has been collected"):
+        make_savepoint(writer, Log(objects), "mine", TableVersion(12))
+    assert objects.meanwhile is None
+    assert open_savepoints(load(Log(pond.objects)).txns) == ()
 
 
 def test_a_reader_keeps_its_version_until_it_expires(pond):
@@ -257,7 +347,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     pond.steps(30)
     version = TableVersion(12)
     before = pond.counts(version)
-    pond.catalog.add_savepoint("mine", version)
+    pond.savepoint("mine", version)
     pond.collect()
     pond.steps(5)
     # By the pond's clock all of it was removed in 1970.
@@ -266,7 +356,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     pond.collect()
     assert pond.counts(version) == before
     assert {file.path for file in pond.store.snapshot(version).files} <= pond.data_files()
-    pond.catalog.release_savepoint("mine")
+    drop_savepoint(pond.store.committer, "mine")
     pond.steps(1)
     pond.collect()
     assert set(pond.objects.list(f"computation={NAME}")) == {

@@ -290,7 +290,7 @@ def test_many_processes_open_at_once(tmp_path: Path) -> None:
         start.wait()
         try:
             with Catalog.open(url, store_id="pond") as opened:
-                opened.add_savepoint(f"s{number}", TableVersion(number))
+                opened.publish_horizon(f"reader {number}", TableVersion(number))
         except BaseException as error:  # noqa: BLE001 - shown below
             failures.append(error)
 
@@ -302,7 +302,7 @@ def test_many_processes_open_at_once(tmp_path: Path) -> None:
 
     assert failures == []
     with Catalog.open(url) as opened:
-        assert len(opened.savepoints()) == 6
+        assert len(opened.horizons()) == 6
 
 
 def test_extreme_times_fit() -> None:

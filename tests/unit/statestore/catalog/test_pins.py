@@ -1,5 +1,5 @@
 """
-What garbage collection must respect: savepoints, readers, collectors.
+What garbage collection must respect: readers and collectors.
 """
 
 from __future__ import annotations
@@ -28,31 +28,15 @@ def catalog(clock: ManualClock) -> Iterator[Catalog]:
         yield opened
 
 
-def test_savepoints_are_kept_until_released(catalog: Catalog) -> None:
-    """A savepoint is open until it is released, and its name stays taken."""
-    catalog.add_savepoint("before upgrade", TableVersion(5), "manual")
-    assert [(entry.name, entry.version, entry.note) for entry in catalog.savepoints()] == [
-        ("before upgrade", 5, "manual")
-    ]
-
-    catalog.release_savepoint("before upgrade")
-    assert catalog.savepoints() == ()
-    assert len(catalog.savepoints(released=True)) == 1
-    with pytest.raises(InvalidError, match="existed"):
-        catalog.add_savepoint("before upgrade", TableVersion(6))
-    with pytest.raises(InvalidError, match="no open savepoint"):
-        catalog.release_savepoint("before upgrade")
-
-
-def test_a_collector_respects_readers_and_savepoints(catalog: Catalog) -> None:
-    """A collector cannot publish above what a reader or a savepoint needs."""
+def test_a_collector_respects_readers(catalog: Catalog) -> None:
+    """A collector cannot publish above what a reader needs."""
     catalog.publish_horizon("reader", TableVersion(7))
-    catalog.add_savepoint("kept", TableVersion(5))
+    catalog.publish_horizon("slow reader", TableVersion(5))
     assert catalog.oldest_needed() == 5
     with pytest.raises(ConflictError, match="still needed"):
         catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
 
-    catalog.release_savepoint("kept")
+    catalog.withdraw_horizon("slow reader")
     catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
     assert {(entry.holder, entry.version) for entry in catalog.horizons()} == {("gc", 7), ("reader", 7)}
 
@@ -62,8 +46,6 @@ def test_a_reader_respects_collectors(catalog: Catalog) -> None:
     catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
     with pytest.raises(ConflictError, match="being collected"):
         catalog.publish_horizon("reader", TableVersion(6))
-    with pytest.raises(ConflictError, match="being collected"):
-        catalog.add_savepoint("late", TableVersion(6))
     with pytest.raises(ConflictError, match="cannot fall"):
         catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
 

@@ -1,0 +1,3 @@
+"""
+Versions of the table that are kept: savepoints, and the checkpoints from which they are read.
+"""

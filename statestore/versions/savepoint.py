@@ -1,0 +1,170 @@
+"""
+Savepoints: versions of the table with a name, which stay readable until they are dropped.
+
+A savepoint is a transaction in the log, so it is there for every process and survives the loss of the catalog. What it
+keeps is exactly its version: the files of that version, and a checkpoint from which it is read. What came before and
+after it is collected as without it, so an old savepoint costs the files that have been replaced since, once.
+
+The checkpoint is written first, then the savepoint is committed. A collector that was quicker is seen after that
+(`millpond.statestore.versions.collected`): then the savepoint is dropped again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id, savepoints_of
+from millpond.statestore.commit.request import CommitRequest
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectExistsError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.log import LOG_FOLDER, Log
+from millpond.statestore.types import TableVersion
+from millpond.statestore.versions.collected import collected_horizon
+from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
+
+if TYPE_CHECKING:
+    from millpond.statestore.commit.committer import Committer
+    from millpond.statestore.types import Objects
+
+__all__ = ["Savepoint", "drop_savepoint", "make_savepoint", "open_savepoints", "write_checkpoint_of"]
+
+_NAME_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """
+    A table version with a name.
+
+    Attributes:
+        name: the name.
+        version: the table version that it keeps readable.
+    """
+
+    name: str
+    version: TableVersion
+
+
+def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
+    """
+    The savepoints among a table's transactions that have not been dropped, oldest version first.
+    """
+    known = savepoints_of(txns)
+    opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
+    return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
+
+
+def make_savepoint(
+    committer: Committer, log: Log, name: str, version: TableVersion | None = None
+) -> Savepoint:
+    """
+    Keep a version readable under a name.
+
+    To make the same savepoint again changes nothing.
+
+    Args:
+        committer: commits it.
+        log: the table's log.
+        name: a name that no open savepoint has.
+        version: the table version; ``None`` for the newest.
+
+    Raises:
+        InvalidError: the name is empty, too long or a number, another savepoint has it, or there is no such version.
+        ConflictError: the version has been collected, or another process makes a savepoint of that name.
+        DataError: the log is damaged.
+        OutcomeUnknownError: it may or may not have been made; make it again.
+        UnavailableError: a service does not respond.
+    """
+    if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
+        raise InvalidError("a savepoint has a name of 1 to 200 characters, not all of them digits", name=name)
+    snapshot = committer.refresh()
+    kept = TableVersion(snapshot.version if version is None else version)
+    if not 0 <= kept <= snapshot.version:
+        raise InvalidError("there is no such table version", version=kept, newest=snapshot.version)
+    before = open_savepoints(snapshot.txns)
+    known = next((savepoint for savepoint in before if savepoint.name == name), None)
+    if known is not None and (version is None or known.version == version):
+        return known
+    if known is not None:
+        raise InvalidError(
+            "another savepoint has that name: drop it first, or take another name",
+            savepoint=name,
+            version=known.version,
+        )
+    _write_checkpoint(log, kept)
+    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
+    is_kept = any(savepoint.version == kept for savepoint in before)
+    if not is_kept and kept < collected_horizon(log.objects):
+        drop_savepoint(committer, name)
+        raise ConflictError(
+            "that version has been collected: it was older than the retention",
+            version=kept,
+            oldest_kept=collected_horizon(log.objects),
+        )
+    return Savepoint(name, kept)
+
+
+def drop_savepoint(committer: Committer, name: str) -> None:
+    """
+    Drop a savepoint: its version may be collected from now on.
+
+    Raises:
+        InvalidError: there is no savepoint of that name.
+        OutcomeUnknownError: it may or may not have been dropped; drop it again.
+        UnavailableError: a service does not respond.
+    """
+    known = {savepoint.name for savepoint in open_savepoints(committer.refresh().txns)}
+    if name not in known:
+        raise InvalidError("there is no savepoint of that name", savepoint=name, known=sorted(known))
+    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): SAVEPOINT_RELEASED}))
+
+
+def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:
+    """
+    Write the checkpoint of a version; returns ``False`` if there is one.
+
+    Args:
+        objects: the table's root.
+        replayed: the log up to that version.
+        names_newest: whether readers are to begin with it: only the newest checkpoint.
+
+    Raises:
+        UnavailableError: the store is unavailable.
+    """
+    listed: Iterable[str] = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
+    actions = tuple(replayed.actions(on_disk=listed))
+    path = checkpoint_path(replayed.version)
+    reach("checkpoint.summed")
+    try:
+        objects.put_if_absent(path, write_part(actions, path))
+    except ObjectExistsError:
+        # Another process has written an equivalent checkpoint.
+        return False
+    reach("checkpoint.written")
+    if names_newest:
+        pointer = {"version": replayed.version, "size": len(actions)}
+        objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
+        reach("checkpoint.named")
+    return True
+
+
+def _write_checkpoint(log: Log, version: TableVersion) -> None:
+    if any(known.version == version for known in log.inventory().checkpoints):
+        return
+    try:
+        replayed = replay_log(log, version)
+    except DataError as error:
+        oldest = collected_horizon(log.objects)
+        if version < oldest:
+            raise ConflictError(
+                "that version has been collected: it was older than the retention",
+                version=version,
+                oldest_kept=oldest,
+            ) from error
+        raise
+    write_checkpoint_of(log.objects, replayed, names_newest=False)
