@@ -154,4 +154,5 @@ from .statestore.types import EventTimeMicros as EventTimeMicros
 from .statestore.types import Objects as Objects
 from .statestore.types import Rng as Rng
 from .statestore.types import WallTimeMicros as WallTimeMicros
+from .statestore.versions.savepoint import Savepoint as Savepoint
 from .statestore.zookeeper.security import ZooKeeperSecurity as ZooKeeperSecurity
