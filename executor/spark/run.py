@@ -26,6 +26,7 @@ from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_water
 from millpond.executor.spark.engine import SparkEngine, plan_once
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.queries import Queries, StartQuery
+from millpond.executor.spark.source_offsets import end_offsets
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError, UnavailableError
@@ -102,7 +103,8 @@ class SparkRun(Run[None]):
                     "this function runs only as the foreachBatch of a streaming query", input=stream
                 )
             self._wait_for_slower(stream)
-            self.consume(frame, InputPosition(stream=stream, source=source, batch=batch))
+            offsets = end_offsets(frame, source, batch)
+            self.consume(frame, InputPosition(stream=stream, source=source, batch=batch, offsets=offsets))
 
         return consume
 

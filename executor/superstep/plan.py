@@ -30,12 +30,14 @@ class InputPosition:
         batch: the number of the batch that this superstep consumed.
         rows: how many rows of a bounded input count towards the watermark from then on;
             ``None`` changes nothing.
+        offsets: where the batch ends in the source, as the source says it; ``None`` if it is not known.
     """
 
     stream: str
     source: str
     batch: int
     rows: int | None = None
+    offsets: str | None = None
 
 
 @quickly_pickled

@@ -49,9 +49,13 @@ def superstep_request(
         loads: the load of intervals, where it is told with this commit.
     """
     wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
+    offsets: dict[str, str] = {}
     metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}
     if position is not None:
-        wanted[input_app_id(pipeline, position.stream, position.source)] = position.batch
+        source = input_app_id(pipeline, position.stream, position.source)
+        wanted[source] = position.batch
+        if position.offsets is not None:
+            offsets[source] = position.offsets
         if position.rows is not None:
             wanted[input_rows_app_id(pipeline, position.stream)] = position.rows
         metadata |= {"input": position.stream, "batch": position.batch}
@@ -67,6 +71,7 @@ def superstep_request(
             if stored.get(app_id) != version and version != TIME_MIN_US
         },
         metadata=metadata,
+        source_offsets=offsets,
     )
 
 

@@ -152,7 +152,7 @@ class _RequestPlan:
         return CommitDraft(
             operation=f"MILLPOND {request.kind.upper()}",
             actions=tuple(actions),
-            fields=_fields(request),
+            fields=_fields(request, snapshot),
             parameters=_parameters(request),
             rows=sum(file.rows for write in request.writes for file in write.added),
         )
@@ -229,7 +229,7 @@ def _superstep(request: CommitRequest) -> int | None:
     return max(supersteps, default=None)
 
 
-def _fields(request: CommitRequest) -> dict[str, JsonValue]:
+def _fields(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
     watermarks: dict[str, JsonValue] = {
         write.interval.app_id: int(write.watermark) for write in request.writes if write.watermark is not None
     }
@@ -239,6 +239,10 @@ def _fields(request: CommitRequest) -> dict[str, JsonValue]:
         fields["superstep"] = superstep
     if watermarks:
         fields["watermarks"] = watermarks
+    offsets: dict[str, JsonValue] = {**snapshot.source_offsets, **request.source_offsets}
+    if offsets:
+        # In every commit, for of a version that a checkpoint begins with only its own commit is left.
+        fields["source_offsets"] = offsets
     return fields
 
 

@@ -50,6 +50,8 @@ class CommitRequest:
         metadata: for readers of the log; stored in ``commitInfo.millpond``.
         renames: computations whose files become those of another, old name to new. The request writes every
             interval of both.
+        source_offsets: by the application id of an input, where its position lies in the source. Each commit repeats
+            those of the commits before it.
         drops: computations whose files are removed. The request writes every interval of theirs.
     """
 
@@ -59,3 +61,4 @@ class CommitRequest:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     drops: frozenset[str] = frozenset()
+    source_offsets: Mapping[str, str] = field(default_factory=dict)

@@ -177,7 +177,7 @@ def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterato
     for checkpoint in checkpoints:
         try:
             fresh = Snapshot()
-            fresh.restart_from(checkpoint, log.read_checkpoint(checkpoint), "")
+            fresh.restart_from(checkpoint, log.read_checkpoint(checkpoint), None)
         except MillpondError as error:
             held = f"the sum of the log up to version {checkpoint.version}"
             yield Finding(path=checkpoint.paths[0], held=held, fault=error.message)

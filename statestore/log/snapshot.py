@@ -52,6 +52,8 @@ class Snapshot:
         txns: the Delta application transactions: fences, input positions, supersteps.
         watermarks: the last journaled input watermark of each interval, by application id,
             as far as the applied commits contain them.
+        source_offsets: where each input's position lies in its source, by the input's application id; see
+            `CommitRequest`.
         metadata: schema, partitioning and configuration.
         protocol: the protocol versions that the table requires.
     """
@@ -61,6 +63,7 @@ class Snapshot:
         self.digest: str = ""
         self.txns: dict[str, int] = {}
         self.watermarks: dict[str, int] = {}
+        self.source_offsets: dict[str, str] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
         self._files = FileIndex()
@@ -174,20 +177,32 @@ class Snapshot:
         self._take(verified, version)
         self.version, self.digest = version, digest
 
-    def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], digest: str) -> None:
+    def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], commit: bytes | None) -> None:
         """
         Start from the state in a checkpoint.
 
         Args:
             checkpoint: the checkpoint.
             actions: its actions.
-            digest: digest of its version's commit file; "" when that file was cleaned up.
+            commit: its version's commit file; ``None`` when that was cleaned up.
         """
         check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
         verified = tuple(actions)
         _check_readable(verified, checkpoint.paths[0])
         self._take(verified, checkpoint.version)
-        self.version, self.digest = checkpoint.version, digest
+        if commit is not None:
+            self._take_offsets_of(commit, commit_path(checkpoint.version))
+        self.version, self.digest = checkpoint.version, "" if commit is None else digest_of(commit)
+
+    def _take_offsets_of(self, commit: bytes, path: str) -> None:
+        try:
+            actions = decode(commit, path)
+        except DataError:
+            # The commit after this one is chained to its digest, which says so.
+            return
+        for action in actions:
+            if isinstance(action, CommitInfo):
+                self._take_offsets(action)
 
     def _check_chain(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
         for action in actions:
@@ -213,6 +228,7 @@ class Snapshot:
                     self._files.remove(action.path)
                 case CommitInfo():
                     self._take_watermarks(action)
+                    self._take_offsets(action)
                 case Metadata():
                     self.metadata = action
                 case Protocol():
@@ -229,6 +245,11 @@ class Snapshot:
         watermarks = (info.millpond or {}).get("watermarks")
         if isinstance(watermarks, Mapping):
             self.watermarks.update({app_id: at for app_id, at in watermarks.items() if isinstance(at, int)})
+
+    def _take_offsets(self, info: CommitInfo) -> None:
+        offsets = (info.millpond or {}).get("source_offsets")
+        if isinstance(offsets, Mapping):
+            self.source_offsets.update({app_id: str(text) for app_id, text in offsets.items()})
 
 
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
@@ -337,7 +358,7 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
 def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> Snapshot:
     commit = log.read(checkpoint.version)
     snapshot = Snapshot()
-    snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), digest_of(commit) if commit else "")
+    snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), commit)
     return snapshot
 
 

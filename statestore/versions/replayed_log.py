@@ -15,7 +15,6 @@ from millpond.statestore.check import check
 from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import Action, Add, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import Checkpoint
-from millpond.statestore.log.commit_file import digest_of
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
@@ -56,8 +55,7 @@ class ReplayedLog:
             DataError: the checkpoint cannot be read.
         """
         actions = tuple(log.read_checkpoint(checkpoint))
-        commit = log.read(checkpoint.version)
-        self.snapshot.restart_from(checkpoint, actions, digest_of(commit) if commit else "")
+        self.snapshot.restart_from(checkpoint, actions, log.read(checkpoint.version))
         self._take(actions)
 
     def follow(self, log: Log, until: TableVersion) -> None:

@@ -139,6 +139,22 @@ def test_a_query_goes_on_where_it_was(job: Job) -> None:
     job.assert_written(0, 1, 2, 5, 6, 10, 11)
 
 
+def test_each_version_says_where_its_batch_ends(job: Job) -> None:
+    """
+    As the query's own checkpoint has it, whatever becomes of that.
+    """
+    job.bring(0, 1)
+    job.bring(5, 6)
+    job.run()
+    noted = {int(file.name): file.read_text() for file in (job.checkpoint / "offsets").glob("[0-9]*")}
+    newest = job.store.snapshot().version
+    told = [[*job.store.snapshot(version).source_offsets.values()] for version in range(newest + 1)]
+
+    assert len(noted) == 2
+    assert [noted[0]] in told
+    assert told[-1] == [noted[1]]
+
+
 def test_a_batch_that_is_repeated_counts_once(job: Job) -> None:
     """
     Killed between the store's commit and the checkpoint's, Spark repeats a batch, and nothing happens twice.

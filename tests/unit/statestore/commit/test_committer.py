@@ -98,6 +98,25 @@ class TestWhatACommitIs:
         }
         assert (info.is_blind_append, info.read_version, info.metrics["numOutputRows"]) == (True, 1, "10")
 
+    def test_each_commit_says_where_inputs_are_in_their_sources(self, bench: Bench) -> None:
+        """
+        Those of the commits before it too, so that one commit file is enough.
+        """
+        committer = bench.committer()
+        committer.commit(fence_request(1, LOW))
+        first = superstep_request(1, 1, LOW, queries=1)
+        committer.commit(replace(first, source_offsets={"queries": "offset 7"}))
+        second = superstep_request(1, 2, LOW, clicks=1)
+        committer.commit(replace(second, source_offsets={"clicks": "offset 9"}))
+        committer.commit(CommitRequest(kind="request", positions={"other": 1}))
+
+        newest = load(bench.log)
+        assert newest.source_offsets == {"queries": "offset 7", "clicks": "offset 9"}
+        (info, *_) = decode(bench.log.require(newest.version), commit_path(newest.version))
+        assert isinstance(info, CommitInfo)
+        assert (info.millpond or {})["source_offsets"] == newest.source_offsets
+        assert load(bench.log, TableVersion(newest.version - 2)).source_offsets == {"queries": "offset 7"}
+
     def test_a_compaction_replaces_files_without_changing_data(self, bench: Bench) -> None:
         """A compaction's actions say that no data changed, and the replaced file is described for vacuum."""
         committer = bench.committer()
