@@ -26,6 +26,7 @@ __all__ = [
     "INPUT_ROWS_PREFIX",
     "INTERVAL_PREFIX",
     "LOCATION_PREFIX",
+    "RESTORED_APP_ID",
     "SAVEPOINT_PREFIX",
     "SAVEPOINT_RELEASED",
     "SINK_PREFIX",
@@ -106,6 +107,9 @@ DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 
 CUT_PREFIX: Final = "millpond/cut/"
 """Prefix of cuts by hand; an even version asks for one, and the next odd one says that it is made."""
+
+RESTORED_APP_ID: Final = "millpond/restored"
+"""The version in which the table was last repaired or rewound."""
 
 _BARE_IDS_PREFIX: Final = "millpond/bare_ids/"
 _ID_SLACK_PREFIX: Final = "millpond/id_slack/"

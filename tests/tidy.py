@@ -82,6 +82,10 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "step": ("triggers",),
         TOP: ("step",),
     },
+    "tools": {
+        "terminal": (),
+        TOP: ("terminal",),
+    },
     "testing": {
         "oracles": (),
         "servers": (),
@@ -148,7 +152,7 @@ WORDS_KEPT: Final[dict[str, str]] = {
     "tests/tidy.py": ".*",  # names them
     "tests/test_tidy.py": ".*",  # plants them
     "executor/repair/plan.py": "fold",  # what stores of 0.1 call the commit of a compaction
-    "tools/output.py": "fold",  # an argument of Rich's
+    "tools/terminal/output.py": "fold",  # an argument of Rich's
     "dataflow/windows/window_state.py": "news",  # a key in rows, which are read for ever
     "dataflow/step/key_windows.py": "news",  # the same
     "tests/unit/dataflow/test_stream.py": "news",  # the same

@@ -17,8 +17,8 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
 
 __all__ = ["adopt"]
 

@@ -14,9 +14,9 @@ from millpond.gc.round import CollectionRound
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.output import note, print_json, print_table, size_text
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import note, print_json, print_table, size_text
 
 __all__ = ["collect"]
 

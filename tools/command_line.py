@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from millpond.tools.cli_help import TeachingGroup
+from millpond.tools.terminal.cli_help import TeachingGroup
 
 __all__ = ["main"]
 
@@ -26,6 +26,7 @@ _HOMES: Final = {
     "adopt": "millpond.tools.adopt",
     "intervals": "millpond.tools.intervals",
     "savepoint": "millpond.tools.savepoint",
+    "rewind": "millpond.tools.rewind",
     "gc": "millpond.tools.collect",
 }
 
@@ -57,6 +58,6 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc`, `repair`, `adopt`, `savepoint` and `intervals --split` or `--merge` only read. They
-    take no lease and start no server, so you can use them while the pipeline runs.
+    All commands except `gc`, `repair`, `rewind`, `adopt`, `savepoint` and `intervals --split` or `--merge` only
+    read. They take no lease and start no server, so you can use them while the pipeline runs.
     """

@@ -16,9 +16,9 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Remove
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.types import TableVersion
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, store_argument
-from millpond.tools.output import print_json, print_table, time_text
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, store_argument
+from millpond.tools.terminal.output import print_json, print_table, time_text
 
 __all__ = ["history"]
 

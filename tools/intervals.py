@@ -20,9 +20,9 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, read_options, store_argument, zookeeper_options
-from millpond.tools.output import note, print_json, print_table, size_text
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import note, print_json, print_table, size_text
 
 __all__ = ["intervals"]
 

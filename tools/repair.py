@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,27 +14,19 @@ import click
 
 from millpond.executor.repair.plan import RepairPlan, plan_repair
 from millpond.executor.repair.repair import SET_ASIDE_FOLDER, hold_store, repair_store
-from millpond.executor.repair.spark_checkpoint import reached_batches, rewind_checkpoints
-from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
-from millpond.statestore.catalog.rebuild import logged_commits
-from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
-from millpond.statestore.identity.lineage import Lineage
+from millpond.executor.repair.spark_checkpoint import reached_batches
+from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.identity.location import place_of
-from millpond.statestore.integrity.table_history import read_histories
-from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.stored_mark import list_marks, newest_mark
-from millpond.statestore.log.table import STORE_ID_KEY
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.output import note, print_table
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import note, print_table
+from millpond.tools.terminal.restoring import describe_undone, store_leases, store_mark, take_dependents_back
 
 __all__ = ["repair"]
 
@@ -84,10 +75,10 @@ def repair(
         raise InvalidError("there is no store at this path", path=store)
     options = read_options(storage_options)
     objects = open_objects(f"{root}/rows", options)
-    with _leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
+    with store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
         # Read before the table, so that a query that is still running does not seem to be ahead of it.
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
-        plan = plan_repair(objects, _mark(root, objects, options, leases))
+        plan = plan_repair(objects, store_mark(root, objects, options, leases))
         ahead = {
             query: at
             for query, at in plan.consumed().items()
@@ -98,7 +89,7 @@ def repair(
             raise SystemExit(1)
         if (plan.is_needed or ahead) and not yes:
             click.confirm("Repair it?", abort=True)
-        finish = partial(_rewind_dependents, plan, root, objects, ahead)
+        finish = partial(take_dependents_back, plan, root, objects, ahead)
         if plan.is_needed:
             committed = repair_store(objects, plan, leases, clock, rng, then=finish)
             click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
@@ -114,56 +105,6 @@ def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
     newest = load(Log(objects)).version
     if newest != plan.newest:
         raise ConflictError("another process has committed meanwhile; repair again", newest=newest)
-
-
-@contextmanager
-def _leases(
-    root: str, objects: Objects, zookeeper: str | None, security: ZooKeeperSecurity
-) -> Iterator[ZooKeeperLeases]:
-    """
-    The store's leases and high-water mark; `Store.open` would refuse the damaged store.
-    """
-    clock, rng = SystemClock(), SystemRng()
-    server = None
-    hosts = zookeeper
-    lineage = _lineage(objects)
-    if hosts is None:
-        if "://" in root:
-            raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=root)
-        server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-        hosts = server.start_or_join()
-    try:
-        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock, security=security)
-        try:
-            yield leases
-        finally:
-            leases.close()
-    finally:
-        if server is not None:
-            server.close()
-
-
-def _lineage(objects: Objects) -> Lineage:
-    for history in read_histories(Log(objects), None):
-        if history.metadata is not None and (known := history.metadata.configuration.get(STORE_ID_KEY)):
-            return Lineage.of(known, history.state.txns)
-    raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
-
-
-def _mark(root: str, objects: Objects, options: Mapping[str, str], leases: ZooKeeperLeases) -> Mark | None:
-    """
-    The newest of the high-water marks in ZooKeeper and in the store's folder.
-    """
-    known = [incarnation.id for incarnation in _lineage(objects).incarnations]
-    mark = later_mark(leases.high_water.read(), newest_mark(list_marks(open_objects(root, options)), known))
-    if mark is not None and mark.successor:
-        raise DataError(
-            "another incarnation took the place of this store: repair that one, or go on with this as a copy "
-            "(`millpond adopt STORE --as copy`)",
-            store=root,
-            successor=mark.successor,
-        )
-    return mark
 
 
 def _describe(plan: RepairPlan, root: str, ahead: Mapping[str, int]) -> None:
@@ -182,33 +123,10 @@ def _describe(plan: RepairPlan, root: str, ahead: Mapping[str, int]) -> None:
     print_table("", ("file", "what is done", "what is lost"), rows)
     if plan.is_rollback:
         click.echo(f"the store goes back from version {plan.newest} to version {plan.state.version}")
-    for app_id, (kept, was) in plan.supersteps().items():
-        name = unquote(app_id.rpartition("/")[2])
-        click.echo(f"pipeline {name}: supersteps {kept + 1} to {was} are undone")
-        note(f"sinks of {name} keep the output of these supersteps, and receive it again")
-    for app_id, (kept, was) in plan.inputs().items():
-        pipeline, stream, source = map(unquote, app_id.split("/")[-3:])
-        click.echo(f"input {stream} of {pipeline}: read again from position {kept + 1} (it was at {was})")
-        if source not in rewind_checkpoints(Path(root) / "checkpoints", {source: kept}, dry_run=True):
-            note(f"inject {stream} again from that position (source {source})")
+    describe_undone(plan, root)
+    for app_id in plan.supersteps():
+        note(
+            f"sinks of {unquote(app_id.rpartition('/')[2])} keep the output of these supersteps, and receive it again"
+        )
     if not plan.is_readable:
         note(f"older versions become unreadable; the old log is copied to rows/{SET_ASIDE_FOLDER}")
-
-
-def _rewind_dependents(plan: RepairPlan, root: str, objects: Objects, ahead: Mapping[str, int]) -> None:
-    """
-    Rewind Spark's checkpoints to the store's state, and rebuild the catalog; idempotent.
-    """
-    batches = {unquote(app_id.rpartition("/")[2]): kept for app_id, (kept, _) in plan.inputs().items()}
-    batches |= ahead
-    if "://" in root:
-        return
-    for query in rewind_checkpoints(Path(root) / "checkpoints", batches):
-        note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
-    url = default_catalog_url(root)
-    try:
-        with Catalog.open(url, SystemClock()) as catalog:
-            snapshot = load(Log(objects))
-            catalog.rebuild(snapshot, logged_commits(Log(objects), snapshot.version, 1_000))
-    except MillpondError as error:
-        note(f"the catalog was not rebuilt: {error.message}")

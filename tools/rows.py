@@ -15,9 +15,9 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import RowsView
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
-from millpond.tools.output import note, print_json, print_table, time_text
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
+from millpond.tools.terminal.output import note, print_json, print_table, time_text
 
 __all__ = ["rows"]
 

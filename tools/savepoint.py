@@ -11,9 +11,9 @@ import click
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, read_options, store_argument, zookeeper_options
-from millpond.tools.output import print_json, print_table
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import print_json, print_table
 
 __all__ = ["savepoint"]
 

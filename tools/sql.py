@@ -14,9 +14,9 @@ import duckdb
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import connect
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, snapshot_to_read, store_argument, version_option
-from millpond.tools.output import print_table
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
+from millpond.tools.terminal.output import print_table
 
 __all__ = ["sql"]
 

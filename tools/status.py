@@ -21,9 +21,9 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.versions.savepoint import open_savepoints
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, store_argument
-from millpond.tools.output import note, print_json, print_table, size_text, time_text
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, store_argument
+from millpond.tools.terminal.output import note, print_json, print_table, size_text, time_text
 
 __all__ = ["status"]
 

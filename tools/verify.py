@@ -15,9 +15,9 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
-from millpond.tools.cli_help import TeachingCommand
-from millpond.tools.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
-from millpond.tools.output import note, number_text, print_json, print_table
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
+from millpond.tools.terminal.output import note, number_text, print_json, print_table
 
 __all__ = ["verify"]
 

@@ -21,6 +21,7 @@ from millpond.executor.pipeline.weak import WeakStreams
 from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.superstep.plan import IntervalPlan
+from millpond.statestore.app_ids import RESTORED_APP_ID
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.objects.disk_options import DiskOptions
@@ -90,6 +91,8 @@ class WorkerSetting:
         code_digest: a hash of ``code``; a worker process that has loaded it does not unpickle it again.
         cache_bytes: soft-state budget of a worker process, in bytes.
         disk: whether row files are kept on the machine's disk.
+        restored_at: the version in which the table was last repaired or rewound: soft state from before it is not
+            true any more.
     """
 
     url: str
@@ -99,6 +102,7 @@ class WorkerSetting:
     code_digest: str
     cache_bytes: int
     disk: DiskOptions = field(default_factory=DiskOptions)
+    restored_at: int = 0
 
     @classmethod
     def of(
@@ -126,6 +130,7 @@ class WorkerSetting:
             code_digest=hashlib.sha256(code).hexdigest(),
             cache_bytes=cache_bytes,
             disk=disk,
+            restored_at=store.committer.snapshot.txns.get(RESTORED_APP_ID, 0),
         )
 
     @property
@@ -133,7 +138,8 @@ class WorkerSetting:
         """
         What tells it from other settings.
         """
-        return self.url, self.durability, self.code_digest, str(self.cache_bytes), str(self.disk)
+        kept = str(self.cache_bytes), str(self.disk), str(self.restored_at)
+        return self.url, self.durability, self.code_digest, *kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

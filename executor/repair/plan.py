@@ -9,7 +9,8 @@ inputs, so that what was consumed since is read again. Planning changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
@@ -59,6 +60,8 @@ class RepairPlan:
         set_aside: files to remove from the log; copies are kept.
         txns: the newest transactions of any readable commit.
         is_readable: whether the log can be read to its end, so that older versions stay readable.
+        kind: what its commit is called: "repair" or "rewind".
+        source_offsets: where the inputs are in their sources after it; see `CommitRequest`.
     """
 
     newest: TableVersion
@@ -70,6 +73,8 @@ class RepairPlan:
     set_aside: tuple[str, ...]
     txns: dict[str, int]
     is_readable: bool
+    kind: str = "repair"
+    source_offsets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_needed(self) -> bool:

@@ -35,6 +35,7 @@ from millpond.statestore.app_ids import (
     COUNT_PREFIX,
     INPUT_PREFIX,
     INPUT_ROWS_PREFIX,
+    RESTORED_APP_ID,
     SAVEPOINT_PREFIX,
     SAVEPOINT_RELEASED,
     SUPERSTEP_PREFIX,
@@ -46,7 +47,7 @@ from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases
 from millpond.statestore.leases.maintenance_lock import exclusive
-from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
+from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
@@ -167,17 +168,21 @@ def _commit(
     txns = _transactions(plan, supersteps, owners)
     changes = list(_changes(plan, live, now_ms))
     changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
+    offsets: dict[str, JsonValue] = (
+        {"source_offsets": dict(plan.source_offsets)} if plan.source_offsets else {}
+    )
     info = CommitInfo(
-        operation="MILLPOND REPAIR",
+        operation=f"MILLPOND {plan.kind.upper()}",
         timestamp_ms=now_ms,
-        parameters={"kind": "repair", "restoredVersion": str(plan.state.version)},
+        parameters={"kind": plan.kind, "restoredVersion": str(plan.state.version)},
         read_version=plan.newest,
         millpond={
-            "kind": "repair",
+            "kind": plan.kind,
             "writer": rng.token(),
             "previous": plan.history.digest if plan.is_readable else "",
             "restored_version": int(plan.state.version),
             "lost": list(plan.lost[:_LOST_NAMED_MAX]),
+            **offsets,
         },
     )
     data = encode([info, *changes])
@@ -255,6 +260,8 @@ def _transactions(
         interval.app_id: pack_fence(fence.sequencer, fence.commit_number)
         for interval, fence in owners.items()
     }
+    # What processes remember of the table's files is not true of it any more.
+    fences[RESTORED_APP_ID] = int(plan.newest) + 1
     if not plan.is_rollback:
         return fences
     positions: dict[str, int] = {}

@@ -1,9 +1,10 @@
 """
-Takes Spark's streaming checkpoints back to an earlier batch, for a repair.
+Takes Spark's streaming checkpoints back to an earlier batch, for a repair or a rewind.
 
 A checkpoint has a folder ``offsets`` with what each batch covers, a folder ``commits`` with the batches
 that are done, one file per batch, and a file ``metadata`` with the query's id. Once the files after a batch
-are removed, the query continues with the next batch and reads its offsets from the source again.
+are removed, the query continues with the next batch and reads its offsets from the source again. Spark keeps the files
+of the last hundred batches; those of an older batch are written again from what the store knows of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import orjson
 __all__ = ["Reached", "reached_batches", "rewind_checkpoints"]
 
 _PARTS: Final = ("commits", "offsets")
+_DONE: Final = 'v1\n{"nextBatchWatermarkMs":0}'
+"""What Spark writes of a batch that is done."""
+
+_NONE_KNOWN: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +71,20 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
     return reached
 
 
-def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: bool = False) -> tuple[str, ...]:
+def rewind_checkpoints(
+    folder: Path,
+    batches: Mapping[str, int],
+    *,
+    offsets: Mapping[str, str] = _NONE_KNOWN,
+    dry_run: bool = False,
+) -> tuple[str, ...]:
     """
     Take the checkpoints of some queries back.
 
     Args:
         folder: contains the checkpoints, at any depth.
         batches: by query id, the last batch that stays; -1 for none.
+        offsets: by query id, Spark's entry for that batch, which is written where Spark has removed it.
         dry_run: change nothing.
 
     Returns:
@@ -83,7 +95,10 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
         query = _id_of(metadata)
         if query is None or query not in batches:
             continue
-        later = list(_later(metadata.parent, batches[query]))
+        checkpoint, last = metadata.parent, batches[query]
+        later = list(_later(checkpoint, last))
+        if not dry_run and query in offsets and last >= 0:
+            _write_missing(checkpoint, last, offsets[query])
         # Commits first: after a kill in between, Spark repeats a batch, which the store recognises.
         for path in () if dry_run else later:
             path.unlink(missing_ok=True)
@@ -91,6 +106,15 @@ def rewind_checkpoints(folder: Path, batches: Mapping[str, int], *, dry_run: boo
         if later:
             rewound.append(query)
     return tuple(rewound)
+
+
+def _write_missing(checkpoint: Path, batch: int, entry: str) -> None:
+    # Before anything is removed: a kill in between leaves a checkpoint that is ahead, and is taken back again.
+    for part, text in (("offsets", entry), ("commits", _DONE)):
+        target = checkpoint / part / str(batch)
+        if not target.exists():
+            target.write_text(text)
+            target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
 
 
 def _later(checkpoint: Path, batch: int) -> Iterator[Path]:

@@ -4,7 +4,7 @@ Reads the rows of an interval back from committed files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from millpond.executor.computation.state import Encoded
 from millpond.executor.computation.timer import Timer, Timers
 from millpond.executor.event_time.clocks import parse_timer_clock
+from millpond.executor.soft_state.known_files import FileKeys, large_among
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
@@ -44,6 +45,21 @@ class RowReader(Protocol):
         """
         ...
 
+    def scan(
+        self,
+        file: FileKeys,
+        columns: Sequence[str],
+        interval: Interval,
+        keep: Callable[[pa.Table], pa.Table],
+    ) -> pa.Table:
+        """
+        What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
+
+        Raises:
+            DataError: the file is missing or its bytes are wrong.
+        """
+        ...
+
 
 class StoreRowReader:
     """
@@ -69,6 +85,19 @@ class StoreRowReader:
         The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
         """
         return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
+
+    def scan(
+        self,
+        file: FileKeys,
+        columns: Sequence[str],
+        interval: Interval,
+        keep: Callable[[pa.Table], pa.Table],
+    ) -> pa.Table:
+        """
+        What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
+        """
+        large = large_among([file])
+        return read_row_files(self._objects, [file.path], columns, interval=interval, large=large, keep=keep)
 
 
 @dataclass(frozen=True, slots=True)

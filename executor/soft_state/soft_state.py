@@ -39,7 +39,7 @@ from millpond.statestore.check import check
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+from millpond.statestore.rows.files import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA
 
 __all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
@@ -267,23 +267,27 @@ class SoftState:
         """
         The updates of timers, of more rows than memory holds: a state is read when its key first comes.
 
-        Files are read one by one, for all but the timers is forgotten again; the cache is told which keys there are.
+        Of each part of a file all but the timers is forgotten again; the cache is told which keys there are.
         """
         self._cache.start_without_rows(sum(file.num_records or 0 for file in files))
-        updates = []
-        for file in files:
-            large = {file.path} if file.size_bytes >= LARGE_BYTES else ()
-            read = self._reader.read([file.path], _TIMER_COLUMNS, interval=self._interval, large=large)
-            self._cache.remember(read.column("key"))
-            if file.size_bytes < LARGE_BYTES:
-                self._keys_of_files.note(file.path, read.column("key"))
-            is_deleted = pc.fill_null(read.column("deleted"), False)
-            updates.append(read.filter(pc.or_(read.column("timers").is_valid(), is_deleted)))
-        table = pa.concat_tables(updates)
+        table = pa.concat_tables([self._timers_in(file) for file in self._files.all])
         unread = {name: ROW_SCHEMA.field(name) for name in MERGE_COLUMNS if name not in _TIMER_COLUMNS}
         for field in unread.values():
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table.select(MERGE_COLUMNS)
+
+    def _timers_in(self, file: FileKeys) -> pa.Table:
+        is_small = not large_among([file])
+
+        def keep(updates: pa.Table) -> pa.Table:
+            keys = updates.column("key")
+            self._cache.remember(keys)
+            if is_small:
+                self._keys_of_files.note(file.path, keys)
+            is_deleted = pc.fill_null(updates.column("deleted"), False)
+            return updates.filter(pc.or_(updates.column("timers").is_valid(), is_deleted))
+
+        return self._reader.scan(file, _TIMER_COLUMNS, self._interval, keep)
 
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
         columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS

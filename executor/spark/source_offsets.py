@@ -8,7 +8,7 @@ watermark, and settings. With it a query can go on from a batch without the chec
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,7 +32,7 @@ def end_offsets(frame: DataFrame, query: str, batch: int) -> str | None:
     session = frame.sparkSession
     try:
         # Spark has no public way from a batch to its offsets; its progress reports come after the batch.
-        gateway = session._jvm  # noqa: SLF001
+        gateway: Any = session._jvm  # noqa: SLF001
         running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
         log = running.get(gateway.java.util.UUID.fromString(query)).offsetLog()
         written = gateway.java.io.ByteArrayOutputStream()

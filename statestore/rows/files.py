@@ -11,7 +11,7 @@ checksums that they have.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -229,6 +229,7 @@ def read_row_files(
     keys: Iterable[str] | None = None,
     interval: Interval | None = None,
     large: Collection[str] = (),
+    keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
     """
     The row updates of the files, in the order of ``paths``, verified.
@@ -240,6 +241,7 @@ def read_row_files(
         keys: only the updates of these keys.
         interval: only the updates whose key lies in it; files of other writers may span several intervals.
         large: those of the paths of which only the pages that may hold ``keys`` are read, if they have an index.
+        keep: gets the updates as they are read, a large file's part by part, and returns those to keep.
 
     Raises:
         DataError: a file is missing, damaged or not a row file; the error names it.
@@ -247,7 +249,7 @@ def read_row_files(
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
-    selection = _Selection(keys, interval)
+    selection = _Selection(keys, interval, keep)
     tables = [_read_nearest(objects, path, needed, selection, in_parts=path in large) for path in paths]
     found = [table for table in tables if table.num_rows]
     if not found:
@@ -290,7 +292,7 @@ def _read_row_file(
         data = objects.get(path)
         may_hold = None if selection.is_all else selection.may_hold
         table = conform(decode_rows(data, needed, may_hold, name=name), needed)
-        return table if len(data) <= _SMALL_BYTES else selection.apply(table)
+        return table if len(data) <= _SMALL_BYTES and selection.keep is None else selection.reduce(table)
     except ObjectMissingError:
         raise
     except DataError as error:
@@ -301,12 +303,18 @@ def _read_row_file(
 
 class _Selection:
     """
-    The rows that a read selects: by keys, by interval, by both, or all.
+    The rows that a read selects: by keys, by interval, by both, or all; and what it keeps of them.
     """
 
-    def __init__(self, keys: Iterable[str] | None, interval: Interval | None) -> None:
+    def __init__(
+        self,
+        keys: Iterable[str] | None,
+        interval: Interval | None,
+        keep: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> None:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
+        self.keep = keep
         self._prints: Fingerprints | None = None
 
     @property
@@ -354,13 +362,20 @@ class _Selection:
             some = blocks[start : start + _BLOCKS_AT_ONCE]
             ranges = join_ranges(index.ranges(some, columns), _GAP_BYTES)
             parts = dict(zip(ranges, read_ranges(objects, path, ranges), strict=True))
-            tables.append(self.apply(conform(decode_blocks(index, some, columns, parts), columns)))
+            tables.append(self.reduce(conform(decode_blocks(index, some, columns, parts), columns)))
         return pa.concat_tables(tables)
 
     def _fingerprints(self) -> Fingerprints:
         if self._prints is None:
             self._prints = fingerprints(pa.array(self._keys, pa.string()))
         return self._prints
+
+    def reduce(self, table: pa.Table) -> pa.Table:
+        """
+        What is kept of the selected rows of the table.
+        """
+        selected = self.apply(table)
+        return selected if self.keep is None else self.keep(selected)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """

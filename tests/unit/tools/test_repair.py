@@ -17,8 +17,8 @@ from millpond.executor.pipeline.positions import admit_batch, input_positions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
-from millpond.tools import repair as command
 from millpond.tools.command_line import main
+from millpond.tools.terminal import restoring
 
 BATCHES = 4
 
@@ -76,13 +76,13 @@ def test_killed_before_its_checkpoints_are_back_it_is_finished_by_running_it_aga
     """
     given = ["repair", str(damaged), "--zookeeper", zookeeper_hosts]
 
-    def killed(*_: object, dry_run: bool = False) -> tuple[str, ...]:
+    def killed(*_: object, dry_run: bool = False, **__: object) -> tuple[str, ...]:
         if not dry_run:
             raise KilledError
         return ()
 
     with monkeypatch.context() as patched:
-        patched.setattr(command, "rewind_checkpoints", killed)
+        patched.setattr(restoring, "rewind_checkpoints", killed)
         with pytest.raises(KilledError):
             CliRunner().invoke(main, [*given, "--yes"], catch_exceptions=False)
     with Store.open(damaged, read_only=True) as store:

@@ -58,3 +58,19 @@ def test_a_missing_or_unreadable_folder_has_no_checkpoints(tmp_path):
     """
     (tmp_path / "metadata").write_text("not JSON")
     assert rewind_checkpoints(tmp_path, {"a": 1}) == rewind_checkpoints(tmp_path / "no", {"a": 1}) == ()
+
+
+def test_what_spark_has_removed_is_written_again(folder):
+    """
+    Spark keeps the last hundred batches only: the entries of an older one come from the store.
+    """
+    for part in ("commits", "offsets"):
+        for batch in range(6):
+            (folder / "a" / part / str(batch)).unlink()
+    entry = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":3}'
+
+    assert rewind_checkpoints(folder, {"a": 3}, offsets={"a": entry}) == ("a",)
+    assert batches(folder, "a", "commits") == batches(folder, "a", "offsets") == [3]
+    assert (folder / "a" / "offsets" / "3").read_text() == entry
+    assert not (folder / "a" / "offsets" / ".3.crc").exists()
+    assert (folder / "b" / "offsets" / "3").read_text() == "v1"

@@ -4,7 +4,7 @@ Soft state follows the committed files, whether or not the bundles of this proce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.soft_state.known_files import FileKeys
 from millpond.executor.soft_state.known_ids import KnownIds
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.row_reader import StoreRowReader
@@ -73,6 +74,19 @@ class CountingReader(StoreRowReader):
         wanted = None if keys is None else sorted(keys)
         self.reads.append((len(paths), tuple(columns), wanted))
         return super().read(paths, columns, keys=wanted, interval=interval, large=large)
+
+    def scan(
+        self,
+        file: FileKeys,
+        columns: Sequence[str],
+        interval: Interval,
+        keep: Callable[[pa.Table], pa.Table],
+    ) -> pa.Table:
+        """
+        Scan, and take a note.
+        """
+        self.reads.append((1, tuple(columns), None))
+        return super().scan(file, columns, interval, keep)
 
 
 def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:

@@ -141,7 +141,7 @@ def test_a_query_goes_on_where_it_was(job: Job) -> None:
 
 def test_each_version_says_where_its_batch_ends(job: Job) -> None:
     """
-    As the query's own checkpoint has it, whatever becomes of that.
+    As the query's own checkpoint has it, which may get lost.
     """
     job.bring(0, 1)
     job.bring(5, 6)

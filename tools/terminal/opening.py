@@ -6,7 +6,7 @@ All commands that read take the same arguments for this; `store_argument` adds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -18,8 +18,9 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.stored_mark import list_marks, newest_mark
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
+from millpond.statestore.versions.savepoint import Savepoint
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.output import note
+from millpond.tools.terminal.output import note
 
 __all__ = [
     "open_to_read",
@@ -27,6 +28,7 @@ __all__ = [
     "read_stored_mark",
     "snapshot_to_read",
     "store_argument",
+    "version_in",
     "version_option",
     "zookeeper_options",
 ]
@@ -153,7 +155,7 @@ def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
         DataError: the version has been collected.
         InvalidError: there is no savepoint of that name.
     """
-    version = None if named is None else _version_of(store, named)
+    version = None if named is None else version_in(store.savepoints(), named)
     with ExitStack() as resources:
         try:
             snapshot = resources.enter_context(store.reading(version))
@@ -163,10 +165,16 @@ def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
         yield snapshot
 
 
-def _version_of(store: Store, named: str) -> int:
+def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
+    """
+    The version that a number or the name of a savepoint says.
+
+    Raises:
+        InvalidError: there is no savepoint of that name.
+    """
     if named.isdecimal():
         return int(named)
-    known = {savepoint.name: savepoint.version for savepoint in store.savepoints()}
+    known = {savepoint.name: savepoint.version for savepoint in savepoints}
     if named not in known:
         raise InvalidError(
             "--version is a number (see `millpond history`) or the name of a savepoint (see `millpond savepoint`)",

@@ -1,0 +1,57 @@
+"""
+Plans a rewind: the whole store goes back to one of its versions, in one fenced commit.
+
+It is what a repair does, with a version that a person has chosen: rows, timers, ids, productions and input positions go
+back together; fences and supersteps rise; older versions, those that are undone too, stay readable as long as the
+retention or a savepoint keeps them. So a rewind can itself be rewound.
+"""
+
+from __future__ import annotations
+
+from millpond.executor.repair.plan import RepairPlan
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.integrity.table_history import TableState, read_histories
+from millpond.statestore.log.high_water import Mark
+from millpond.statestore.log.log import Log
+from millpond.statestore.types import Objects, TableVersion
+from millpond.statestore.versions.replayed_log import replay_log
+
+__all__ = ["plan_rewind"]
+
+
+def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> RepairPlan:
+    """
+    Plan to take a sound store back to a version.
+
+    Args:
+        objects: the table's root.
+        version: the version whose rows and positions the store is to have.
+        mark: the high-water mark; ``None`` if it is not known.
+
+    Raises:
+        InvalidError: there is no such version.
+        DataError: the log is damaged, or does not reach back that far.
+        UnavailableError: the store is unavailable.
+    """
+    log = Log(objects)
+    latest = log.latest_version()
+    histories = read_histories(log, mark)
+    if not histories or histories[0].newest != latest or (mark is not None and mark.version > latest):
+        raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
+    history = histories[0]
+    if not 0 <= version <= history.newest:
+        raise InvalidError("there is no such table version", version=version, newest=history.newest)
+    replayed = replay_log(log, version)
+    return RepairPlan(
+        newest=history.newest,
+        state=TableState(version=version, live=dict(replayed.adds), txns=dict(replayed.snapshot.txns)),
+        history=history,
+        healed={},
+        restored=(),
+        lost=(),
+        set_aside=(),
+        txns=dict(history.state.txns),
+        is_readable=True,
+        kind="rewind",
+        source_offsets=dict(replayed.snapshot.source_offsets),
+    )

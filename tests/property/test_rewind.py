@@ -1,0 +1,160 @@
+"""
+A store that was rewound goes on as if what was undone had never been.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.repair.repair import repair_store
+from millpond.executor.repair.rewind import plan_rewind
+from millpond.executor.superstep.totals import Totals
+from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.statestore.types import TableVersion
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.pipelines import Case, cases
+
+_STEP_MS = 60_000
+
+Rows = dict[str, dict[str, tuple[Any, ...]]]
+
+
+class Player:
+    """
+    Plays a case step by step, compacts on the way, and can go back to where it was after any step.
+    """
+
+    def __init__(self, case: Case, fan_in: int) -> None:
+        self.case = case
+        self.upkeep = UpkeepPolicy(
+            compaction=CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2),
+            retention="1d",
+            collect_every=6,
+        )
+        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
+        self.opened = 0
+        self.after: list[tuple[TableVersion, int]] = []
+        self.open()
+        self.note()
+
+    def open(self) -> None:
+        self.opened += 1
+        self.store = Store.in_memory(
+            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
+        )
+        runner = LocalRunner(
+            self.store,
+            clock=self.clock,
+            rng=SeededRng(f"r{self.opened}"),
+            progress=False,
+            dead_letter_limit=None,
+            intervals=2,
+            upkeep=self.upkeep,
+        )
+        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
+
+    def note(self) -> None:
+        """
+        Remember the version and the wall time after a step.
+        """
+        self.after.append((self.store.snapshot().version, self.clock.now_us()))
+
+    def play(self, first: int = 0) -> None:
+        for step in self.case.steps[first:]:
+            self.clock.advance_ms(_STEP_MS)
+            if step.stream is not None:
+                self.run.inject(step.stream, list(step.rows))
+            self.run.step()
+            self.note()
+
+    def finish(self) -> None:
+        for number in range(len(self.case.injectors)):
+            self.run.finish(f"in{number}")
+        self.run.run_until_quiet()
+
+    def rewind(self, version: TableVersion, wall_us: int) -> None:
+        self.run.stop()
+        self.store.close()
+        leases = MemoryLeases(self.registry, self.clock, writer_id=f"rewind{self.opened}")
+        plan = plan_rewind(self.disk, version, leases.high_water.read())
+        repair_store(self.disk, plan, leases, self.clock, SeededRng(f"w{self.opened}"))
+        leases.close()
+        self.clock.jump_ms((wall_us - self.clock.now_us()) / 1_000)
+        self.open()
+
+    def rows(self) -> Rows:
+        """
+        The rows that readers see, without sequencers, commit numbers and supersteps, which rise.
+        """
+        return {f"c{number}": self._rows_of(f"c{number}") for number in range(len(self.case.nodes))}
+
+    def _rows_of(self, computation: str) -> dict[str, tuple[Any, ...]]:
+        return {
+            row["key"]: (row["state"], row["state_bytes"], str(row["timers"]), row["hold"])
+            for row in self.store.rows_view(computation).to_arrow().to_pylist()
+        }
+
+    def letters(self) -> list[str]:
+        """
+        The dead letters, without their keys, which have the superstep's number.
+        """
+        return sorted(str(state) for state, *_ in self._rows_of("dead_letters").values())
+
+    def totals(self) -> Totals:
+        return self.run.summary().totals
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
+)
+@given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
+def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: int) -> None:
+    """
+    With the input after that version again, states, timers, holds, dead letters and counts are what they were.
+    """
+    player = Player(case, fan_in)
+    player.play()
+    after = list(player.after)
+    player.finish()
+    rows, letters, totals = player.rows(), player.letters(), player.totals()
+
+    step = back_to % len(after)
+    player.rewind(*after[step])
+    player.play(first=step)
+    player.finish()
+
+    assert player.rows() == rows
+    assert player.letters() == letters
+    assert player.totals() == totals
+    assert not verify_store(player.disk).findings
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=10
+)
+@given(case=cases(), back_to=st.integers(0, 10**6))
+def test_a_rewind_can_be_rewound(case: Case, back_to: int) -> None:
+    """
+    The versions that it undid stay readable, and are what they were.
+    """
+    player = Player(case, fan_in=3)
+    player.play()
+    last, wall_us = player.after[-1]
+    rows = player.rows()
+
+    player.rewind(*player.after[back_to % len(player.after)])
+    assert load(Log(player.disk), last).version == last
+    player.rewind(last, wall_us)
+    assert player.rows() == rows

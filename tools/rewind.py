@@ -1,0 +1,126 @@
+"""
+``millpond rewind``: take a whole store back to one of its versions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+
+from millpond.executor.repair.plan import RepairPlan
+from millpond.executor.repair.repair import repair_store
+from millpond.executor.repair.rewind import plan_rewind
+from millpond.executor.repair.spark_checkpoint import reached_batches
+from millpond.executor.sinks.take_back import take_back_sink
+from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.identity.location import place_of
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import store_id_of
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Objects, Superstep, TableVersion
+from millpond.statestore.versions.savepoint import open_savepoints
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, version_in, zookeeper_options
+from millpond.tools.terminal.output import note
+from millpond.tools.terminal.restoring import describe_undone, store_leases, store_mark, take_dependents_back
+
+__all__ = ["rewind"]
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond rewind pond --version 12 --dry-run",
+        'millpond rewind pond --version "before the sale"',
+        "millpond rewind pond --version 12 --take-back out/spikes --yes",
+    ),
+)
+@store_argument
+@click.option(
+    "--version", "named", required=True, metavar="N|NAME", help="The version to go back to, or its savepoint."
+)
+@click.option(
+    "--take-back", "sinks", metavar="TABLE", multiple=True,
+    help="A sink's Delta table that goes back too; may be repeated.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Report what would be undone, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@zookeeper_options
+def rewind(
+    store: str,
+    storage_options: tuple[str, ...],
+    named: str,
+    sinks: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """
+    Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
+
+    It is a commit like any other: the versions that are undone stay readable, so you can rewind to one of them
+    again. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
+    their input again from where they were at that version, with the same code or other code.
+
+    What the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's table
+    with --take-back: then what they delivered is removed from it, if no other writer has changed the same files since.
+
+    Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
+    """
+    root, clock, rng = place_of(store), SystemClock(), SystemRng()
+    if "://" not in root and not Path(root, "rows").is_dir():
+        raise InvalidError("there is no store at this path", path=store)
+    options = read_options(storage_options)
+    objects = open_objects(f"{root}/rows", options)
+    with store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
+        reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
+        snapshot = load(Log(objects))
+        version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
+        plan = plan_rewind(objects, version, store_mark(root, objects, options, leases))
+        click.echo(f"the store goes back from version {plan.newest} to version {version}")
+        describe_undone(plan, root)
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Rewind it?", abort=True)
+        ahead = {
+            query: at
+            for query, at in plan.consumed().items()
+            if query in reached and reached[query].is_ahead_of(at)
+        }
+        finish = partial(take_dependents_back, plan, root, objects, ahead)
+        committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+        click.echo(f"rewound: version {committed.version} holds what version {version} held")
+        lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)
+        for sink in sinks:
+            _take_back(open_objects(sink, options), sink, lineage, plan)
+        if not sinks:
+            for app_id in plan.supersteps():
+                name = unquote(app_id.rpartition("/")[2])
+                note(f"sinks of {name} keep the output of the undone supersteps, and receive it again")
+
+
+def _take_back(table: Objects, sink: str, lineage: Lineage, plan: RepairPlan) -> None:
+    # What the last superstep produced is undelivered at its version, and is delivered again under a new number.
+    supersteps = {
+        app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(max(kept - 1, 0))
+        for app_id, (kept, _) in plan.supersteps().items()
+    }
+    taken = take_back_sink(table, lineage, supersteps, SystemClock(), SystemRng())
+    for part in taken:
+        click.echo(
+            f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "
+            f"{part.superstep}, {part.files} files removed"
+        )
+    if not taken:
+        click.echo(f"{sink} has nothing of the undone supersteps")
