@@ -79,7 +79,7 @@ bench: java $(JARS) ## Measure against Spark's transformWithState; figures in bu
 bench-cache: $(INSTALLED) ## Measure what eviction policies cost, by the memory that there is (about 20 minutes); build/bench/cache.json
 	@$(PYTHON_IN_VENV) -m benchmarks.cache --json build/bench/cache.json --picture build/bench/cache.png
 
-bench-scale-out: java $(JARS) ## Measure what Spark's executors cost (about 12 minutes); build/bench/scale_out.json
+bench-scale-out: java $(JARS) ## Measure what Spark's executors cost (about 25 minutes); build/bench/scale_out.json
 	@$(PYTHON_IN_VENV) -m benchmarks.scale_out --json build/bench/scale_out.json
 
 bench-state-size: java $(JARS) ## Measure state larger than memory; build/bench/state_size.json

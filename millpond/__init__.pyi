@@ -103,6 +103,7 @@ from .executor.pipeline.stream import ComputationOptions as ComputationOptions
 from .executor.pipeline.stream import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology
 from .executor.pipeline.weak import ProductionMode as ProductionMode
+from .executor.repair.fork import fork_store as fork_store
 from .executor.reporting.summary import RunSummary as RunSummary
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
@@ -154,5 +155,6 @@ from .statestore.types import EventTimeMicros as EventTimeMicros
 from .statestore.types import Objects as Objects
 from .statestore.types import Rng as Rng
 from .statestore.types import WallTimeMicros as WallTimeMicros
+from .statestore.versions.fork import Forked as Forked
 from .statestore.versions.savepoint import Savepoint as Savepoint
 from .statestore.zookeeper.security import ZooKeeperSecurity as ZooKeeperSecurity

@@ -50,7 +50,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "catalog": ("log",),
         "leases": ("log",),
         "identity": ("commit", "leases"),
-        "versions": ("commit",),
+        "versions": ("identity",),
         "integrity": ("log",),
         "zookeeper": ("leases", "log"),
         TOP: ("catalog", "identity", "integrity", "versions", "zookeeper"),

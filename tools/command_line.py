@@ -26,6 +26,7 @@ _HOMES: Final = {
     "adopt": "millpond.tools.adopt",
     "intervals": "millpond.tools.intervals",
     "savepoint": "millpond.tools.savepoint",
+    "fork": "millpond.tools.fork",
     "rewind": "millpond.tools.rewind",
     "gc": "millpond.tools.collect",
 }

@@ -62,6 +62,7 @@ class RepairPlan:
         is_readable: whether the log can be read to its end, so that older versions stay readable.
         kind: what its commit is called: "repair" or "rewind".
         source_offsets: where the inputs are in their sources after it; see `CommitRequest`.
+        watermarks: the low watermarks of its intervals, as far as they are known.
     """
 
     newest: TableVersion
@@ -75,6 +76,7 @@ class RepairPlan:
     is_readable: bool
     kind: str = "repair"
     source_offsets: Mapping[str, str] = field(default_factory=dict)
+    watermarks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_needed(self) -> bool:

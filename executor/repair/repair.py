@@ -168,9 +168,9 @@ def _commit(
     txns = _transactions(plan, supersteps, owners)
     changes = list(_changes(plan, live, now_ms))
     changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
-    offsets: dict[str, JsonValue] = (
-        {"source_offsets": dict(plan.source_offsets)} if plan.source_offsets else {}
-    )
+    told: dict[str, JsonValue] = {}
+    if plan.is_rollback:
+        told = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
     info = CommitInfo(
         operation=f"MILLPOND {plan.kind.upper()}",
         timestamp_ms=now_ms,
@@ -182,7 +182,7 @@ def _commit(
             "previous": plan.history.digest if plan.is_readable else "",
             "restored_version": int(plan.state.version),
             "lost": list(plan.lost[:_LOST_NAMED_MAX]),
-            **offsets,
+            **told,
         },
     )
     data = encode([info, *changes])

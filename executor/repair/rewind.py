@@ -54,4 +54,5 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         is_readable=True,
         kind="rewind",
         source_offsets=dict(replayed.snapshot.source_offsets),
+        watermarks=dict(replayed.snapshot.watermarks),
     )

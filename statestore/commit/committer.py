@@ -239,11 +239,20 @@ def _fields(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
         fields["superstep"] = superstep
     if watermarks:
         fields["watermarks"] = watermarks
-    offsets: dict[str, JsonValue] = {**snapshot.source_offsets, **request.source_offsets}
+    # Of a stream those of its last source count: a query whose checkpoint was replaced does not go on.
+    streams = {_stream_of(app_id) for app_id in request.source_offsets}
+    known = {
+        app_id: at for app_id, at in snapshot.source_offsets.items() if _stream_of(app_id) not in streams
+    }
+    offsets: dict[str, JsonValue] = {**known, **request.source_offsets}
     if offsets:
         # In every commit, for of a version that a checkpoint begins with only its own commit is left.
         fields["source_offsets"] = offsets
     return fields
+
+
+def _stream_of(app_id: str) -> str:
+    return app_id.rpartition("/")[0]
 
 
 def _parameters(request: CommitRequest) -> dict[str, str]:

@@ -249,7 +249,7 @@ class Snapshot:
     def _take_offsets(self, info: CommitInfo) -> None:
         offsets = (info.millpond or {}).get("source_offsets")
         if isinstance(offsets, Mapping):
-            self.source_offsets.update({app_id: str(text) for app_id, text in offsets.items()})
+            self.source_offsets = {app_id: str(text) for app_id, text in offsets.items()}
 
 
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:

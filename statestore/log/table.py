@@ -37,6 +37,7 @@ __all__ = [
     "create_rows_table",
     "create_table",
     "store_id_of",
+    "table_id_of",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -88,7 +89,7 @@ def create_table(
     if log.latest_version() is not None:
         raise ObjectExistsError("there is already a table", store=log.objects.url)
     metadata = Metadata(
-        table_id=_table_id(rng.token()),
+        table_id=table_id_of(rng.token()),
         name=name,
         schema_string=delta_schema(schema),
         partition_columns=partition_columns,
@@ -194,7 +195,9 @@ class _CreatePlan:
         raise ObjectExistsError("another process created the table first", actions=len(winner))
 
 
-def _table_id(token: str) -> str:
-    # Delta requires the form of a UUID.
+def table_id_of(token: str) -> str:
+    """
+    The id of a Delta table, which has the form of a UUID, from 32 hexadecimal digits.
+    """
     cuts = (0, 8, 12, 16, 20, 32)
     return "-".join(token[low:high] for low, high in pairwise(cuts))

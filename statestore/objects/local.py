@@ -198,6 +198,19 @@ class LocalObjects:
         """
         self._create(path, SystemFiles().read_pieces(str(source)))
 
+    def link_from(self, other: LocalObjects, path: str) -> None:
+        """
+        Give an object of another folder a second name here, which survives a power cut after the next `sync`.
+
+        Raises:
+            ObjectExistsError: there is another object of that path here.
+            OSError: there is no such object, the folders are on different disks, or the disk has no hard links.
+        """
+        target = self._target(path)
+        self._use_folder(_folder_of(target))
+        self._link(other._target(path), target)
+        self._note((target, _folder_of(target)))
+
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         """
         All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.

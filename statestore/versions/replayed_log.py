@@ -28,6 +28,8 @@ class ReplayedLog:
 
     Attributes:
         snapshot: the same state as the engine sees it.
+        metadata: the table's metadata; ``None`` before a commit has set it.
+        protocol: the table's protocol.
         adds: live files by path.
         removes: removed files by path, as far back as the log and its checkpoints record them.
     """
@@ -37,8 +39,8 @@ class ReplayedLog:
         self.adds: dict[str, Add] = {}
         self.removes: dict[str, Remove] = {}
         self._txns: dict[str, Txn] = {}
-        self._metadata: Metadata | None = None
-        self._protocol = Protocol()
+        self.metadata: Metadata | None = None
+        self.protocol: Protocol = Protocol()
 
     @property
     def version(self) -> TableVersion:
@@ -76,11 +78,11 @@ class ReplayedLog:
         Args:
             on_disk: the data files that exist; removed files are remembered as long as they do.
         """
-        check(self._metadata is not None, "a table has metadata", version=self.version)
+        check(self.metadata is not None, "a table has metadata", version=self.version)
         exists = frozenset(on_disk)
-        yield self._protocol
-        if self._metadata is not None:
-            yield self._metadata
+        yield self.protocol
+        if self.metadata is not None:
+            yield self.metadata
         yield from self._txns.values()
         yield from self.adds.values()
         yield from (remove for path, remove in self.removes.items() if path in exists)
@@ -97,9 +99,9 @@ class ReplayedLog:
                 case Txn():
                     self._txns[action.app_id] = action
                 case Metadata():
-                    self._metadata = action
+                    self.metadata = action
                 case Protocol():
-                    self._protocol = action
+                    self.protocol = action
                 case _:
                     pass
 

@@ -1,5 +1,5 @@
 """
-A store that was rewound goes on as if what was undone had never been.
+A store that was rewound, or forked, goes on as if what came after that version had never been.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
+from millpond.statestore.versions.fork import fork_table
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases
 
@@ -94,6 +95,18 @@ class Player:
         self.clock.jump_ms((wall_us - self.clock.now_us()) / 1_000)
         self.open()
 
+    def fork(self, version: TableVersion, wall_us: int) -> None:
+        """
+        Go on with a fork; the original runs on, and collects what it can.
+        """
+        original = self.disk
+        self.disk, self.registry = MemoryObjects("fork"), MemoryRegistry()
+        fork_table(original, self.disk, self.disk.url, version, self.clock, SeededRng("fork"))
+        for path in original.list("computation="):
+            original.delete([path])
+        self.clock.jump_ms((wall_us - self.clock.now_us()) / 1_000)
+        self.open()
+
     def rows(self) -> Rows:
         """
         The rows that readers see, without sequencers, commit numbers and supersteps, which rise.
@@ -132,6 +145,32 @@ def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: in
 
     step = back_to % len(after)
     player.rewind(*after[step])
+    player.play(first=step)
+    player.finish()
+
+    assert player.rows() == rows
+    assert player.letters() == letters
+    assert player.totals() == totals
+    assert not verify_store(player.disk).findings
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
+)
+@given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
+def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int) -> None:
+    """
+    With the input after that version, whatever the parent's collectors have deleted since.
+    """
+    player = Player(case, fan_in)
+    player.play()
+    after = list(player.after)
+    player.finish()
+    rows, letters, totals = player.rows(), player.letters(), player.totals()
+    player.run.stop()
+
+    step = back_to % len(after)
+    player.fork(*after[step])
     player.play(first=step)
     player.finish()
 

@@ -224,20 +224,20 @@ def test_where_inputs_are_in_their_sources_outlives_the_log(pond):
     The commits that said so first are gone, and those of a checkpoint's and of a savepoint's version repeat it.
     """
     pond.store.committer.commit(
-        CommitRequest(kind="request", positions={"a": 1}, source_offsets={"clicks": "offset 7"})
+        CommitRequest(kind="request", positions={"a": 1}, source_offsets={"p/clicks/q": "offset 7"})
     )
     pond.steps(1)
     version = TableVersion(pond.store.committer.snapshot.version)
     pond.savepoint("mine", version)
     pond.store.committer.commit(
-        CommitRequest(kind="request", positions={"a": 2}, source_offsets={"clicks": "offset 8"})
+        CommitRequest(kind="request", positions={"a": 2}, source_offsets={"p/clicks/q": "offset 8"})
     )
     pond.steps(2)
     pond.collect()
 
     assert min(pond.versions()) == version
-    assert load(Log(pond.objects)).source_offsets == {"clicks": "offset 8"}
-    assert load(Log(pond.objects), version).source_offsets == {"clicks": "offset 7"}
+    assert load(Log(pond.objects)).source_offsets == {"p/clicks/q": "offset 8"}
+    assert load(Log(pond.objects), version).source_offsets == {"p/clicks/q": "offset 7"}
 
 
 def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):

@@ -105,17 +105,31 @@ class TestWhatACommitIs:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         first = superstep_request(1, 1, LOW, queries=1)
-        committer.commit(replace(first, source_offsets={"queries": "offset 7"}))
+        committer.commit(replace(first, source_offsets={"p/queries/local": "offset 7"}))
         second = superstep_request(1, 2, LOW, clicks=1)
-        committer.commit(replace(second, source_offsets={"clicks": "offset 9"}))
+        committer.commit(replace(second, source_offsets={"p/clicks/local": "offset 9"}))
         committer.commit(CommitRequest(kind="request", positions={"other": 1}))
 
         newest = load(bench.log)
-        assert newest.source_offsets == {"queries": "offset 7", "clicks": "offset 9"}
+        assert newest.source_offsets == {"p/queries/local": "offset 7", "p/clicks/local": "offset 9"}
         (info, *_) = decode(bench.log.require(newest.version), commit_path(newest.version))
         assert isinstance(info, CommitInfo)
         assert (info.millpond or {})["source_offsets"] == newest.source_offsets
-        assert load(bench.log, TableVersion(newest.version - 2)).source_offsets == {"queries": "offset 7"}
+        assert load(bench.log, TableVersion(newest.version - 2)).source_offsets == {
+            "p/queries/local": "offset 7"
+        }
+
+    def test_of_a_stream_the_offsets_of_its_last_source_stay(self, bench: Bench) -> None:
+        """
+        A query with a new checkpoint takes the place of the one before it.
+        """
+        committer = bench.committer()
+        committer.commit(fence_request(1, LOW))
+        for number, source in enumerate(("old", "new"), start=1):
+            request = superstep_request(1, number, LOW, clicks=number)
+            committer.commit(replace(request, source_offsets={f"p/clicks/{source}": f"offset {number}"}))
+
+        assert load(bench.log).source_offsets == {"p/clicks/new": "offset 2"}
 
     def test_a_compaction_replaces_files_without_changing_data(self, bench: Bench) -> None:
         """A compaction's actions say that no data changed, and the replaced file is described for vacuum."""

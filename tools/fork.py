@@ -1,0 +1,51 @@
+"""
+``millpond fork``: a store of its own that begins with a version of another one.
+"""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from millpond.executor.repair.fork import fork_store
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import open_to_read, store_argument, version_in, version_option
+from millpond.tools.terminal.output import size_text
+
+__all__ = ["fork"]
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond fork pond what_if",
+        "millpond fork pond what_if --version 12",
+        'millpond fork pond what_if --version "before the sale"',
+    ),
+)
+@store_argument
+@click.argument("new")
+@version_option
+def fork(store: str, new: str, storage_options: tuple[str, ...], version: str | None) -> None:
+    """
+    Make a store at NEW that begins with a version of STORE: rows, timers, record ids and input positions.
+
+    The pipeline of STORE may run meanwhile. NEW is a store of its own, with leases and versions of its own, which count
+    on from those of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.
+    Checkpoints of Spark's queries that lie in the folder of STORE are copied and taken back to that version.
+
+    Start a pipeline on NEW, with the same code or other code, and sinks of its own: those of STORE refuse it.
+    """
+    with (
+        open_to_read(store, storage_options) as opened,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
+        at = None if version is None else version_in(opened.savepoints(), version)
+        task = bar.add_task("row files", total=None)
+        made = fork_store(opened, new, at, told=lambda done, of: bar.update(task, completed=done, total=of))
+    copied = f", {made.copied} of them copied" if made.copied else ""
+    click.echo(
+        f"forked: {new} begins with version {made.version} of {store} "
+        f"({made.files} files, {size_text(made.size_bytes)}{copied})"
+    )
