@@ -89,7 +89,7 @@ def test_pins_exclude_each_other(url: str) -> None:
             catalog.publish_horizon("gc", TableVersion(6), HorizonKind.COLLECTOR)
         catalog.publish_horizon("gc", TableVersion(5), HorizonKind.COLLECTOR)
         with pytest.raises(ConflictError):
-            catalog.add_savepoint("old", TableVersion(4))
+            catalog.publish_horizon("late reader", TableVersion(4), lifetime_ms=60_000)
 
 
 def test_threads_share_a_catalog(url: str) -> None:

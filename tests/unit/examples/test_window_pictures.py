@@ -44,8 +44,8 @@ def test_the_pictures_are_there_and_small() -> None:
     """
     sizes = {path.name: path.stat().st_size for path in _FOLDER.glob("*.png")}
 
-    # Of a benchmark, and so of no single run.
-    del sizes["windows_of_a_key.png"]
+    for of_a_benchmark in ("cache.png", "rebalance.png", "windows_of_a_key.png"):
+        del sizes[of_a_benchmark]
     assert set(sizes) == set(names())
     assert max(sizes.values()) < _SIZE_MAX
 
