@@ -9,7 +9,7 @@ code points, so plain comparison of Python strings gives the right order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import unquote
@@ -17,8 +17,9 @@ from urllib.parse import unquote
 from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
+from millpond.statestore.types import Sequencer
 
-__all__ = ["Interval", "intervals_from_boundaries", "locate"]
+__all__ = ["Interval", "intervals_from_boundaries", "locate", "superseded"]
 
 
 @quickly_pickled
@@ -100,3 +101,33 @@ def locate(lows: Sequence[str], key: str) -> int:
     Index of the interval that holds ``key``, given the sorted low bounds (first is ``""``).
     """
     return bisect_right(lows, key) - 1
+
+
+def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Interval]:
+    """
+    The intervals that a split or a merge has replaced, each with an interval that replaced it.
+
+    A split's children and a merge's result are leased later than the intervals that they replace, and a
+    later lease of the same keys has a higher sequencer (MillWheel §7.1). So of two intervals
+    that share keys, the interval with the higher sequencer is live, and no other record of
+    splits and merges is needed.
+
+    One sweep over the low bounds; the live intervals of a computation together must cover
+    all keys of the intervals that they replaced, as those of splits and merges do.
+
+    Example:
+        >>> old, low, high = Interval("c"), Interval("c", "", "m"), Interval("c", "m")
+        >>> superseded({old: Sequencer(1), low: Sequencer(2), high: Sequencer(2)}) == {old: low}
+        True
+    """
+    replaced: dict[Interval, Interval] = {}
+    active: list[Interval] = []
+    for interval in sorted(sequencers, key=lambda key: (key.computation, key.low)):
+        active = [other for other in active if other.overlaps(interval)]
+        for other in active:
+            if sequencers[other] > sequencers[interval]:
+                replaced.setdefault(interval, other)
+            elif sequencers[other] < sequencers[interval]:
+                replaced.setdefault(other, interval)
+        active = [other for other in (*active, interval) if other not in replaced]
+    return replaced

@@ -41,9 +41,8 @@ from millpond.statestore.catalog.tables import (
     WATERMARKS,
 )
 from millpond.statestore.catalog.topology import replay_definition
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.superseded import superseded
 from millpond.statestore.types import Sequencer, TableVersion, WallTimeMicros
 
 __all__ = ["prune_journals", "write_commits"]

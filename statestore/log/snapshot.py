@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.gc_pause import collector_paused
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
@@ -25,7 +25,6 @@ from millpond.statestore.log.foreign import refuse_foreign_change
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log, LogInventory, commit_path
 from millpond.statestore.rows.row import Fence, unpack_fence
-from millpond.statestore.superseded import superseded
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.superseded import superseded
+from millpond.statestore.interval import Interval, intervals_from_boundaries, superseded
 from millpond.statestore.types import Sequencer
 
 CUTS = st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True).map(sorted)
