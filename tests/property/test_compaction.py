@@ -10,25 +10,19 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.local.run import LocalRun
-from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.superstep.totals import Totals
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.integrity.verification import verify_store
-from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.pipelines import Case, cases
 
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 
-_STEP_MS = 60_000
 _PLAIN = UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6, files_max=10**6), collect_every=10**9)
 
 
@@ -70,50 +64,25 @@ def fates(draw: st.DrawFn) -> Fate:
     )
 
 
-class Player:
+class Player(CasePlayer):
     """
     Plays a case under a policy.
     """
 
     def __init__(self, case: Case, fate: Fate, policy: UpkeepPolicy) -> None:
-        self.case, self.fate, self.policy = case, fate, policy
-        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
+        super().__init__(case, policy)
+        self.fate = fate
         self.saved: tuple[TableVersion, Rows] | None = None
-        self.opened = 0
-        self.open()
-
-    def open(self) -> None:
-        self.opened += 1
-        self.store = Store.in_memory(
-            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
-        )
-        runner = LocalRunner(
-            self.store,
-            clock=self.clock,
-            rng=SeededRng(f"r{self.opened}"),
-            progress=False,
-            dead_letter_limit=None,
-            intervals=2,
-            upkeep=self.policy,
-        )
-        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
 
     def play(self) -> None:
         # Twice the script: the second time every record is a repetition.
         for number, step in enumerate((*self.case.steps, *self.case.steps)):
-            self.clock.advance_ms(_STEP_MS)
-            if step.stream is not None:
-                self.run.inject(step.stream, list(step.rows))
-            self.run.step()
+            self.take(step)
             if number == self.fate.savepoint:
                 self.save()
             if number in self.fate.restarts:
-                self.run.stop()
-                self.store.close()
-                self.open()
-        for number in range(len(self.case.injectors)):
-            self.run.finish(f"in{number}")
-        self.run.run_until_quiet()
+                self.restart()
+        self.finish()
 
     def save(self) -> None:
         version = self.store.committer.snapshot.version

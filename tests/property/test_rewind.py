@@ -4,13 +4,12 @@ A store that was rewound, or forked, goes on as if what came after that version 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.local.run import LocalRun
-from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.repair.repair import repair_store
 from millpond.executor.repair.rewind import plan_rewind
@@ -21,50 +20,25 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.statestore.versions.fork import fork_table
-from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.case_player import CasePlayer
+from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases
-
-_STEP_MS = 60_000
 
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 
 
-class Player:
+class Player(CasePlayer):
     """
-    Plays a case step by step, compacts on the way, and can go back to where it was after any step.
+    Compacts on the way, and can go back to where it was after any step.
     """
 
     def __init__(self, case: Case, fan_in: int) -> None:
-        self.case = case
-        self.upkeep = UpkeepPolicy(
-            compaction=CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2),
-            retention="1d",
-            collect_every=6,
-        )
-        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
-        self.opened = 0
+        compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
+        super().__init__(case, UpkeepPolicy(compaction=compaction, retention="1d", collect_every=6))
         self.after: list[tuple[TableVersion, int]] = []
-        self.open()
         self.note()
-
-    def open(self) -> None:
-        self.opened += 1
-        self.store = Store.in_memory(
-            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
-        )
-        runner = LocalRunner(
-            self.store,
-            clock=self.clock,
-            rng=SeededRng(f"r{self.opened}"),
-            progress=False,
-            dead_letter_limit=None,
-            intervals=2,
-            upkeep=self.upkeep,
-        )
-        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
 
     def note(self) -> None:
         """
@@ -74,16 +48,8 @@ class Player:
 
     def play(self, first: int = 0) -> None:
         for step in self.case.steps[first:]:
-            self.clock.advance_ms(_STEP_MS)
-            if step.stream is not None:
-                self.run.inject(step.stream, list(step.rows))
-            self.run.step()
+            self.take(step)
             self.note()
-
-    def finish(self) -> None:
-        for number in range(len(self.case.injectors)):
-            self.run.finish(f"in{number}")
-        self.run.run_until_quiet()
 
     def rewind(self, version: TableVersion, wall_us: int) -> None:
         self.run.stop()
@@ -129,6 +95,27 @@ class Player:
         return self.run.summary().totals
 
 
+def check_goes_on(player: Player, back_to: int, go_back: Callable[[Player, TableVersion, int], None]) -> None:
+    """
+    Check that what went back and got the rest of the input again is what it was at the end.
+    """
+    player.play()
+    after = list(player.after)
+    player.finish()
+    rows, letters, totals = player.rows(), player.letters(), player.totals()
+    player.run.stop()
+
+    step = back_to % len(after)
+    go_back(player, *after[step])
+    player.play(first=step)
+    player.finish()
+
+    assert player.rows() == rows
+    assert player.letters() == letters
+    assert player.totals() == totals
+    assert not verify_store(player.disk).findings
+
+
 @settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
@@ -137,21 +124,7 @@ def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: in
     """
     With the input after that version again, states, timers, holds, dead letters and counts are what they were.
     """
-    player = Player(case, fan_in)
-    player.play()
-    after = list(player.after)
-    player.finish()
-    rows, letters, totals = player.rows(), player.letters(), player.totals()
-
-    step = back_to % len(after)
-    player.rewind(*after[step])
-    player.play(first=step)
-    player.finish()
-
-    assert player.rows() == rows
-    assert player.letters() == letters
-    assert player.totals() == totals
-    assert not verify_store(player.disk).findings
+    check_goes_on(Player(case, fan_in), back_to, Player.rewind)
 
 
 @settings(
@@ -162,22 +135,7 @@ def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int
     """
     With the input after that version, whatever the parent's collectors have deleted since.
     """
-    player = Player(case, fan_in)
-    player.play()
-    after = list(player.after)
-    player.finish()
-    rows, letters, totals = player.rows(), player.letters(), player.totals()
-    player.run.stop()
-
-    step = back_to % len(after)
-    player.fork(*after[step])
-    player.play(first=step)
-    player.finish()
-
-    assert player.rows() == rows
-    assert player.letters() == letters
-    assert player.totals() == totals
-    assert not verify_store(player.disk).findings
+    check_goes_on(Player(case, fan_in), back_to, Player.fork)
 
 
 @settings(

@@ -11,70 +11,36 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.local.run import LocalRun
-from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.superstep.totals import Totals
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.memory import MemoryRegistry
-from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.store import Store
+from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.cuts import random_cut
-from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases
 
-_STEP_MS = 60_000
 
-
-class Player:
+class Player(CasePlayer):
     """
     Plays a case twice over, so that every record comes again; cuts keys after the steps that it is told.
     """
 
     def __init__(self, case: Case, fan_in: int) -> None:
-        self.case = case
-        self.upkeep = UpkeepPolicy(
-            compaction=CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2), retention="0s", collect_every=6
-        )
-        self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
-        self.opened = 0
+        compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
+        super().__init__(case, UpkeepPolicy(compaction=compaction, retention="0s", collect_every=6))
         self.kinds: list[str] = []
-        self.open()
-
-    def open(self) -> None:
-        self.opened += 1
-        self.store = Store.in_memory(
-            objects=self.disk, registry=self.registry, clock=self.clock, rng=SeededRng(self.opened)
-        )
-        runner = LocalRunner(
-            self.store,
-            clock=self.clock,
-            rng=SeededRng(f"r{self.opened}"),
-            progress=False,
-            dead_letter_limit=None,
-            intervals=2,
-            upkeep=self.upkeep,
-        )
-        self.run: LocalRun = runner.start(self.case.pipeline(), stepping=True)
 
     def play(self, cuts: Iterable[int] = (), restarts: frozenset[int] = frozenset()) -> None:
         seeds = dict(enumerate(cuts))
         for number, step in enumerate((*self.case.steps, *self.case.steps)):
-            self.clock.advance_ms(_STEP_MS)
-            if step.stream is not None:
-                self.run.inject(step.stream, list(step.rows))
-            self.run.step()
+            self.take(step)
             if number in seeds:
                 self.cut(seeds[number])
             if number in restarts:
-                self.run.stop()
-                self.store.close()
-                self.open()
-        for number in range(len(self.case.injectors)):
-            self.run.finish(f"in{number}")
-        self.run.run_until_quiet()
+                self.restart()
+        self.finish()
 
     def cut(self, seed: int) -> None:
         rng = SeededRng(f"cut{seed}")
