@@ -26,7 +26,13 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_o
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
 from millpond.tools.terminal.output import note, print_table
-from millpond.tools.terminal.restoring import describe_undone, store_leases, store_mark, take_dependents_back
+from millpond.tools.terminal.restoring import (
+    describe_undone,
+    queries_ahead,
+    store_leases,
+    store_mark,
+    take_dependents_back,
+)
 
 __all__ = ["repair"]
 
@@ -79,11 +85,7 @@ def repair(
         # Read before the table, so that a query that is still running does not seem to be ahead of it.
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
         plan = plan_repair(objects, store_mark(root, objects, options, leases))
-        ahead = {
-            query: at
-            for query, at in plan.consumed().items()
-            if query in reached and reached[query].is_ahead_of(at)
-        }
+        ahead = queries_ahead(plan, reached)
         _describe(plan, root, ahead)
         if dry_run and (plan.is_needed or ahead):
             raise SystemExit(1)

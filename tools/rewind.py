@@ -30,7 +30,13 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_o
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, version_in, zookeeper_options
 from millpond.tools.terminal.output import note
-from millpond.tools.terminal.restoring import describe_undone, store_leases, store_mark, take_dependents_back
+from millpond.tools.terminal.restoring import (
+    describe_undone,
+    queries_ahead,
+    store_leases,
+    store_mark,
+    take_dependents_back,
+)
 
 __all__ = ["rewind"]
 
@@ -93,12 +99,7 @@ def rewind(
             return
         if not yes:
             click.confirm("Rewind it?", abort=True)
-        ahead = {
-            query: at
-            for query, at in plan.consumed().items()
-            if query in reached and reached[query].is_ahead_of(at)
-        }
-        finish = partial(take_dependents_back, plan, root, objects, ahead)
+        finish = partial(take_dependents_back, plan, root, objects, queries_ahead(plan, reached))
         committed = repair_store(objects, plan, leases, clock, rng, then=finish)
         click.echo(f"rewound: version {committed.version} holds what version {version} held")
         lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)

@@ -7,10 +7,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
 
-from millpond.executor.repair.spark_checkpoint import rewind_checkpoints
-from millpond.statestore.app_ids import INPUT_PREFIX
+from millpond.executor.repair.spark_checkpoint import by_query, rewind_checkpoints
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.log.snapshot import Snapshot
@@ -109,10 +107,5 @@ def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return
     shutil.copytree(theirs / _CHECKPOINTS, folder / _CHECKPOINTS)
-    consumed = {
-        unquote(app_id.rpartition("/")[2]): batch
-        for app_id, batch in snapshot.txns.items()
-        if app_id.startswith(INPUT_PREFIX)
-    }
-    offsets = {unquote(app_id.rpartition("/")[2]): text for app_id, text in snapshot.source_offsets.items()}
+    consumed, offsets = by_query(snapshot.txns), by_query(snapshot.source_offsets)
     rewind_checkpoints(folder / _CHECKPOINTS, consumed, offsets=offsets)

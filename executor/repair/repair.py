@@ -23,7 +23,6 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -51,7 +50,7 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, R
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
-from millpond.statestore.log.log import LOG_FOLDER, commit_path
+from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
 from millpond.statestore.log.plan import Committed
 from millpond.statestore.log.snapshot import live_intervals
 from millpond.statestore.objects.obstore import put_new
@@ -192,9 +191,7 @@ def _commit(
         actions = tuple(changes)
         path = checkpoint_path(version)
         objects.put(path, write_part(actions, path))
-        objects.put(
-            f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps({"version": version, "size": len(actions)})
-        )
+        Log(objects).name_checkpoint(version, len(actions))
     _set_aside(objects, plan, version)
     return Committed(version=version, digest=digest_of(data))
 

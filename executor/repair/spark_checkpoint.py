@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import orjson
 
-__all__ = ["Reached", "reached_batches", "rewind_checkpoints"]
+from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
+
+__all__ = ["Reached", "by_query", "reached_batches", "rewind_checkpoints"]
+
+_Told = TypeVar("_Told")
 
 _PARTS: Final = ("commits", "offsets")
 _DONE: Final = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -106,6 +110,24 @@ def rewind_checkpoints(
         if later:
             rewound.append(query)
     return tuple(rewound)
+
+
+def by_query(told: Mapping[str, _Told]) -> dict[str, _Told]:
+    """
+    What is told of inputs, by the ids of the queries that deliver them.
+
+    Args:
+        told: by application id; other ids than those of inputs are left out.
+
+    Example:
+        >>> by_query({"millpond/input/p/clicks/51d0": 7, "millpond/superstep/p": 9})
+        {'51d0': 7}
+    """
+    return {
+        app_id_parts(app_id, INPUT_PREFIX)[-1]: one
+        for app_id, one in told.items()
+        if app_id.startswith(INPUT_PREFIX)
+    }
 
 
 def _write_missing(checkpoint: Path, batch: int, entry: str) -> None:

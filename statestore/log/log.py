@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import orjson
+
 from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.log.checkpoint import Checkpoint, checkpoints_among, is_sealed, read_part
 from millpond.statestore.types import Objects, TableVersion
@@ -121,6 +123,20 @@ class Log:
         """
         for path in checkpoint.paths:
             yield from read_part(self._objects.get(path), path)
+
+    def name_checkpoint(self, version: TableVersion, size: int) -> None:
+        """
+        Tell Delta readers with which checkpoint to begin: the newest.
+
+        Args:
+            version: its version.
+            size: how many actions it has.
+
+        Raises:
+            UnavailableError: the store is unavailable.
+        """
+        pointer = orjson.dumps({"version": version, "size": size})
+        self._objects.put(f"{LOG_FOLDER}/_last_checkpoint", pointer)
 
     def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
         """

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import orjson
-
 from millpond.statestore.app_ids import (
     RESTORED_APP_ID,
     SAVEPOINT_PREFIX,
@@ -33,7 +31,7 @@ from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Txn
 from millpond.statestore.log.boundary import publish_log_boundary
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.commit_file import encode
-from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
+from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import table_id_of
 from millpond.statestore.objects.share import share_object
 from millpond.statestore.types import TableVersion
@@ -124,8 +122,7 @@ def fork_table(
         operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"}, millpond=fields
     )
     target.put(checkpoint_path(began), write_part(actions, checkpoint_path(began)))
-    pointer = {"version": int(began), "size": len(actions)}
-    target.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
+    Log(target).name_checkpoint(began, len(actions))
     publish_log_boundary(target, began)
     target.sync()
     target.put_if_absent(commit_path(began), encode([info, *actions]))

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import orjson
-
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id, savepoints_of
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectExistsError
@@ -99,13 +97,10 @@ def make_savepoint(
     _write_checkpoint(log, kept)
     committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
     is_kept = any(savepoint.version == kept for savepoint in before)
-    if not is_kept and kept < collected_horizon(log.objects):
+    oldest = collected_horizon(log.objects)
+    if not is_kept and kept < oldest:
         drop_savepoint(committer, name)
-        raise ConflictError(
-            "that version has been collected: it was older than the retention",
-            version=kept,
-            oldest_kept=collected_horizon(log.objects),
-        )
+        raise _collected(kept, oldest)
     return Savepoint(name, kept)
 
 
@@ -147,8 +142,7 @@ def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest
         return False
     reach("checkpoint.written")
     if names_newest:
-        pointer = {"version": replayed.version, "size": len(actions)}
-        objects.put(f"{LOG_FOLDER}/_last_checkpoint", orjson.dumps(pointer))
+        Log(objects).name_checkpoint(replayed.version, len(actions))
         reach("checkpoint.named")
     return True
 
@@ -161,10 +155,14 @@ def _write_checkpoint(log: Log, version: TableVersion) -> None:
     except DataError as error:
         oldest = collected_horizon(log.objects)
         if version < oldest:
-            raise ConflictError(
-                "that version has been collected: it was older than the retention",
-                version=version,
-                oldest_kept=oldest,
-            ) from error
+            raise _collected(version, oldest) from error
         raise
     write_checkpoint_of(log.objects, replayed, names_newest=False)
+
+
+def _collected(version: TableVersion, oldest: TableVersion) -> ConflictError:
+    return ConflictError(
+        "that version has been collected: it was older than the retention",
+        version=version,
+        oldest_kept=oldest,
+    )

@@ -12,8 +12,7 @@ from urllib.parse import unquote
 import click
 
 from millpond.executor.repair.plan import RepairPlan
-from millpond.executor.repair.spark_checkpoint import rewind_checkpoints
-from millpond.statestore.app_ids import INPUT_PREFIX
+from millpond.executor.repair.spark_checkpoint import Reached, by_query, rewind_checkpoints
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
@@ -32,7 +31,7 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.terminal.output import note
 
-__all__ = ["describe_undone", "store_leases", "store_mark", "take_dependents_back"]
+__all__ = ["describe_undone", "queries_ahead", "store_leases", "store_mark", "take_dependents_back"]
 
 
 @contextmanager
@@ -109,6 +108,21 @@ def describe_undone(plan: RepairPlan, root: str) -> None:
             note(f"inject {stream} again from that position (source {source})")
 
 
+def queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str, int]:
+    """
+    The queries whose checkpoints are ahead of the store after a plan, and the batch that each goes back to.
+
+    Args:
+        plan: the plan.
+        reached: how far each query's checkpoint is.
+    """
+    return {
+        query: at
+        for query, at in plan.consumed().items()
+        if query in reached and reached[query].is_ahead_of(at)
+    }
+
+
 def take_dependents_back(plan: RepairPlan, root: str, objects: Objects, ahead: Mapping[str, int]) -> None:
     """
     Take Spark's checkpoints back to the store's state, and rebuild the catalog; to repeat it changes nothing.
@@ -123,11 +137,7 @@ def take_dependents_back(plan: RepairPlan, root: str, objects: Objects, ahead: M
     batches |= ahead
     if "://" in root:
         return
-    offsets = {
-        unquote(app_id.rpartition("/")[2]): text
-        for app_id, text in plan.source_offsets.items()
-        if app_id.startswith(INPUT_PREFIX)
-    }
+    offsets = by_query(plan.source_offsets)
     for query in rewind_checkpoints(Path(root) / "checkpoints", batches, offsets=offsets):
         note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
     url = default_catalog_url(root)
