@@ -84,6 +84,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "tools": {
         "terminal": (),
+        "commands": ("terminal",),
         TOP: ("terminal",),
     },
     "testing": {

@@ -17,18 +17,18 @@ from millpond.tools.terminal.cli_help import TeachingGroup
 __all__ = ["main"]
 
 _HOMES: Final = {
-    "status": "millpond.tools.status",
-    "rows": "millpond.tools.rows",
-    "sql": "millpond.tools.sql",
-    "history": "millpond.tools.history",
-    "verify": "millpond.tools.verify",
-    "repair": "millpond.tools.repair",
-    "adopt": "millpond.tools.adopt",
-    "intervals": "millpond.tools.intervals",
-    "savepoint": "millpond.tools.savepoint",
-    "fork": "millpond.tools.fork",
-    "rewind": "millpond.tools.rewind",
-    "gc": "millpond.tools.collect",
+    "status": "millpond.tools.commands.status",
+    "rows": "millpond.tools.commands.rows",
+    "sql": "millpond.tools.commands.sql",
+    "history": "millpond.tools.commands.history",
+    "verify": "millpond.tools.commands.verify",
+    "repair": "millpond.tools.commands.repair",
+    "adopt": "millpond.tools.commands.adopt",
+    "intervals": "millpond.tools.commands.intervals",
+    "savepoint": "millpond.tools.commands.savepoint",
+    "fork": "millpond.tools.commands.fork",
+    "rewind": "millpond.tools.commands.rewind",
+    "gc": "millpond.tools.commands.collect",
 }
 
 

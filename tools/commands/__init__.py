@@ -1,0 +1,3 @@
+"""
+The commands of ``millpond``, one module each.
+"""
