@@ -22,6 +22,7 @@ __all__ = [
     "DECLARED_INTERVALS_PREFIX",
     "FORK_PREFIX",
     "INCARNATION_PREFIX",
+    "INJECTED_PREFIX",
     "INPUT_PREFIX",
     "INPUT_ROWS_PREFIX",
     "INTERVAL_PREFIX",
@@ -43,6 +44,7 @@ __all__ = [
     "fork_app_id",
     "id_slack_app_id",
     "incarnation_app_id",
+    "injected_app_id",
     "input_app_id",
     "input_rows_app_id",
     "location_app_id",
@@ -65,6 +67,9 @@ INPUT_PREFIX: Final = "millpond/input/"
 
 INPUT_ROWS_PREFIX: Final = "millpond/input_rows/"
 """Prefix of bounded inputs; the version is how many of its rows count towards the watermark."""
+
+INJECTED_PREFIX: Final = "millpond/injected/"
+"""Prefix of streams that are injected by calls; the version is how many rows the store has taken."""
 
 SUPERSTEP_PREFIX: Final = "millpond/superstep/"
 """Prefix of pipelines; the version is the last superstep committed."""
@@ -155,6 +160,13 @@ def input_rows_app_id(pipeline: str, stream: str) -> str:
     Name the number of rows of a bounded input that count towards its watermark.
     """
     return INPUT_ROWS_PREFIX + quoted(pipeline, stream)
+
+
+def injected_app_id(pipeline: str, stream: str) -> str:
+    """
+    Name the number of rows that were injected into a stream by calls, over the pipeline's whole life.
+    """
+    return INJECTED_PREFIX + quoted(pipeline, stream)
 
 
 def superstep_app_id(pipeline: str) -> str:

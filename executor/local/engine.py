@@ -22,7 +22,7 @@ from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs
+from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs, taken_of
 from millpond.executor.local.rows import pieces
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
@@ -164,6 +164,11 @@ class LocalEngine:
         known = self._coordinator.watermarks.foresee(inputs.observations) if after is None else after
         streams = {rows.stream for rows in outside}
         plan = self._coordinator.begin(inputs=streams, with_files=False, after=known)
+        plan = replace(
+            plan,
+            conditions=plan.conditions.stamped({stream: watch.stamp_at for stream, watch in watches.items()}),
+            taken=() if is_bounded else taken_of(outside),
+        )
         self._note_version(self._store.committer.snapshot.version)
         manifests, produced, letters = self._run_intervals(plan, inputs)
         return Prepared(

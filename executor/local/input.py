@@ -4,10 +4,13 @@ Local input: the key, time and id of injected rows, for each consumer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,7 @@ from millpond.executor.pipeline.extract_rows import (
     delivered_values,
     member_names,
     read_injected,
+    row_count,
     scoped_ids,
     with_marks,
 )
@@ -28,7 +32,10 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import take
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs"]
+__all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs", "taken_of"]
+
+_RUNS_MAX: Final = 100
+"""So many changes from one stream to another are kept of a superstep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,27 @@ class OutsideRows:
 
     stream: str
     rows: Rows
+
+
+def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
+    """
+    What a superstep takes, in the order of arrival: streams, each with how many of its rows come on end.
+
+    Of a superstep that takes from streams in turn, row by row, only the number of each stream's rows is kept.
+
+    Example:
+        >>> rows = [OutsideRows(stream=stream, rows=[{}]) for stream in "aab"]
+        >>> taken_of(rows)
+        (('a', 2), ('b', 1))
+    """
+    counts = [(rows.stream, row_count(rows.rows)) for rows in outside]
+    runs = [(stream, sum(count for _, count in run)) for stream, run in groupby(counts, itemgetter(0))]
+    if len(runs) <= _RUNS_MAX:
+        return tuple(runs)
+    totals = Counter[str]()
+    for stream, count in runs:
+        totals[stream] += count
+    return tuple(totals.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

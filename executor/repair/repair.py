@@ -32,6 +32,7 @@ from millpond.executor.pipeline.positions import claimed_by
 from millpond.executor.repair.plan import RepairPlan
 from millpond.statestore.app_ids import (
     COUNT_PREFIX,
+    INJECTED_PREFIX,
     INPUT_PREFIX,
     INPUT_ROWS_PREFIX,
     RESTORED_APP_ID,
@@ -77,6 +78,7 @@ _RESTARTED: Final = {
     TOTAL_PREFIX: 0,
     COUNT_PREFIX: 0,
     INPUT_ROWS_PREFIX: 0,
+    INJECTED_PREFIX: 0,
     WATERMARK_PREFIX: int(TIME_MIN_US),
 }
 

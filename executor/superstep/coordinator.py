@@ -337,16 +337,16 @@ class Coordinator:
         """
         self.watermarks.tick(inputs)
         self._create_downstream_intervals()
-        now = self._clock.now_us()
+        conditions = self.watermarks.conditions()
         concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
         chosen: list[IntervalPlan] = []
         for name in self.topology.computations:
-            due = name not in concerned
+            due, now = name not in concerned, conditions.wall_time
             chosen += self.parts_of(name, now, only_due=due, with_files=with_files, after=after)
         reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
-            wall_time=now,
+            conditions=conditions,
             started_us=self._clock.monotonic_us(),
             intervals=tuple(chosen),
             sources=self._pending.sources,

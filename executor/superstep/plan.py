@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.superstep.delivery import ProductionSource
+from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.quick_pickle import quickly_pickled
@@ -68,11 +69,27 @@ class IntervalPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepPlan:
     """
-    What one superstep does: which intervals run, at which time, on which productions.
+    What one superstep does: which intervals run, under which conditions, on which input and productions.
+
+    Attributes:
+        superstep: its number.
+        conditions: what it meets; its wall time among it.
+        started_us: when it was planned, on the monotonic clock.
+        intervals: the intervals that have something to do.
+        sources: the undelivered productions.
+        taken: the records that were injected for it, in their order: streams, each with how many of it came on end.
     """
 
     superstep: Superstep
-    wall_time: WallTimeMicros
+    conditions: Conditions
     started_us: int
     intervals: tuple[IntervalPlan, ...]
     sources: tuple[ProductionSource, ...]
+    taken: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def wall_time(self) -> WallTimeMicros:
+        """
+        When it was planned.
+        """
+        return self.conditions.wall_time

@@ -11,7 +11,12 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import input_app_id, input_rows_app_id, superstep_app_id
+from millpond.statestore.app_ids import (
+    injected_app_id,
+    input_app_id,
+    input_rows_app_id,
+    superstep_app_id,
+)
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.log.action import JsonValue
@@ -50,7 +55,11 @@ def superstep_request(
     """
     wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
     offsets: dict[str, str] = {}
-    metadata: dict[str, JsonValue] = {"pipeline": pipeline, "counts": dict(counts.items())}
+    metadata: dict[str, JsonValue] = {
+        "pipeline": pipeline,
+        "counts": dict(counts.items()),
+        "conditions": plan.conditions.to_json(),
+    }
     if position is not None:
         source = input_app_id(pipeline, position.stream, position.source)
         wanted[source] = position.batch
@@ -59,6 +68,11 @@ def superstep_request(
         if position.rows is not None:
             wanted[input_rows_app_id(pipeline, position.stream)] = position.rows
         metadata |= {"input": position.stream, "batch": position.batch}
+    if plan.taken:
+        metadata["taken"] = [[stream, count] for stream, count in plan.taken]
+        for stream, taken in plan.taken:
+            injected = injected_app_id(pipeline, stream)
+            wanted[injected] = wanted.get(injected, stored.get(injected, 0)) + taken
     if loads:
         metadata["loads"] = dict(loads)
     wanted |= watermarks.positions() | totals.positions(pipeline)

@@ -173,6 +173,13 @@ class WatermarkAuthority:
 
     # -- reads ---------------------------------------------------------------------
 
+    @property
+    def idle(self) -> frozenset[str]:
+        """
+        The idle injected streams.
+        """
+        return self._idle
+
     def injector_watermark(self, stream: str) -> EventTimeMicros:
         """
         The low watermark of an injected stream.

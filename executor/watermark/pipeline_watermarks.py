@@ -8,6 +8,7 @@ superstep may still be lost with it, and no watermark may have passed them (I7).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.event_time.clocks import EXACT, PercentileTimes
@@ -17,6 +18,7 @@ from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
 from millpond.executor.pipeline.positions import percentile_watermark_app_id
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.authority import WatermarkAuthority
+from millpond.executor.watermark.conditions import Conditions
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
 from millpond.statestore.app_ids import member_status_app_id
 from millpond.statestore.interval import Interval
@@ -38,6 +40,7 @@ class PipelineWatermarks:
         self._injectors: dict[str, InjectorTime] = {}
         self._has_changed = False
         self._ended_before: frozenset[str] = frozenset()
+        self._imposed: tuple[Conditions, Mapping[str, int]] | None = None
 
     def restore(self, positions: Mapping[str, int]) -> None:
         """
@@ -101,11 +104,42 @@ class PipelineWatermarks:
                 positions[percentile_watermark_app_id(pipeline, "injector", name, percentile)] = (
                     injector.mark(percentile)
                 )
+            if self._imposed is not None:
+                positions |= {app_id: at for app_id, at in self._imposed[1].items() if app_id in positions}
             for name in self._topology.computations:
                 positions[percentile_watermark_app_id(pipeline, "computation", name, percentile)] = self.mark(
                     name, percentile
                 )
         return positions
+
+    def conditions(self) -> Conditions:
+        """
+        What a superstep that is planned now meets.
+        """
+        watermarks = {
+            stream: {
+                percentile: authority.injector_watermark(stream) for percentile, authority in self._layers()
+            }
+            for stream in self._injectors
+        }
+        idle = tuple(sorted(self._authority.idle))
+        return Conditions(wall_time=self._clock.now_us(), watermarks=watermarks, idle=idle)
+
+    def impose(self, conditions: Conditions, journaled: Mapping[str, int]) -> None:
+        """
+        Let the next superstep of a replay meet what the superstep met that it repeats.
+
+        From now on neither the records nor the clock move a stream's watermark.
+
+        Args:
+            conditions: what it met; nothing is known of other streams.
+            journaled: the watermarks that its commit journaled, by application id.
+        """
+        self._imposed = conditions, journaled
+        for stream, marks in conditions.watermarks.items():
+            if marks.get(EXACT) == TIME_MAX_US and stream in self._injectors:
+                self._injectors[stream].finish(self._clock.monotonic_us())
+        self._settle()
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:
         """
@@ -212,7 +246,10 @@ class PipelineWatermarks:
         What tasks are to look at while records of an injected stream come in.
         """
         now = self._clock.now_us()
-        return self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
+        watch = self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
+        if self._imposed is None or watch.stamp_at is None:
+            return watch
+        return replace(watch, stamp_at=self._imposed[0].stamps.get(stream, watch.stamp_at))
 
     def observe(self, inputs: Iterable[InputObservation]) -> None:
         """
@@ -233,8 +270,10 @@ class PipelineWatermarks:
         Let what was observed count, now that it is committed.
         """
         for stream, injector in self._injectors.items():
+            imposed = None if self._imposed is None else self._imposed[0].watermarks.get(stream, {})
             for percentile, authority in self._layers():
-                authority.update_injector(stream, injector.mark(percentile))
+                at = injector.mark(percentile) if imposed is None else imposed.get(percentile, TIME_MIN_US)
+                authority.update_injector(stream, EventTimeMicros(at))
 
     @property
     def has_changed(self) -> bool:
@@ -309,7 +348,9 @@ class PipelineWatermarks:
         now = self._clock.monotonic_us()
         for injector in self._injectors.values():
             injector.settle(now)
-        idle = [name for name, one in self._injectors.items() if one.is_idle(now)]
+        idle: Iterable[str] = [name for name, one in self._injectors.items() if one.is_idle(now)]
+        if self._imposed is not None:
+            idle = self._imposed[0].idle
         for _, authority in self._layers():
             authority.set_idle(idle)
         self.take_effect()
