@@ -63,7 +63,7 @@ class SinkRecord:
         """
         The last superstep of each incarnation of the store that has written to the table.
         """
-        return ((incarnation, txns[app_id]) for app_id, incarnation in self._app_ids(txns))
+        return ((incarnation, txns[app_id]) for app_id, incarnation in self.app_ids(txns))
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
         """
@@ -72,13 +72,16 @@ class SinkRecord:
         Transactions of other copies of the store are left out.
         """
         limits = {}
-        for app_id, incarnation in self._app_ids(txns):
+        for app_id, incarnation in self.app_ids(txns):
             if not self.lineage.is_of_another_copy(incarnation):
                 left = self.lineage.left_at(incarnation, self.pipeline)
                 limits[app_id] = int(reached) if left is None else left
         return limits
 
-    def _app_ids(self, txns: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    def app_ids(self, txns: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """
+        The transactions of this sink, each with the incarnation that moves it.
+        """
         first = sink_app_id(self.lineage.store_id, self.pipeline, self.name)
         for app_id in txns:
             if app_id == first or app_id.startswith(f"{first}/"):

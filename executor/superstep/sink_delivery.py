@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 from millpond.executor.pipeline.nodes import SinkNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import addressed
+from millpond.executor.sinks.fork import SinkFolder, is_of_the_parent
 from millpond.executor.sinks.record import SinkRecord, refuse_sink_ahead
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
+from millpond.statestore.identity.lineage import Origin
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 
@@ -113,10 +115,18 @@ class SinkDelivery:
     def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
         lineage, pipeline = self._store.lineage, self._topology.name
         sink = node.sink
+        record = SinkRecord(lineage, pipeline, node.name, superstep)
         if isinstance(sink, DeltaSink):
+            if lineage.copied.origin is Origin.FORK and is_of_the_parent(sink, record):
+                folder = SinkFolder(
+                    store=self._store.path,
+                    storage_options=self._store.storage_options,
+                    clock=self._clock,
+                    rng=self._rng,
+                )
+                sink = folder.own(sink, record)
             sink = sink.following(self._store.durability)
         if isinstance(sink, RecordingSink):
-            record = SinkRecord(lineage, pipeline, node.name, superstep)
             return sink.open_for(record, clock=self._clock, rng=self._rng)
         writer = sink.open(lineage.copied.id, pipeline, node.name, clock=self._clock, rng=self._rng)
         refuse_sink_ahead(node.name, writer.delivered, superstep)

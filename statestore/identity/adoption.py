@@ -84,7 +84,7 @@ def adopt_store(
     check_format(snapshot)
     lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)
     if adoption != "restored" and lineage.location == place:
-        if adoption == "copy" and lineage.current.origin is not Origin.COPY:
+        if adoption == "copy" and lineage.current.origin not in (Origin.COPY, Origin.FORK):
             raise InvalidError(
                 "the store lies where it always did, so it is no copy: copy its folder, and adopt the copy",
                 path=place,

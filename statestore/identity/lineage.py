@@ -32,11 +32,13 @@ class Origin(StrEnum):
     """
     The origin of an incarnation.
 
-    ``CREATED``: the first one. ``COPY``: a second store next to its original. ``RESTORED``: in place of its original.
+    ``CREATED``: the first one. ``COPY``: a second store next to its original. ``FORK``: the same, made by Millpond.
+    ``RESTORED``: in place of its original.
     """
 
     CREATED = "created"
     COPY = "copy"
+    FORK = "fork"
     RESTORED = "restored"
 
 
@@ -61,12 +63,14 @@ class Lineage:
         incarnations: oldest first; the last one is this store.
         location: the last location of the store in the log; "" if none is recorded.
         forks: by incarnation and pipeline, the superstep that the incarnation began with.
+        parents: where the forks lay that this one descends from, the nearest first.
     """
 
     store_id: str
     incarnations: tuple[Incarnation, ...]
     location: str = ""
     forks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    parents: tuple[str, ...] = ()
 
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
@@ -91,11 +95,14 @@ class Lineage:
             for incarnation, pipeline in (app_id_parts(app_id, FORK_PREFIX),)
         }
         first = Incarnation(store_id, Origin.CREATED, 0)
+        later.sort(key=lambda incarnation: incarnation.began)
+        places, forked = dict(locations), [known.began for known in later if known.origin is Origin.FORK]
         return Lineage(
             store_id=store_id,
-            incarnations=(first, *sorted(later, key=lambda incarnation: incarnation.began)),
+            incarnations=(first, *later),
             location=max(locations)[1] if locations else "",
             forks=forks,
+            parents=tuple(places[began] for began in reversed(forked[:-1]) if began in places),
         )
 
     @property
@@ -110,7 +117,7 @@ class Lineage:
         """
         The incarnation of the last copy, or the first one; all later incarnations continue it.
         """
-        copies = [known for known in self.incarnations if known.origin is Origin.COPY]
+        copies = [known for known in self.incarnations if known.origin in (Origin.COPY, Origin.FORK)]
         return copies[-1] if copies else self.incarnations[0]
 
     def left_at(self, incarnation: str, pipeline: str) -> int | None:

@@ -150,7 +150,7 @@ def _actions(
         if app_id.startswith(SUPERSTEP_PREFIX)
     }
     txns[location_app_id(place)] = int(began)
-    txns[incarnation_app_id(incarnation, Origin.COPY)] = int(began)
+    txns[incarnation_app_id(incarnation, Origin.FORK)] = int(began)
     txns[RESTORED_APP_ID] = int(began)
     for app_id, at in sorted(txns.items()):
         yield Txn(app_id=app_id, version=at, updated_ms=now_ms)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -125,17 +126,57 @@ def test_delta_readers_read_a_fork(pond: Path) -> None:
     assert table.to_pyarrow_table().num_rows == parent.to_pyarrow_table().num_rows
 
 
-def test_the_sinks_of_its_parent_refuse_a_fork(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    It writes into its own.
-    """
-    new = pond.with_name("fork")
-    invoke(pond, new)
-    with pytest.raises(mp.InvalidError, match="a sink of its own"):
-        consume(new, zookeeper_hosts, 4, sink=pond.with_name("counts"))
+def counts_in(table: Path) -> list[int]:
+    rows = DeltaTable(str(table)).to_pyarrow_table().column("value").to_pylist()
+    return sorted(json.loads(row)["count"] for row in rows)
 
-    consume(new, zookeeper_hosts, 4, sink=pond.with_name("its own"))
-    assert count(new) == "5"
+
+def test_a_fork_has_sinks_of_its_own(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    They begin with what its parent had delivered by then, are the parent's files, and leave the parent's table alone.
+    """
+    new, theirs = pond.with_name("fork"), pond.with_name("counts")
+    before = {file.stat().st_ino for file in theirs.glob("*.parquet")}
+    invoke(pond, new, "--version", version_after(pond, 1))
+    consume(new, zookeeper_hosts, 2, sink=theirs)
+
+    assert counts_in(theirs) == [1, 2, 3, 4]
+    assert counts_in(new / "sinks" / "out") == [1, 2, 3]
+    shared = before & {file.stat().st_ino for file in (new / "sinks" / "out").glob("*.parquet")}
+    assert len(shared) in (1, 2)
+    consume(new, zookeeper_hosts, 3, sink=theirs)
+    assert counts_in(new / "sinks" / "out") == [1, 2, 3, 4]
+    consume(pond, zookeeper_hosts, 4, sink=theirs)
+    assert counts_in(theirs) == [1, 2, 3, 4, 5]
+
+
+def test_a_fork_may_have_another_sink(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    A table that its parent has not written is taken as it is.
+    """
+    new, other = pond.with_name("fork"), pond.with_name("its own")
+    invoke(pond, new)
+    consume(new, zookeeper_hosts, 4, sink=other)
+
+    assert (count(new), counts_in(other)) == ("5", [4, 5])
+    assert not (new / "sinks").exists()
+
+
+def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    It has others than those that the code names. If it is gone, what it delivered is not known.
+    """
+    first, second, theirs = pond.with_name("first"), pond.with_name("second"), pond.with_name("counts")
+    invoke(pond, first, "--version", version_after(pond, 0))
+    consume(first, zookeeper_hosts, 1, 2, sink=theirs)
+    invoke(first, second)
+    invoke(first, pond.with_name("third"))
+    consume(second, zookeeper_hosts, 3, sink=theirs)
+
+    assert counts_in(second / "sinks" / "out") == [1, 2, 3, 4]
+    shutil.rmtree(first)
+    with pytest.raises(mp.DataError, match="a sink of its own"):
+        consume(pond.with_name("third"), zookeeper_hosts, 3, sink=theirs)
 
 
 def test_a_place_that_is_taken_is_refused(pond: Path) -> None:

@@ -1,0 +1,195 @@
+"""
+The sinks of a fork: tables of its own, which begin with what its parent had delivered by then.
+
+A fork runs the code of its parent, which names the parent's tables. It must not write into them, so each sink gets a
+table in the fork's folder. On one disk its files are those of the parent's table (`millpond.statestore.objects.share`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from millpond.executor.sinks.record import SinkRecord
+from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.identity.location import ROWS_FOLDER
+from millpond.statestore.integrity.table_history import TableHistory, read_histories
+from millpond.statestore.log.action import Action, CommitInfo, Txn
+from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import table_id_of
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.share import share_object
+from millpond.statestore.types import Clock, Objects, Rng, TableVersion
+from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
+
+__all__ = ["SINKS_FOLDER", "SinkFolder", "fork_sink_table", "is_of_the_parent"]
+
+SINKS_FOLDER = "sinks"
+"""Where in a store's folder its sinks are if they must not be where the code says."""
+
+_LOG = logging.getLogger("millpond")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkFolder:
+    """
+    The folder in which a fork has tables in place of those that the code names.
+
+    Args:
+        store: the fork's path or URL.
+        storage_options: credentials and endpoints of an object store.
+        clock: for timestamps.
+        rng: for the tables' identities.
+    """
+
+    store: str
+    storage_options: Mapping[str, str]
+    clock: Clock
+    rng: Rng
+
+    def place_of(self, name: str) -> str:
+        """
+        Where the table of a sink lies.
+        """
+        return f"{self.store}/{SINKS_FOLDER}/{quote(name, safe='')}"
+
+    def own(self, sink: Sink, record: SinkRecord) -> DeltaSink:
+        """
+        The sink that takes the place of another one; its table is made if need be.
+
+        Only of a `DeltaSink` whose table the parent has written is the new table a fork. All others begin empty, with
+        the columns ``key``, ``at`` and ``value`` if the sink is none.
+
+        Args:
+            sink: the sink that the code names.
+            record: the fork's record of it.
+
+        Raises:
+            DataError: the log of the parent's table is damaged, or does not reach back to where the fork began.
+            UnavailableError: a table is unavailable.
+        """
+        place = self.place_of(record.name)
+        options = dict(self.storage_options) or None
+        if not isinstance(sink, DeltaSink):
+            return DeltaSink(place, storage_options=options)
+        target = open_objects(place, options)
+        if Log(target).latest_version() is None:
+            fork_sink_table(self._source_of(sink, record), target, record, self.clock, self.rng)
+        _LOG.info("sink %s of the fork writes to %s, not to %s", record.name, place, sink.path)
+        return replace(sink, path=place, storage_options=options)
+
+    def _source_of(self, sink: DeltaSink, record: SinkRecord) -> Objects:
+        """
+        The table that the parent wrote: its own, if it is a fork that had to have one, or the one that the code names.
+        """
+        for parent in record.lineage.parents:
+            table = open_objects(
+                replace(self, store=parent).place_of(record.name), dict(self.storage_options) or None
+            )
+            if Log(table).latest_version() is not None:
+                return table
+            if not Log(open_objects(f"{parent}/{ROWS_FOLDER}", self.storage_options)).latest_version():
+                raise DataError(
+                    "the fork that this one was made of is gone, and its sinks with it: give this one a sink of its own",
+                    sink=record.name,
+                    parent=parent,
+                )
+        return open_objects(sink.path, sink.storage_options)
+
+
+def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
+    """
+    Whether a table has been written by another copy of the store: by the one that this is a fork of, or another fork.
+
+    Raises:
+        UnavailableError: the table is unavailable.
+    """
+    log = Log(open_objects(sink.path, sink.storage_options))
+    if log.latest_version() is None:
+        return False
+    records = record.records(load(log).txns)
+    return any(record.lineage.is_of_another_copy(incarnation) for incarnation, _ in records)
+
+
+def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock: Clock, rng: Rng) -> bool:
+    """
+    Make a table of what a sink's table had when the fork began.
+
+    Args:
+        source: the parent's table.
+        target: where the new one's root is; there is nothing yet.
+        record: the fork's record of the sink.
+        clock: for timestamps.
+        rng: for the table's identity.
+
+    Returns:
+        Whether there was anything: not if the parent has delivered nothing by then. No table is made then.
+
+    Raises:
+        DataError: the log of the parent's table is damaged or does not reach back that far, or files are gone.
+        UnavailableError: a table, or this machine's disk, failed.
+    """
+    log = Log(source)
+    if log.latest_version() is None:
+        return False
+    limits = {
+        app_id: record.lineage.left_at(incarnation, record.pipeline) or 0
+        for app_id, incarnation in record.app_ids(load(log).txns)
+        if incarnation in {known.id for known in record.lineage.incarnations}
+    }
+    histories = read_histories(log, None)
+    if not limits or not histories:
+        return False
+    version = _version_at(histories[0], limits, source.url)
+    if version is None:
+        return False
+    replayed = replay_log(log, version)
+    delivered = max((replayed.snapshot.txns.get(app_id, 0) for app_id in limits), default=0)
+    for path in replayed.adds:
+        try:
+            share_object(source, target, path)
+        except ObjectMissingError as error:
+            raise DataError(
+                "files of the sink's table have been vacuumed since: give the fork a sink of its own",
+                store=source.url,
+                path=path,
+            ) from error
+    target.sync()
+    data = encode(_actions(replayed, record, delivered, clock.now_us() // 1_000, rng.token()))
+    target.put_if_absent(commit_path(TableVersion(0)), data)
+    return True
+
+
+def _version_at(history: TableHistory, limits: Mapping[str, int], url: str) -> TableVersion | None:
+    """
+    The newest version in which no record is beyond its limit; ``None`` if that is before the table's first.
+    """
+    version, at = history.newest, dict(history.state.txns)
+    for change in reversed(history.changes):
+        if all(at.get(app_id, 0) <= limit for app_id, limit in limits.items()):
+            return version
+        for app_id, before in change.txns_before:
+            at[app_id] = before or 0
+        version = TableVersion(change.version - 1)
+    if all(at.get(app_id, 0) <= limit for app_id, limit in limits.items()):
+        return version if version >= 0 else None
+    raise DataError(
+        "the log of the sink's table does not reach back that far: give the fork a sink of its own", store=url
+    )
+
+
+def _actions(
+    replayed: ReplayedLog, record: SinkRecord, delivered: int, now_ms: int, table: str
+) -> Iterator[Action]:
+    yield CommitInfo(operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"})
+    yield replayed.protocol
+    if replayed.metadata is not None:
+        yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
+    if delivered:
+        yield Txn(app_id=record.app_id, version=delivered, updated_ms=now_ms)
+    yield from replayed.adds.values()
