@@ -1,30 +1,30 @@
 """
 Bounded input: cut into pieces, whose rows to come say how far event time has passed.
 
-All rows are here from the beginning, so the low watermark of an input is the least time of those that are
+All rows are known from the beginning, so the low watermark of an input is the least time of those that are
 still to come: exact, whatever their order, and no record is late. Where rows are sorted, or out of order
 by a bounded time, windows close and timers fire as the input goes on, instead of all at the end. Of several
-inputs the one that has come least far goes on.
+inputs the one that has come least far goes on. Only a piece of each input needs to be in memory: a source of rows is
+read once for their times, and once more to consume them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policies import Perfect
 from millpond.executor.injectors.policy import ManualWatermark
-from millpond.executor.local.rows import pieces
+from millpond.executor.local.row_source import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
-from millpond.executor.pipeline.extract_rows import Rows, oldest_time, readable_times, row_count
+from millpond.executor.pipeline.extract_rows import Rows, oldest_time, readable_times
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
@@ -45,23 +45,31 @@ class _Input:
 
     Attributes:
         stream: the injected stream.
-        consumed: how many of its rows the store has consumed.
-        rest: the pieces to come, with their numbers of rows.
-        oldest: the least time of each of these and all after it.
+        source: all of its rows.
+        consumed: how many of them the store has consumed.
+        oldest: the least time of each piece to come and all after it.
         at: which piece is next.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
     """
 
     stream: str
+    source: RowSource
     consumed: int
-    rest: list[tuple[int, Rows]]
     oldest: list[EventTimeMicros] = field(default_factory=list)
     at: int = 0
     shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
+    _rest: Iterator[tuple[int, Rows]] | None = None
 
     @property
     def is_left(self) -> bool:
-        return self.at < len(self.rest)
+        return self.consumed < self.source.count
+
+    @property
+    def has_pieces(self) -> bool:
+        """
+        Whether the rest is more than one piece.
+        """
+        return self.source.count - self.consumed > BUNDLE_RECORDS_MAX
 
     @property
     def oldest_at(self) -> EventTimeMicros:
@@ -76,28 +84,38 @@ class _Input:
         """
         Find the least time of the rows to come, piece by piece.
         """
+        times = [oldest_time(node, piece) for _, piece in self._pieces()]
         oldest, found = _END, list[EventTimeMicros]()
-        for _, piece in reversed(self.rest):
-            at = oldest_time(node, piece)
+        for at in reversed(times):
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
+
+    def _pieces(self) -> Iterator[tuple[int, Rows]]:
+        return self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
 
     def consume(self, run: LocalRun, watermarks: Mapping[str, EventTimeMicros]) -> None:
         """
         Run a superstep on the next piece.
         """
-        count, piece = self.rest[self.at]
+        if self._rest is None:
+            self._rest = self._pieces()
+        count, piece = next(self._rest)
         self.consumed += count
         self.at += 1
-        position = InputPosition(stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed)
+        position = InputPosition(
+            stream=self.stream,
+            source=LOCAL_SOURCE,
+            batch=self.consumed,
+            offsets=self.source.offsets(self.consumed),
+        )
         after = {self.stream: self.oldest_at} if self.oldest and run.topology.sorts else {}
         if shares := self.shares.get(self.consumed - count):
             run.advance_percentiles(self.stream, shares)
         run.consume(self.stream, piece, position, watermarks=watermarks, after=after)
 
 
-def consume_inputs(run: LocalRun, given: Mapping[str, Rows], *, finish: bool) -> None:
+def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, finish: bool) -> None:
     """
     Consume the rows that the store has not consumed, in supersteps; positions count rows.
 
@@ -110,19 +128,20 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows], *, finish: bool) ->
         InvalidError: the rows do not fit, or the store has consumed other inputs.
         MillpondError: the error that ended the run.
     """
-    inputs = [found for stream, rows in given.items() if (found := _rest_of(run, stream, rows)) is not None]
+    rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
+    inputs = [rest for rest in rests if rest is not None]
     topology = run.topology
-    if finish and _can_follow(topology) and (topology.sorts or any(len(one.rest) > 1 for one in inputs)):
+    if finish and _can_follow(topology) and (topology.sorts or any(one.has_pieces for one in inputs)):
         for one in inputs:
             if _has_times(topology.injectors[one.stream]):
                 one.measure(topology.injectors[one.stream])
-                one.shares = _shares(topology, one.stream, given[one.stream])
+                one.shares = _shares(topology, one.stream, one.source)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)
 
 
-def _shares(topology: Topology, stream: str, rows: Rows) -> dict[int, PercentileTimes]:
+def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, PercentileTimes]:
     """
     The percentile watermarks at the beginning of each piece, by the number of rows before it.
 
@@ -135,7 +154,7 @@ def _shares(topology: Topology, stream: str, rows: Rows) -> dict[int, Percentile
     newest: EventTimeMicros | None = None
     known: dict[int, EventTimeMicros] = {}
     delays = [np.zeros(0, np.int64)]
-    for count, piece in pieces(rows, BUNDLE_RECORDS_MAX):
+    for count, piece in source.pieces(0, BUNDLE_RECORDS_MAX):
         at = readable_times(node, piece)
         if newest is not None:
             known[start] = newest
@@ -169,11 +188,11 @@ def _has_times(node: InjectorNode) -> bool:
     return not isinstance(node.at, IngressTime) and not isinstance(node.watermark, Perfect | ManualWatermark)
 
 
-def _rest_of(run: LocalRun, stream: str, rows: Rows) -> _Input | None:
-    run.check_rows(stream, rows)
+def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
+    run.check_rows(stream, source.first(BUNDLE_RECORDS_MAX))
     known = run.consumed(stream)
     if BOUNDED_SOURCE in known:
-        run.note_skipped(stream, consumed_before(stream, row_count(rows), run.observed(stream)))
+        run.note_skipped(stream, consumed_before(stream, source.count, run.observed(stream)))
         return None
     foreign = sorted(set(known) - {LOCAL_SOURCE})
     if foreign:
@@ -182,7 +201,7 @@ def _rest_of(run: LocalRun, stream: str, rows: Rows) -> _Input | None:
             input=stream,
             checkpoint=foreign[0],
         )
-    consumed, count = known.get(LOCAL_SOURCE, 0), row_count(rows)
+    consumed, count = known.get(LOCAL_SOURCE, 0), source.count
     if consumed > count:
         raise InvalidError(
             "the store has consumed more of this input than there is: it is another input",
@@ -190,13 +209,15 @@ def _rest_of(run: LocalRun, stream: str, rows: Rows) -> _Input | None:
             rows=count,
             consumed=consumed,
         )
+    if (stored := run.consumed_offsets(stream)) is not None:
+        source.check_offsets(consumed, stored)
     if consumed:
         share = "all" if consumed == count else f"{consumed:,} of"
         run.note_skipped(stream, f"{share} {count:,} rows were consumed before")
-    return _Input(stream, consumed, list(pieces(_from(rows, consumed), BUNDLE_RECORDS_MAX)))
+    return _Input(stream, source, consumed)
 
 
-def observe_rows(run: LocalRun, stream: str, rows: Rows) -> None:
+def observe_rows(run: LocalRun, stream: str, rows: Rows | RowSource) -> None:
     """
     Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
 
@@ -207,8 +228,5 @@ def observe_rows(run: LocalRun, stream: str, rows: Rows) -> None:
     is_stamped = isinstance(run.topology.injectors[stream].at, IngressTime)
     if observed < consumed and not is_stamped:
         position = InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed, rows=consumed)
-        run.observe(stream, _from(rows, observed), position)
-
-
-def _from(rows: Rows, start: int) -> Rows:
-    return rows.slice(start) if isinstance(rows, pa.Table) else rows[start:]
+        unseen = source_of(rows).pieces(observed, BUNDLE_RECORDS_MAX)
+        run.observe(stream, (piece for _, piece in unseen), position)

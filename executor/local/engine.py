@@ -10,11 +10,10 @@ from files. Weak productions do not wait for the commit: `WeakRounds` runs their
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 import pyarrow as pa
 
@@ -23,11 +22,11 @@ from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs, taken_of
-from millpond.executor.local.rows import pieces
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
 from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
 from millpond.executor.ownership.cut import Cut
+from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.coordinator import Coordinator
@@ -52,8 +51,6 @@ from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, Tabl
 __all__ = ["LocalEngine", "Prepared"]
 
 _LOG = logging.getLogger("millpond")
-_OBSERVED_ROWS_MAX: Final = 20_000
-"""How many rows' times are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +176,19 @@ class LocalEngine:
             produced=produced,
         )
 
-    def observations_of(self, rows: OutsideRows) -> list[InputObservation]:
+    def observations_of(self, stream: str, rows: Iterable[Rows]) -> list[InputObservation]:
         """
         What the times of rows that were consumed before say about their stream; no record is counted again.
+
+        Args:
+            stream: the injected stream.
+            rows: the rows, in pieces.
         """
-        topology, watch = self._coordinator.topology, self._coordinator.watermarks.watch(rows.stream)
+        topology, watch = self._coordinator.topology, self._coordinator.watermarks.watch(stream)
         observations: list[InputObservation] = []
-        for _, piece in pieces(rows.rows, _OBSERVED_ROWS_MAX):
-            part = OutsideRows(stream=rows.stream, rows=piece)
-            seen = extract_inputs(topology, [part], is_bounded=False, watches={rows.stream: watch})
+        for piece in rows:
+            part = OutsideRows(stream=stream, rows=piece)
+            seen = extract_inputs(topology, [part], is_bounded=False, watches={stream: watch})
             observations += [replace(one, records=0) for one in seen.observations]
         return observations
 

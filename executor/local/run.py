@@ -9,19 +9,19 @@ happens outside `LocalRun.step`: tests and the simulation run the same code that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
 from millpond.executor.event_time.clocks import PercentileTimes
-from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
+from millpond.executor.local.row_source import RowSource
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.changes import flat_rows
 from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
 from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.positions import after_the_end
+from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
@@ -96,15 +96,30 @@ class LocalRun(Run[Receipt]):
             self.step()
         receipt.wait()
 
+    def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
+        """
+        The bounded inputs that a caller hands in, by stream.
+
+        Raises:
+            InvalidError: a stream is not injected, an argument has no rows, or a table has no such column.
+        """
+        return {
+            stream: rows
+            if isinstance(rows, RowSource) and self._topology.injector(stream).change is None
+            else self.read_rows(stream, rows)
+            for stream, rows in inputs.items()
+        }
+
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
         """
-        The rows that a caller hands in; changes of a table as flat rows.
+        The rows that a caller hands in, in memory; changes of a table as flat rows.
 
         Raises:
             InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
         """
         change = self._topology.injector(stream).change
-        given = rows_from(rows)
+        # Changes are put in order, so all of them are needed.
+        given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
         return given if change is None else flat_rows(change, given)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
@@ -140,6 +155,12 @@ class LocalRun(Run[Receipt]):
         How far outside inputs of a stream have been consumed, by their source.
         """
         return self._worker.engine.consumed(stream)
+
+    def consumed_offsets(self, stream: str) -> str | None:
+        """
+        Where the consumed rows of a bounded input end in its source; ``None`` if that is not known.
+        """
+        return self._worker.coordinator.inputs.offsets(stream, LOCAL_SOURCE)
 
     def consume(
         self,
@@ -182,19 +203,19 @@ class LocalRun(Run[Receipt]):
         """
         return self._worker.coordinator.inputs.input_rows(stream)
 
-    def observe(self, stream: str, rows: Rows, position: InputPosition) -> None:
+    def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
         """
         Run one superstep in which consumed rows move their stream's watermark; in stepping mode only.
 
         Args:
             stream: an injected stream.
-            rows: rows of it that were consumed without moving the watermark.
+            rows: rows of it that were consumed without moving the watermark, in pieces.
             position: how far the input is consumed, and how many of its rows count from then on.
 
         Raises:
             MillpondError: the error that ended the run.
         """
-        self._worker.observe(OutsideRows(stream=stream, rows=rows), position)
+        self._worker.observe(stream, rows, position)
 
     # -- work ------------------------------------------------------------------------------
 

@@ -162,7 +162,8 @@ class LocalRunner:
 
         Args:
             pipeline: the pipeline.
-            inputs: rows per injected stream: a table, or an iterable of mappings.
+            inputs: rows per injected stream: a table, an iterable of mappings, or a `RowSource`, of which only
+                a piece is in memory.
             finish: whether the inputs end with these rows.
 
         Returns:
@@ -177,7 +178,7 @@ class LocalRunner:
         """
         run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
         try:
-            given = {stream: run.read_rows(stream, rows) for stream, rows in inputs.items()}
+            given = run.read_inputs(inputs)
             consume_inputs(run, given, finish=finish)
             for stream, rows in given.items():
                 if finish:

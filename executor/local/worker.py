@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -137,7 +137,7 @@ class LocalWorker:
             for percentile, at in watermarks.items():
                 self.coordinator.watermarks.advance(stream, at, percentile=percentile)
 
-    def observe(self, rows: OutsideRows, position: InputPosition) -> None:
+    def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
         """
         Run one superstep in which rows that were consumed before move their stream's watermark.
 
@@ -146,7 +146,7 @@ class LocalWorker:
         """
         self.check_active()
         with self._failing():
-            self._superstep([], position=position, observed=rows)
+            self._superstep([], position=position, observed=(stream, rows))
 
     def say(self, text: str) -> None:
         """
@@ -173,7 +173,7 @@ class LocalWorker:
         *,
         position: InputPosition | None = None,
         is_bounded: bool = False,
-        observed: OutsideRows | None = None,
+        observed: tuple[str, Iterable[Rows]] | None = None,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepReport:
         prepared = self._prepare(outside, is_bounded=is_bounded, after=after)
@@ -181,7 +181,7 @@ class LocalWorker:
             # The same commit journals it: what comes before it in a later run is late.
             self.coordinator.watermarks.promise(injected, at)
         if observed is not None:
-            prepared = replace(prepared, observations=self.engine.observations_of(observed))
+            prepared = replace(prepared, observations=self.engine.observations_of(*observed))
         if self.lifecycle.is_stranded:
             # User code returned after the run had ended because it would not.
             self.lifecycle.raise_failure()

@@ -8,7 +8,7 @@ from millpond.executor.pipeline.positions import admit_batch, consumed_elsewhere
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import input_rows_app_id
+from millpond.statestore.app_ids import input_app_id, input_rows_app_id
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
@@ -68,6 +68,13 @@ class InputAdmission:
         The consumed positions of a stream's outside inputs, by source.
         """
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
+
+    def offsets(self, stream: str, source: str) -> str | None:
+        """
+        Where the consumed position of a source lies, as the source said it; ``None`` if it did not.
+        """
+        app_id = input_app_id(self._topology.name, stream, source)
+        return self._store.committer.snapshot.source_offsets.get(app_id)
 
     @property
     def closed(self) -> frozenset[str]:
