@@ -104,6 +104,11 @@ from .executor.pipeline.stream import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology
 from .executor.pipeline.weak import ProductionMode as ProductionMode
 from .executor.repair.fork import fork_store as fork_store
+from .executor.replay.difference import PartDifference as PartDifference
+from .executor.replay.difference import StoreDifference as StoreDifference
+from .executor.replay.difference import compare_stores as compare_stores
+from .executor.replay.replay import Replayed as Replayed
+from .executor.replay.replay import replay as replay
 from .executor.reporting.summary import RunSummary as RunSummary
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector

@@ -9,7 +9,7 @@ happens outside `LocalRun.step`: tests and the simulation run the same code that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
@@ -216,6 +217,30 @@ class LocalRun(Run[Receipt]):
             MillpondError: the error that ended the run.
         """
         self._worker.observe(stream, rows, position)
+
+    def repeat(
+        self,
+        rows: Sequence[tuple[str, Rows]],
+        conditions: Conditions,
+        journaled: Mapping[str, int],
+        *,
+        position: InputPosition | None = None,
+        after: Mapping[str, EventTimeMicros] | None = None,
+    ) -> None:
+        """
+        Run a superstep of a past run again; in stepping mode only, and from then on only like this.
+
+        Args:
+            rows: what it took, in order: streams, each with rows of it.
+            conditions: what it met; the run's clock is at their wall time.
+            journaled: the watermarks of the inputs after it, by application id.
+            position: how far a bounded input is consumed once it is committed.
+            after: by stream of a bounded input, a time that no row of a later superstep is before.
+
+        Raises:
+            MillpondError: the error that ended the run.
+        """
+        self._worker.repeat(rows, conditions, journaled, position, after or {})
 
     # -- work ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -25,6 +25,7 @@ from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.status import RunStatus
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, EventTimeMicros
 
@@ -147,6 +148,29 @@ class LocalWorker:
         self.check_active()
         with self._failing():
             self._superstep([], position=position, observed=(stream, rows))
+
+    def repeat(
+        self,
+        rows: Sequence[tuple[str, Rows]],
+        conditions: Conditions,
+        journaled: Mapping[str, int],
+        position: InputPosition | None,
+        after: Mapping[str, EventTimeMicros],
+    ) -> None:
+        """
+        Run a superstep of a past run again, under the conditions that it met.
+
+        Raises:
+            MillpondError: what ended the run.
+        """
+        self.check_active()
+        outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
+        is_bounded = position is not None
+        with self._failing():
+            self.coordinator.watermarks.impose(conditions, journaled)
+            self._superstep(
+                outside, position=position, is_bounded=is_bounded, after=after if is_bounded else None
+            )
 
     def say(self, text: str) -> None:
         """

@@ -8,9 +8,10 @@ the whole picture is refused by `Pipeline.check`, which every runner calls befor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, Final, Generic, Unpack, get_args
+from typing import Any, Final, Generic, Self, Unpack, get_args
 
 from typing_extensions import TypeVar
 
@@ -281,6 +282,23 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             InvalidError: the name is empty or contains a character that is not allowed.
         """
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
+
+    def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
+        """
+        The same pipeline with other sinks.
+
+        Args:
+            place: returns the sink to take, given a sink's name and the sink that the pipeline has.
+
+        Example::
+
+            pipeline.with_sinks(lambda name, sink: mp.DeltaSink(f"trial/{name}"))
+        """
+        other = copy(self)
+        other._sinks = {  # noqa: SLF001 - its own
+            name: replace(node, sink=place(name, node.sink)) for name, node in self._sinks.items()
+        }
+        return other
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """

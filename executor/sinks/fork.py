@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.executor.sinks.table_version import version_within
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.identity.location import ROWS_FOLDER
-from millpond.statestore.integrity.table_history import TableHistory, read_histories
 from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log, commit_path
@@ -142,10 +142,7 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
         for app_id, incarnation in record.app_ids(load(log).txns)
         if incarnation in {known.id for known in record.lineage.incarnations}
     }
-    histories = read_histories(log, None)
-    if not limits or not histories:
-        return False
-    version = _version_at(histories[0], limits, source.url)
+    version = version_within(log, limits) if limits else None
     if version is None:
         return False
     replayed = replay_log(log, version)
@@ -163,24 +160,6 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
     data = encode(_actions(replayed, record, delivered, clock.now_us() // 1_000, rng.token()))
     target.put_if_absent(commit_path(TableVersion(0)), data)
     return True
-
-
-def _version_at(history: TableHistory, limits: Mapping[str, int], url: str) -> TableVersion | None:
-    """
-    The newest version in which no record is beyond its limit; ``None`` if that is before the table's first.
-    """
-    version, at = history.newest, dict(history.state.txns)
-    for change in reversed(history.changes):
-        if all(at.get(app_id, 0) <= limit for app_id, limit in limits.items()):
-            return version
-        for app_id, before in change.txns_before:
-            at[app_id] = before or 0
-        version = TableVersion(change.version - 1)
-    if all(at.get(app_id, 0) <= limit for app_id, limit in limits.items()):
-        return version if version >= 0 else None
-    raise DataError(
-        "the log of the sink's table does not reach back that far: give the fork a sink of its own", store=url
-    )
 
 
 def _actions(

@@ -1,0 +1,3 @@
+"""
+Replay: what would have come of the same input, from an older version on, and how that differs.
+"""

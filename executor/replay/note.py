@@ -1,0 +1,68 @@
+"""
+What a replay notes in its store's folder: which run it repeats, and where its sinks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import orjson
+
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.types import Objects
+
+__all__ = ["ReplayNote", "read_note", "write_note"]
+
+_PATH: Final = "replay.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayNote:
+    """
+    What is replayed.
+
+    Attributes:
+        store: where the original lies.
+        pipeline: the pipeline's name.
+        version: the version that the replay begins with.
+        until: the version that it goes up to.
+        recorded: whether it repeats the supersteps of the original.
+        superstep: the last superstep of the original.
+        sinks: by its name, the table that each `DeltaSink` of the code names.
+    """
+
+    store: str
+    pipeline: str
+    version: int
+    until: int
+    recorded: bool
+    superstep: int
+    sinks: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_note(folder: Objects, note: ReplayNote) -> None:
+    """
+    Put the note into a store's folder.
+
+    Raises:
+        UnavailableError: the store is unavailable.
+    """
+    folder.put(_PATH, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2))
+
+
+def read_note(folder: Objects) -> ReplayNote | None:
+    """
+    The note in a store's folder; ``None`` in that of a store which is no replay.
+
+    Raises:
+        DataError: the note cannot be read.
+        UnavailableError: the store is unavailable.
+    """
+    try:
+        return ReplayNote(**orjson.loads(folder.get(_PATH)))
+    except ObjectMissingError:
+        return None
+    except (TypeError, ValueError) as error:
+        raise DataError("the note of the replay cannot be read", path=_PATH, store=folder.url) from error

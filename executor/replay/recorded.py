@@ -1,0 +1,159 @@
+"""
+Recorded supersteps: what the commits of a store say about the supersteps that made them.
+
+Each commit says how many rows its superstep took of which input, under which conditions. So the supersteps of a past
+run can be repeated one by one, cut as they were, at their wall times and under the watermarks that they met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from millpond.executor.pipeline.positions import LOCAL_SOURCE, superstep_of
+from millpond.executor.watermark.conditions import Conditions
+from millpond.statestore.app_ids import (
+    INPUT_PREFIX,
+    WATERMARK_PREFIX,
+    app_id_parts,
+    injected_app_id,
+    input_app_id,
+    input_rows_app_id,
+)
+from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.rebuild import facts_of
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.types import Superstep, TableVersion
+
+__all__ = ["RecordedSuperstep", "consumed_rows", "recorded_supersteps"]
+
+_ALL_AT_ONCE: Final = "recorded=False (`--all-at-once`) gives the input to the code in one run instead"
+_GOES_BACK: Final = ("repair", "rewind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSuperstep:
+    """
+    A superstep of a past run.
+
+    Attributes:
+        version: the version that it made.
+        superstep: its number.
+        conditions: what it met.
+        taken: what was injected for it by calls, in order: streams, each with a number of rows.
+        stream: the bounded input that it consumed; ``None`` without one.
+        consumed: how many rows of that were consumed after it.
+        observed: how many of these move the watermark from then on; ``None`` changes nothing.
+        journaled: the watermarks of the inputs after it, by application id.
+    """
+
+    version: TableVersion
+    superstep: Superstep
+    conditions: Conditions
+    taken: tuple[tuple[str, int], ...] = ()
+    stream: str | None = None
+    consumed: int = 0
+    observed: int | None = None
+    journaled: Mapping[str, int]
+
+
+def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
+    """
+    How many rows of an input a version has consumed: of a bounded one, and by calls.
+    """
+    bounded = snapshot.txns.get(input_app_id(pipeline, stream, LOCAL_SOURCE), 0)
+    return max(bounded, 0) + snapshot.txns.get(injected_app_id(pipeline, stream), 0)
+
+
+def recorded_supersteps(
+    log: Log, snapshot: Snapshot, until: TableVersion, pipeline: str
+) -> Iterator[RecordedSuperstep]:
+    """
+    The supersteps of a pipeline after a version, oldest first.
+
+    Args:
+        log: the store's log.
+        snapshot: the store at the version.
+        until: the last version.
+        pipeline: the pipeline's name.
+
+    Raises:
+        InvalidError: the log does not say it: commits have been collected, or the store went back to an older version
+            in between, or the supersteps were not run by the local runner.
+        DataError: a commit file is damaged.
+    """
+    journaled = {app_id: at for app_id, at in snapshot.txns.items() if _is_of_input(app_id, pipeline)}
+    reached = {
+        app_id: at
+        for app_id, at in snapshot.txns.items()
+        if app_id.startswith(INPUT_PREFIX) and app_id_parts(app_id, INPUT_PREFIX)[0] == pipeline
+    }
+    for number in range(snapshot.version + 1, until + 1):
+        version = TableVersion(number)
+        data = log.read(version)
+        if data is None:
+            raise InvalidError(
+                f"the log no longer says how the input was consumed up to that version; {_ALL_AT_ONCE}",
+                missing=version,
+                until=until,
+            )
+        facts = facts_of(version, decode(data, commit_path(version)))
+        if facts.metadata.get("kind") in _GOES_BACK:
+            raise InvalidError(
+                "the store went back to an older version in between: replay up to there, or from there on",
+                version=version,
+                kind=facts.metadata["kind"],
+            )
+        if facts.metadata.get("kind") == "superstep" and facts.metadata.get("pipeline") == pipeline:
+            journaled = journaled | {
+                app_id: at for app_id, at in facts.txns.items() if _is_of_input(app_id, pipeline)
+            }
+            reached |= {app_id: at for app_id, at in facts.txns.items() if app_id.startswith(INPUT_PREFIX)}
+            yield _recorded(facts, pipeline, journaled, reached)
+
+
+def _recorded(
+    facts: CommitFacts, pipeline: str, journaled: Mapping[str, int], reached: Mapping[str, int]
+) -> RecordedSuperstep:
+    metadata = facts.metadata
+    if "conditions" not in metadata:
+        raise InvalidError(
+            f"that superstep was run by an older Millpond, which did not record its conditions; {_ALL_AT_ONCE}",
+            version=facts.version,
+        )
+    stream = metadata.get("input")
+    consumed = 0
+    if isinstance(stream, str):
+        local = input_app_id(pipeline, stream, LOCAL_SOURCE)
+        moved = [app_id for app_id in facts.txns if app_id.startswith(input_app_id(pipeline, stream, ""))]
+        if any(app_id != local for app_id in moved) or local not in reached:
+            raise InvalidError(
+                "that superstep consumed a batch of Spark, and how many rows it had is not known: replay it on Spark, "
+                "with the same source",
+                version=facts.version,
+                input=stream,
+            )
+        consumed = reached[local]
+    taken = metadata.get("taken")
+    return RecordedSuperstep(
+        version=facts.version,
+        superstep=superstep_of(facts.txns, pipeline),
+        conditions=Conditions.from_json(metadata["conditions"]),
+        taken=tuple((str(name), int(count)) for name, count in taken) if isinstance(taken, list) else (),
+        stream=stream if isinstance(stream, str) else None,
+        consumed=consumed,
+        observed=None if stream is None else facts.txns.get(input_rows_app_id(pipeline, str(stream))),
+        journaled=journaled,
+    )
+
+
+def _is_of_input(app_id: str, pipeline: str) -> bool:
+    if not app_id.startswith(WATERMARK_PREFIX):
+        return False
+    of, kind, *_ = app_id.removeprefix(WATERMARK_PREFIX).split("/")
+    return (unquote(of), kind) == (pipeline, "injector")

@@ -1,0 +1,296 @@
+"""
+``mp.replay`` and ``mp.compare_stores``: what other code would have made of the same input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+import millpond as mp
+from millpond.statestore.errors import UnavailableError
+from millpond.testing.fixtures.determinism import ManualClock
+
+ROWS = [{"k": key, "at": at, "n": at % 7} for at in range(1, 13) for key in "ab"]
+
+
+class Alarm(mp.Computation):
+    """
+    Sums a key's numbers; an alarm where the sum reaches a limit, and once more a second of wall time later.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def process_record(self, context, record):
+        total = context.state.get({"sum": 0})["sum"] + record.value["n"]
+        context.state.set({"sum": total})
+        if record.key == "a" and total >= self.limit:
+            context.produce("alarms", {"key": record.key, "sum": total})
+            context.set_timer(context.wall_time + 1_000_000, "again", domain="wall")
+
+    def process_timer(self, context, timer):
+        context.state.set({**context.state.get(), "again": timer.at})
+        context.produce("alarms", {"key": context.key, "again": True})
+
+
+def a_pipeline(limit: int, sink: Path | None = None, key: str = "k") -> mp.Pipeline:
+    pipeline = mp.Pipeline("p")
+    alarms = pipeline.inject("in", key=key, at="at").apply(Alarm(limit), name="alarm", produces="alarms")
+    if sink is not None:
+        alarms.sink("out", mp.DeltaSink(str(sink)))
+    return pipeline
+
+
+def inject(
+    pond: Path, hosts: str, clock: ManualClock, rows: Sequence[Any], sink: Path | None = None, limit: int = 15
+) -> None:
+    """
+    Three rows a superstep, one a second.
+    """
+    runner = mp.LocalRunner(pond, zookeeper=hosts, progress=False, clock=clock)
+    with runner.start(a_pipeline(limit, sink), stepping=True) as run:
+        for first in range(0, len(rows), 3):
+            run.inject("in", list(rows[first : first + 3]))
+            run.step()
+            clock.advance_ms(700)
+        run.run_until_quiet()
+
+
+@pytest.fixture
+def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
+    """
+    A store that was fed by calls, with alarms in a sink.
+    """
+    inject(tmp_path / "pond", zookeeper_hosts, ManualClock(), ROWS, tmp_path / "alarms")
+    return tmp_path / "pond"
+
+
+def version_after(pond: Path, rows: int) -> int:
+    with mp.Store.open(pond, read_only=True) as store:
+        versions = range(store.snapshot().version + 1)
+        return min(at for at in versions if store.snapshot(at).txns.get("millpond/injected/p/in") == rows)
+
+
+def replay(pond: Path, new: Path, pipeline: mp.Pipeline, rows: Any, **options: Any) -> mp.Replayed:
+    with mp.Store.open(pond, read_only=True) as store:
+        return mp.replay(store, new, pipeline, {"in": rows}, **options)
+
+
+def compare(new: Path, pond: Path, **options: Any) -> mp.StoreDifference:
+    with mp.Store.open(new, read_only=True) as one, mp.Store.open(pond, read_only=True) as other:
+        return mp.compare_stores(one, other, **options)
+
+
+@pytest.mark.parametrize("begins", [0, 9, 24])
+def test_the_same_code_differs_in_nothing(pond: Path, zookeeper_hosts: str, begins: int) -> None:
+    """
+    Neither in states nor in timers of the wall clock, nor in what sinks got, from any version.
+    """
+    version = version_after(pond, begins) if begins else 0
+    new = pond.with_name("new")
+    done = replay(
+        pond, new, a_pipeline(15, pond.with_name("alarms")), ROWS, version=version, zookeeper=zookeeper_hosts
+    )
+    difference = compare(new, pond)
+
+    assert difference.is_empty, difference.rows.to_pylist()
+    assert [part.name for part in difference.computations] == ["alarm"]
+    assert [(part.equal > 0, part.is_empty) for part in difference.sinks] == [(True, True)]
+    assert (done.version, done.supersteps > 0) == (version, begins < 24 or done.supersteps > 0)
+
+
+def test_another_constant_differs_where_it_counts(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    Only in the key that it concerns, and in its alarms; the original's sink is left alone.
+    """
+    new, sink = pond.with_name("new"), pond.with_name("alarms")
+    before = DeltaTable(str(sink)).version()
+    replay(pond, new, a_pipeline(30, sink), ROWS, version=version_after(pond, 9), zookeeper=zookeeper_hosts)
+    difference = compare(new, pond)
+
+    assert not difference.is_empty
+    assert set(difference.rows.column("key").to_pylist()) == {"a"}
+    [alarms] = difference.sinks
+    assert alarms.missing > alarms.added
+    assert {json.loads(row)["key"] for row in difference.sink_rows.column("row").to_pylist()} == {"a"}
+    assert DeltaTable(str(sink)).version() == before
+    with difference.to_duckdb() as database:
+        assert database.sql("select count(*) from rows").fetchall() == [(1,)]
+
+
+def test_only_what_came_after_the_version(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    Rows from the version on are enough if that is said; without it they are too few.
+    """
+    version = version_after(pond, 9)
+    pipeline = a_pipeline(15, pond.with_name("alarms"))
+    with pytest.raises(mp.InvalidError, match="fewer rows"):
+        replay(pond, pond.with_name("x"), pipeline, ROWS[9:], version=version, zookeeper=zookeeper_hosts)
+    new = pond.with_name("new")
+    replay(pond, new, pipeline, ROWS[9:], version=version, since_version=True, zookeeper=zookeeper_hosts)
+
+    assert compare(new, pond).is_empty
+
+
+def test_up_to_a_version(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    The rest of the input is left alone, and the original is compared as it was then.
+    """
+    new, until = pond.with_name("new"), version_after(pond, 15)
+    pipeline = a_pipeline(15, pond.with_name("alarms"))
+    replay(pond, new, pipeline, ROWS, version=0, until=until, zookeeper=zookeeper_hosts)
+
+    assert compare(new, pond).is_empty
+    assert compare(new, pond).other_version == until
+    with mp.Store.open(pond, read_only=True) as store:
+        newest = store.snapshot().version
+    assert not compare(new, pond, other_version=newest).is_empty
+
+
+@pytest.mark.parametrize("fails_after", [1, 4])
+def test_a_replay_that_was_ended_goes_on(pond: Path, zookeeper_hosts: str, fails_after: int) -> None:
+    """
+    With the same arguments, from the superstep that it came to; other arguments are refused.
+    """
+    new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
+
+    def fail(done: int, of: int) -> None:
+        assert done <= of
+        if done == fails_after:
+            raise UnavailableError("the machine was switched off")
+
+    with pytest.raises(UnavailableError, match="switched off"):
+        replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts, told=fail)
+    with pytest.raises(mp.InvalidError, match="not come to its end"):
+        compare(new, pond)
+    with pytest.raises(mp.InvalidError, match="another replay"):
+        replay(pond, new, pipeline, ROWS, version=version_after(pond, 3), zookeeper=zookeeper_hosts)
+    replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
+
+    assert compare(new, pond).is_empty
+
+
+def test_the_original_runs_on(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    What it has done since does not count, and the replay is no part of it.
+    """
+    new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
+    with mp.Store.open(pond, read_only=True) as store:
+        newest = store.snapshot().version
+        mp.replay(store, new, pipeline, {"in": ROWS}, version=0, zookeeper=zookeeper_hosts)
+    late = ManualClock(1_800_000_000_000_000)
+    inject(pond, zookeeper_hosts, late, [{"k": "a", "at": 99, "n": 1}], pond.with_name("alarms"))
+
+    assert compare(new, pond).is_empty
+    assert compare(new, pond).other_version == newest
+
+
+def test_all_at_once(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    The rows can be given to the code in one run, as if they had come together.
+    """
+    new = pond.with_name("new")
+    done = replay(
+        pond,
+        new,
+        a_pipeline(15),
+        ROWS,
+        version=version_after(pond, 9),
+        recorded=False,
+        zookeeper=zookeeper_hosts,
+    )
+    with mp.Store.open(new, read_only=True) as store:
+        states = store.rows_view("alarm").to_arrow().column("state").to_pylist()
+
+    assert done.supersteps == 0
+    assert [json.loads(state)["sum"] for state in states] == [sum(at % 7 for at in range(1, 13))] * 2
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_bounded_runs(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> None:
+    """
+    Windows and late data of bounded runs are what they were, whether the input had ended or goes on each day.
+    """
+
+    def windows(minutes: int = 1) -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        source = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("1s"))
+        counted = source.window(mp.FixedWindows(f"{minutes}m")).combine(mp.Count(), name="counted")
+        counted.sink("out", mp.DeltaSink(str(tmp_path / "out")))
+        return pipeline
+
+    rows = [{"k": "ab"[i % 2], "at": (i * 7 % 400) * 1_000_000} for i in range(400)]
+    pond, new = tmp_path / "pond", tmp_path / "new"
+    runner = mp.LocalRunner(pond, zookeeper=zookeeper_hosts, progress=False)
+    for day in (150, 260, 400):
+        last = day == 400
+        runner.run(windows(), {"in": rows[:day]}, finish=finish and last) if last or not finish else None
+    with mp.Store.open(pond, read_only=True) as store:
+        mp.replay(store, new, windows(), {"in": rows}, version=0, zookeeper=zookeeper_hosts)
+    assert compare(new, pond).is_empty
+
+    other = tmp_path / "other"
+    with mp.Store.open(pond, read_only=True) as store:
+        mp.replay(store, other, windows(2), {"in": rows}, version=0, zookeeper=zookeeper_hosts)
+    assert not compare(other, pond).is_empty
+
+
+def test_what_a_replay_refuses(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    Another name, an input that is missing, versions in the wrong order, and a path that is taken.
+    """
+    other = mp.Pipeline("q")
+    other.inject("in", key="k", at="at").apply(Alarm(1), name="alarm", produces="alarms")
+    with pytest.raises(mp.InvalidError, match="no pipeline of that name"):
+        replay(pond, pond.with_name("x"), other, ROWS, version=0)
+    with pytest.raises(mp.InvalidError, match="comes before its first"):
+        replay(pond, pond.with_name("x"), a_pipeline(1), ROWS, version=3, until=2)
+    with pytest.raises(mp.InvalidError, match="there is a store at this path"):
+        replay(pond, pond, a_pipeline(1), ROWS, version=0)
+    with mp.Store.open(pond, read_only=True) as store, pytest.raises(mp.InvalidError, match="not given"):
+        mp.replay(store, pond.with_name("x"), a_pipeline(1), {}, version=0, zookeeper=zookeeper_hosts)
+
+
+@pytest.fixture
+def rewound(pond: Path, zookeeper_hosts: str) -> Path:
+    """
+    A store that went back to an older version and on again.
+    """
+    from click.testing import CliRunner
+
+    from millpond.tools.command_line import main
+
+    arguments = [
+        "rewind",
+        str(pond),
+        "--version",
+        str(version_after(pond, 9)),
+        "--yes",
+        "--zookeeper",
+        zookeeper_hosts,
+    ]
+    result = CliRunner().invoke(main, [*arguments, "--take-back", str(pond.with_name("alarms"))])
+    assert result.exit_code == 0, result.output
+    inject(pond, zookeeper_hosts, ManualClock(1_800_000_000_000_000), ROWS[9:15], pond.with_name("alarms"))
+    return pond
+
+
+def test_not_across_a_rewind(rewound: Path, zookeeper_hosts: str) -> None:
+    """
+    History is not one line there; from the rewind on it is again.
+    """
+    pipeline = a_pipeline(15, rewound.with_name("alarms"))
+    with pytest.raises(mp.InvalidError, match="went back to an older version"):
+        replay(rewound, rewound.with_name("x"), pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
+    with mp.Store.open(rewound, read_only=True) as store:
+        versions = range(store.snapshot().version + 1)
+        began = max(at for at in versions if store.snapshot(at).txns.get("millpond/injected/p/in") == 9)
+    new = rewound.with_name("new")
+    replay(rewound, new, pipeline, ROWS, version=began, zookeeper=zookeeper_hosts)
+    assert compare(new, rewound).is_empty
