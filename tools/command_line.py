@@ -17,6 +17,7 @@ from millpond.tools.terminal.cli_help import TeachingGroup
 __all__ = ["main"]
 
 _HOMES: Final = {
+    "run": "millpond.tools.commands.run",
     "status": "millpond.tools.commands.status",
     "rows": "millpond.tools.commands.rows",
     "sql": "millpond.tools.commands.sql",

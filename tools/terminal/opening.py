@@ -27,6 +27,7 @@ __all__ = [
     "read_options",
     "read_stored_mark",
     "snapshot_to_read",
+    "storage_option",
     "store_argument",
     "version_in",
     "version_option",
@@ -40,14 +41,20 @@ def store_argument(command: _Command) -> _Command:
     """
     Add the argument STORE and the option --storage-option to a command.
     """
-    add_options = click.option(
+    return click.argument("store")(storage_option(command))
+
+
+def storage_option(command: _Command) -> _Command:
+    """
+    Add the option --storage-option to a command.
+    """
+    return click.option(
         "--storage-option",
         "storage_options",
         metavar="NAME=VALUE",
         multiple=True,
         help="Credentials and endpoints of an object store; may be repeated.",
-    )
-    return click.argument("store")(add_options(command))
+    )(command)
 
 
 def version_option(command: _Command) -> _Command:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["note", "number_text", "print_json", "print_table", "size_text", "time_text"]
+__all__ = ["is_terminal", "note", "number_text", "print_json", "print_table", "size_text", "time_text"]
 
 _PIPE_WIDTH: Final = 100_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,6 +60,14 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """
     for value in values:
         click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def is_terminal() -> bool:
+    """
+    Whether standard error is a terminal that can show a line that moves.
+    """
+    console = Console(stderr=True)
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def note(text: str) -> None:
