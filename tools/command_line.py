@@ -30,6 +30,8 @@ _HOMES: Final = {
     "fork": "millpond.tools.commands.fork",
     "rewind": "millpond.tools.commands.rewind",
     "gc": "millpond.tools.commands.collect",
+    "bench": "millpond.tools.commands.bench",
+    "completion": "millpond.tools.commands.completion",
 }
 
 

@@ -9,7 +9,7 @@ after one damaged file it continues with the others, so that it reports all of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,13 +75,16 @@ class Verified:
     findings: tuple[Finding, ...]
 
 
-def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
+def verify_store(
+    objects: Objects, mark: Mark | None = None, *, told: Callable[[int, int], None] = lambda *_: None
+) -> Verified:
     """
     Read a whole store and report every fault.
 
     Args:
         objects: the table's root.
         mark: the high-water mark, read before this call; ``None`` when it is not known.
+        told: called after each live file, with how many are read and how many there are.
 
     Raises:
         UnavailableError: the store is unavailable.
@@ -106,6 +109,7 @@ def verify_store(objects: Objects, mark: Mark | None = None) -> Verified:
             files += 1
             rows += file.num_records or 0
             findings += _check_file(objects, snapshot, file)
+            told(files, snapshot.file_count)
     return Verified(
         commits=len(versions),
         checkpoints=len(inventory.checkpoints),

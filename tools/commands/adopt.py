@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final, cast
 
 import click
@@ -17,8 +18,9 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import json_option, result_as_json
 
 __all__ = ["adopt"]
 
@@ -31,7 +33,10 @@ _KINDS: Final = ("moved", "copy", "restored")
         "millpond adopt pond --as moved",
         "millpond adopt pond_of_today --as copy",
         "millpond adopt pond --as restored --take-back out/spikes",
-        "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
+        Example(
+            "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
+            not_run="a bucket and an ensemble",
+        ),
     ),
 )
 @store_argument
@@ -44,6 +49,7 @@ _KINDS: Final = ("moved", "copy", "restored")
     help="A sink's Delta table to take back to where the store is; may be repeated.",
 )
 @zookeeper_options
+@json_option("One JSON object: which incarnation the store is now, and the sinks that were taken back.")
 def adopt(
     store: str,
     kind: str,
@@ -51,6 +57,8 @@ def adopt(
     sinks: tuple[str, ...],
     zookeeper: str | None,
     zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    as_json: bool,
 ) -> None:
     """
     Say what STORE is, when it is no longer what it was.
@@ -72,16 +80,19 @@ def adopt(
         raise InvalidError("only for a restored store a sink is taken back", adopt=kind)
     options = read_options(storage_options)
     clock, rng = SystemClock(), SystemRng()
-    with Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        storage_options=options,
-        create=False,
-        adopt=cast(Adoption, kind),
-        clock=clock,
-        rng=rng,
-    ) as opened:
+    with (
+        result_as_json(as_json) as result,
+        Store.open(
+            store,
+            zookeeper=zookeeper,
+            zookeeper_security=zookeeper_security,
+            storage_options=options,
+            create=False,
+            adopt=cast(Adoption, kind),
+            clock=clock,
+            rng=rng,
+        ) as opened,
+    ):
         lineage = opened.lineage
         supersteps = {
             app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(superstep)
@@ -89,8 +100,16 @@ def adopt(
             if app_id.startswith(SUPERSTEP_PREFIX)
         }
         click.echo(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
+        result |= {
+            "store": store,
+            "store_id": lineage.store_id,
+            "incarnation": lineage.current.id,
+            "origin": lineage.current.origin,
+            "sinks": [],
+        }
         for sink in sinks:
             taken = take_back_sink(open_objects(sink, options), lineage, supersteps, clock, rng)
+            result["sinks"] += [{"table": sink, **asdict(part)} for part in taken]
             for part in taken:
                 click.echo(
                     f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "

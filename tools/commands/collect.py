@@ -17,6 +17,7 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
 from millpond.tools.terminal.output import note, print_json, print_table, size_text
+from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["collect"]
 
@@ -66,17 +67,20 @@ def collect(
     """
     policy = UpkeepPolicy(retention=keep, collect_every=1)
     clock, rng = SystemClock(), SystemRng()
-    with Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        catalog=catalog,
-        storage_options=read_options(storage_options),
-        create=False,
-        read_only=dry_run,
-        clock=clock,
-        rng=rng,
-    ) as opened:
+    with (
+        Store.open(
+            store,
+            zookeeper=zookeeper,
+            zookeeper_security=zookeeper_security,
+            catalog=catalog,
+            storage_options=read_options(storage_options),
+            create=False,
+            read_only=dry_run,
+            clock=clock,
+            rng=rng,
+        ) as opened,
+        progress_bar("collecting garbage"),
+    ):
         result = collect_by_hand(opened, clock, rng, policy, dry_run=dry_run)
     if as_json:
         print_json(_entries(result))
@@ -93,6 +97,8 @@ def _entries(result: CollectionRound) -> list[dict[str, object]]:
             "freed_bytes": collection.freed_bytes,
             "skipped": list(collection.skipped),
             "paths": list(collection.paths),
+            "horizon": result.horizon,
+            "held_by": result.held_by,
         }
         for collection in result.collections
     ]

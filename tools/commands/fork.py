@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from millpond.executor.repair.fork import fork_store
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument, version_in, version_option
-from millpond.tools.terminal.output import size_text
+from millpond.tools.terminal.output import json_option, result_as_json, size_text
+from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["fork"]
 
@@ -27,7 +28,10 @@ __all__ = ["fork"]
 @store_argument
 @click.argument("new")
 @version_option
-def fork(store: str, new: str, storage_options: tuple[str, ...], version: str | None) -> None:
+@json_option("One JSON object: what was forked.")
+def fork(
+    store: str, new: str, storage_options: tuple[str, ...], version: str | None, *, as_json: bool
+) -> None:
     """
     Make a store at NEW that begins with a version of STORE: rows, timers, record ids and input positions.
 
@@ -38,12 +42,15 @@ def fork(store: str, new: str, storage_options: tuple[str, ...], version: str | 
     Start a pipeline on NEW, with the same code or other code, and sinks of its own: those of STORE refuse it.
     """
     with (
+        result_as_json(as_json) as result,
         open_to_read(store, storage_options) as opened,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        progress_bar("forking row files") as told,
     ):
         at = None if version is None else version_in(opened.savepoints(), version)
-        task = bar.add_task("row files", total=None)
-        made = fork_store(opened, new, at, told=lambda done, of: bar.update(task, completed=done, total=of))
+        made = fork_store(opened, new, at, told=told)
+        result |= {"store": store, "path": new, **asdict(made)}
+    if as_json:
+        return
     copied = f", {made.copied} of them copied" if made.copied else ""
     click.echo(
         f"forked: {new} begins with version {made.version} of {store} "

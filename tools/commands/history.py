@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Final
 
 import click
@@ -19,6 +20,7 @@ from millpond.statestore.types import TableVersion
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument
 from millpond.tools.terminal.output import print_json, print_table, time_text
+from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 
 __all__ = ["history"]
 
@@ -41,6 +43,7 @@ class _Entry:
     intervals: int
     files_added: int
     files_removed: int
+    inputs: tuple[ConsumedInput, ...]
     writer: str | None
 
 
@@ -65,19 +68,30 @@ def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json
     Every commit makes one table version, and every version can be read: pass its number to `millpond
     rows` or `millpond sql` as --version. A commit is one of: create (the store was created),
     fence (a writer took over intervals: later writes of the former owner are refused),
-    superstep (a round of the pipeline: state, timers, productions and input positions together),
+    superstep (a round of the pipeline: state, timers, productions and input positions together,
+    which are shown as far as the commit moved them),
     compaction or other maintenance, or an operation of another Delta engine.
     Old commits are cleaned up over time, so the history may not reach back to the first version.
     """
     with open_to_read(store, storage_options) as opened:
         newest = opened.snapshot().version
-        entries = [asdict(entry) for entry in _entries(opened.log, newest, limit)]
+        entries = list(_entries(opened.log, newest, limit))
     if as_json:
-        print_json(entries)
+        print_json(map(asdict, entries))
         return
     columns = ("version", "at", "what", "pipeline", "superstep", "records", "intervals", "+files", "-files")
-    shortened = [(*list(entry.values())[:-1], (entry["writer"] or "")[:_WRITER_DIGITS]) for entry in entries]
-    print_table("", (*columns, "writer"), shortened)
+    print_table("", (*columns, "consumed", "writer"), map(_row, entries))
+
+
+def _row(entry: _Entry) -> tuple[object, ...]:
+    *fields, inputs, writer = (getattr(entry, field.name) for field in dataclass_fields(entry))
+    consumed = ", ".join(f"{one.input}: {one.position}" for one in inputs)
+    return (*fields, consumed, (writer or "")[:_WRITER_DIGITS])
+
+
+def _offsets(metadata: Mapping[str, object]) -> dict[str, str]:
+    told = metadata.get("source_offsets")
+    return {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
 
 
 def _entries(log: Log, newest: TableVersion, limit: int) -> Iterator[_Entry]:
@@ -102,5 +116,6 @@ def _entry(version: TableVersion, actions: tuple[Action, ...]) -> _Entry:
         intervals=sum(1 for _ in fences_of(facts.txns)),
         files_added=sum(isinstance(action, Add) for action in actions),
         files_removed=sum(isinstance(action, Remove) for action in actions),
+        inputs=tuple(consumed_inputs(facts.txns, _offsets(facts.metadata))),
         writer=str(facts.metadata["writer"]) if "writer" in facts.metadata else None,
     )

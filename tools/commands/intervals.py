@@ -70,7 +70,12 @@ class _Entry:
     help="Merge the two intervals that meet at KEY.",
 )  # fmt: skip
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per interval, one per line.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object per interval, or per cut that is asked for, one per line.",
+)
 def intervals(
     store: str,
     storage_options: tuple[str, ...],
@@ -106,8 +111,14 @@ def intervals(
             storage_options=read_options(storage_options),
             create=False,
         ) as opened:
-            for kind, (computation, key) in wanted:
-                _ask(opened, kind, computation, key)
+            asked = [_ask(opened, kind, computation, key) for kind, (computation, key) in wanted]
+        if as_json:
+            print_json(map(asdict, asked))
+        for request in () if as_json else asked:
+            click.echo(
+                f"asked for: {request.kind} {request.computation} at {request.key}; the pipeline does it after one of "
+                "its next supersteps"
+            )
         return
     with open_to_read(store, storage_options) as opened:
         snapshot = opened.snapshot()
@@ -134,7 +145,7 @@ def intervals(
         note(f"waits for the pipeline: {request.kind} {request.computation} {request.key}")
 
 
-def _ask(store: Store, kind: CutKind, computation: str, key: str) -> None:
+def _ask(store: Store, kind: CutKind, computation: str, key: str) -> CutRequest:
     snapshot = store.committer.refresh()
     live = list(snapshot.live_intervals(computation))
     if not live or computation == DEAD_LETTERS:
@@ -155,9 +166,7 @@ def _ask(store: Store, kind: CutKind, computation: str, key: str) -> None:
             bounds=", ".join(repr(interval.low) for interval in live[1:]) or "none",
         )
     store.committer.commit(CommitRequest(kind="request", positions={request.app_id: request.number}))
-    click.echo(
-        f"asked for: {kind} {computation} at {key}; the pipeline does it after one of its next supersteps"
-    )
+    return request
 
 
 def _entries(store: Store, snapshot: Snapshot) -> list[_Entry]:

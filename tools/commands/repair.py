@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import click
@@ -23,15 +24,17 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
-from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.terminal.output import note, print_table
+from millpond.tools.terminal.output import json_option, note, print_table, result_as_json
+from millpond.tools.terminal.progress import progress_bar
 from millpond.tools.terminal.restoring import (
     describe_undone,
     queries_ahead,
     store_leases,
     store_mark,
     take_dependents_back,
+    undone,
 )
 
 __all__ = ["repair"]
@@ -44,14 +47,24 @@ _WHOLE: Final = "the store is whole: there is nothing to repair"
     examples=(
         "millpond repair pond --dry-run",
         "millpond repair pond",
-        "millpond repair s3://bucket/pond --zookeeper zk1:2181,zk2:2181 --yes",
+        Example(
+            "millpond repair s3://bucket/pond --zookeeper zk1:2181,zk2:2181 --yes",
+            not_run="a bucket and an ensemble",
+        ),
     ),
+    exit_codes={
+        0: "the store is whole",
+        1: "it is not; with --dry-run: there is something to repair; or an error",
+    },
 )
 @store_argument
 @click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @zookeeper_options
+@json_option("One JSON object: what was done, or would be.")
+@click.pass_context
 def repair(
+    context: click.Context,
     store: str,
     storage_options: tuple[str, ...],
     zookeeper: str | None,
@@ -59,6 +72,7 @@ def repair(
     *,
     dry_run: bool,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """
     Repair a damaged STORE.
@@ -73,34 +87,54 @@ def repair(
     Stop the pipelines of the store before. Afterwards `millpond verify` finds no damage; start the pipelines
     again to continue. Output that undone supersteps delivered to sinks stays there, and is delivered again.
     If a repair is killed, run it again to finish it.
-
-    The exit code is 0 if the store is whole, 1 if it is not (with --dry-run: if there is something to repair).
     """
     root, clock, rng = place_of(store), SystemClock(), SystemRng()
     if "://" not in root and not Path(root, "rows").is_dir():
         raise InvalidError("there is no store at this path", path=store)
     options = read_options(storage_options)
     objects = open_objects(f"{root}/rows", options)
-    with store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
+    with (
+        result_as_json(as_json) as result,
+        store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases,
+    ):
         # Read before the table, so that a query that is still running does not seem to be ahead of it.
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
-        plan = plan_repair(objects, store_mark(root, objects, options, leases))
+        with progress_bar("reading the store"):
+            plan = plan_repair(objects, store_mark(root, objects, options, leases))
         ahead = queries_ahead(plan, reached)
+        result |= {"store": store, "dry_run": dry_run, **_entry(plan, ahead), "committed": None}
         _describe(plan, root, ahead)
-        if dry_run and (plan.is_needed or ahead):
-            raise SystemExit(1)
-        if (plan.is_needed or ahead) and not yes:
+        is_needed = plan.is_needed or bool(ahead)
+        if is_needed and not yes and not dry_run:
             click.confirm("Repair it?", abort=True)
         finish = partial(take_dependents_back, plan, root, objects, ahead)
-        if plan.is_needed:
-            committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+        if dry_run:
+            if not is_needed:
+                click.echo(_WHOLE)
+        elif plan.is_needed:
+            with progress_bar("repairing"):
+                committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+            result["committed"] = committed.version
             click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
-        elif ahead or (plan.is_after_repair and not dry_run):
-            with hold_store(plan, leases):
-                _check_unchanged(plan, objects)
-                finish()
-    if not plan.is_needed:
-        click.echo("the earlier repair is finished" if ahead else _WHOLE)
+        else:
+            if ahead or plan.is_after_repair:
+                with hold_store(plan, leases):
+                    _check_unchanged(plan, objects)
+                    finish()
+            click.echo("the earlier repair is finished" if ahead else _WHOLE)
+    context.exit(1 if dry_run and is_needed else 0)
+
+
+def _entry(plan: RepairPlan, ahead: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "is_needed": plan.is_needed or bool(ahead),
+        **undone(plan),
+        "healed": sorted(plan.healed),
+        "restored": [asdict(file) for file in plan.restored],
+        "lost": list(plan.lost),
+        "set_aside": list(plan.set_aside),
+        "queries": dict(ahead),
+    }
 
 
 def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:

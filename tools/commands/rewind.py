@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,7 +15,7 @@ from millpond.executor.repair.plan import RepairPlan
 from millpond.executor.repair.repair import repair_store
 from millpond.executor.repair.rewind import plan_rewind
 from millpond.executor.repair.spark_checkpoint import reached_batches
-from millpond.executor.sinks.take_back import take_back_sink
+from millpond.executor.sinks.take_back import TakenBack, take_back_sink
 from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.lineage import Lineage
@@ -28,14 +29,17 @@ from millpond.statestore.types import Objects, Superstep, TableVersion
 from millpond.statestore.versions.savepoint import open_savepoints
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.completing import complete_savepoint
 from millpond.tools.terminal.opening import read_options, store_argument, version_in, zookeeper_options
-from millpond.tools.terminal.output import note
+from millpond.tools.terminal.output import json_option, note, result_as_json
+from millpond.tools.terminal.progress import progress_bar
 from millpond.tools.terminal.restoring import (
     describe_undone,
     queries_ahead,
     store_leases,
     store_mark,
     take_dependents_back,
+    undone,
 )
 
 __all__ = ["rewind"]
@@ -51,8 +55,9 @@ __all__ = ["rewind"]
 )
 @store_argument
 @click.option(
-    "--version", "named", required=True, metavar="N|NAME", help="The version to go back to, or its savepoint."
-)
+    "--version", "named", required=True, metavar="N|NAME", shell_complete=complete_savepoint,
+    help="The version to go back to, or its savepoint.",
+)  # fmt: skip
 @click.option(
     "--take-back", "sinks", metavar="TABLE", multiple=True,
     help="A sink's Delta table that goes back too; may be repeated.",
@@ -60,6 +65,7 @@ __all__ = ["rewind"]
 @click.option("--dry-run", is_flag=True, help="Report what would be undone, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @zookeeper_options
+@json_option("One JSON object: what was undone, or would be.")
 def rewind(
     store: str,
     storage_options: tuple[str, ...],
@@ -70,6 +76,7 @@ def rewind(
     *,
     dry_run: bool,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """
     Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
@@ -88,11 +95,16 @@ def rewind(
         raise InvalidError("there is no store at this path", path=store)
     options = read_options(storage_options)
     objects = open_objects(f"{root}/rows", options)
-    with store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases:
+    with (
+        result_as_json(as_json) as result,
+        store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases,
+    ):
         reached = {} if "://" in root else reached_batches(Path(root) / "checkpoints")
         snapshot = load(Log(objects))
         version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
-        plan = plan_rewind(objects, version, store_mark(root, objects, options, leases))
+        with progress_bar("reading the log"):
+            plan = plan_rewind(objects, version, store_mark(root, objects, options, leases))
+        result |= {"store": store, "dry_run": dry_run, **undone(plan), "committed": None, "sinks": []}
         click.echo(f"the store goes back from version {plan.newest} to version {version}")
         describe_undone(plan, root)
         if dry_run:
@@ -100,18 +112,21 @@ def rewind(
         if not yes:
             click.confirm("Rewind it?", abort=True)
         finish = partial(take_dependents_back, plan, root, objects, queries_ahead(plan, reached))
-        committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+        with progress_bar("rewinding"):
+            committed = repair_store(objects, plan, leases, clock, rng, then=finish)
+        result["committed"] = committed.version
         click.echo(f"rewound: version {committed.version} holds what version {version} held")
         lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)
         for sink in sinks:
-            _take_back(open_objects(sink, options), sink, lineage, plan)
+            taken = _take_back(open_objects(sink, options), sink, lineage, plan)
+            result["sinks"] += [{"table": sink, **asdict(part)} for part in taken]
         if not sinks:
             for app_id in plan.supersteps():
                 name = unquote(app_id.rpartition("/")[2])
                 note(f"sinks of {name} keep the output of the undone supersteps, and receive it again")
 
 
-def _take_back(table: Objects, sink: str, lineage: Lineage, plan: RepairPlan) -> None:
+def _take_back(table: Objects, sink: str, lineage: Lineage, plan: RepairPlan) -> tuple[TakenBack, ...]:
     # What the last superstep produced is undelivered at its version, and is delivered again under a new number.
     supersteps = {
         app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(max(kept - 1, 0))
@@ -125,3 +140,4 @@ def _take_back(table: Objects, sink: str, lineage: Lineage, plan: RepairPlan) ->
         )
     if not taken:
         click.echo(f"{sink} has nothing of the undone supersteps")
+    return taken

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypedDict, get_args
@@ -24,9 +22,17 @@ from millpond.statestore.types import DURABILITIES, Durability
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.apps import load_pipeline, wrong_usage
 from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.completing import complete_store
 from millpond.tools.terminal.inputs import input_option, read_frames, read_inputs
 from millpond.tools.terminal.opening import read_options, storage_option, zookeeper_options
-from millpond.tools.terminal.output import is_terminal, note, print_json, print_table, time_text
+from millpond.tools.terminal.output import (
+    is_terminal,
+    json_option,
+    note,
+    print_table,
+    result_as_json,
+    time_text,
+)
 from millpond.tools.terminal.progress import rows_bar
 
 __all__ = ["run"]
@@ -85,7 +91,11 @@ class _Wanted:
 )
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
 @click.option(
-    "--store", required=True, metavar="STORE", help="Folder or URL of the store, made if it is not there."
+    "--store",
+    required=True,
+    metavar="STORE",
+    shell_complete=complete_store,
+    help="Folder or URL of the store, made if it is not there.",
 )
 @input_option
 @click.option(
@@ -113,7 +123,7 @@ class _Wanted:
 @zookeeper_options
 @storage_option
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: the run's summary.")
+@json_option("One JSON object: the run's summary.")
 def run(
     pipeline: str,
     store: str,
@@ -144,17 +154,14 @@ def run(
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
     options: _Options = {"storage_options": read_options(storage_options), **given}  # type: ignore[typeddict-item]
-    with ExitStack() as resources:
-        if as_json:
-            # What the user's code prints must not mix with the result.
-            resources.enter_context(redirect_stdout(sys.stderr))
+    # What the user's code prints must not mix with the result.
+    with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
         wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet)
         summary = _run_on_spark(wanted, options) if spark else _run_here(wanted, options)
-    if as_json:
-        print_json([{"pipeline": loaded.name, "store": store, **_entry(summary)}])
-    else:
+        result |= {"pipeline": loaded.name, "store": store, **_entry(summary)}
+    if not as_json:
         _print(loaded.name, summary)
 
 

@@ -12,8 +12,9 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.completing import complete_savepoint
 from millpond.tools.terminal.opening import open_to_read, read_options, store_argument, zookeeper_options
-from millpond.tools.terminal.output import print_json, print_table
+from millpond.tools.terminal.output import json_option, print_json, print_table
 
 __all__ = ["savepoint"]
 
@@ -29,13 +30,13 @@ __all__ = ["savepoint"]
     ),
 )
 @store_argument
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_savepoint)
 @click.option(
     "--version", type=click.IntRange(min=0), metavar="N", help="The version to keep; by default the newest."
 )
 @click.option("--drop", is_flag=True, help="Drop the savepoint: its version may be collected from now on.")
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="List one JSON object per savepoint, one per line.")
+@json_option("One JSON object per savepoint, one per line.")
 def savepoint(
     store: str,
     name: str | None,
@@ -77,7 +78,11 @@ def savepoint(
     ) as written:
         if drop:
             written.drop_savepoint(name)
-            click.echo(f"dropped: {name}")
+            said, done = f"dropped: {name}", {"name": name, "dropped": True}
         else:
             made = written.savepoint(name, version)
-            click.echo(f"version {made.version} is kept as {made.name}")
+            said, done = f"version {made.version} is kept as {made.name}", asdict(made)
+    if as_json:
+        print_json([done])
+    else:
+        click.echo(said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -21,9 +22,10 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.versions.savepoint import open_savepoints
-from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument
 from millpond.tools.terminal.output import note, print_json, print_table, size_text, time_text
+from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 
 __all__ = ["status"]
 
@@ -35,8 +37,11 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
     examples=(
         "millpond status pond",
         "millpond status pond --json | jq .computations",
-        "millpond status s3://bucket/pond --storage-option aws_region=eu-central-1",
+        Example(
+            "millpond status s3://bucket/pond --storage-option aws_region=eu-central-1", not_run="a bucket"
+        ),
     ),
+    exit_codes={1: "an error; with --check also: there are dead letters"},
 )
 @store_argument
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
@@ -48,7 +53,8 @@ def status(
     """
     Show the contents of STORE and the progress of its pipelines.
 
-    For each pipeline: its last superstep, its running totals, and its inputs' last batches. For each
+    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or rows, and
+    where that is in the source, such as the row of a file. For each
     computation: its number of key intervals, its files, the number of row updates in them (a key has
     one per superstep that touched it, until a compaction joins them), its low watermark (no older
     record is expected), and its counters: late records, dropped records, dead letters, and counters of
@@ -95,10 +101,11 @@ def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
                 pipelines[pipeline]["superstep"] = version
             case ["millpond", "total", pipeline, counter]:
                 pipelines[pipeline]["totals"][counter] = version
-            case ["millpond", "input", pipeline, name, source]:
-                pipelines[pipeline]["inputs"].append({"input": name, "source": source, "batch": version})
             case _:
                 pass
+    for consumed in consumed_inputs(snapshot.txns, snapshot.source_offsets):
+        fields = asdict(consumed)
+        pipelines[fields.pop("pipeline")]["inputs"].append(fields)
     return [{"pipeline": pipeline, **pipelines[pipeline]} for pipeline in sorted(pipelines)]
 
 
@@ -194,12 +201,13 @@ def _print(description: Mapping[str, Any]) -> None:
             "Pipelines", ("pipeline", "superstep", *(name.replace("_", " ") for name in _TOTALS)), rows
         )
     inputs = [
-        (pipeline["pipeline"], source["input"], source["source"], source["batch"])
+        ConsumedInput(pipeline=pipeline["pipeline"], **source)
         for pipeline in pipelines
         for source in pipeline["inputs"]
     ]
     if inputs:
-        print_table("Inputs", ("pipeline", "input", "source", "last batch"), inputs)
+        rows = [(one.pipeline, one.input, one.source, one.position, one.place) for one in inputs]
+        print_table("Inputs", ("pipeline", "input", "source", "consumed", "up to"), rows)
     if description["computations"]:
         _print_computations(description["computations"])
     if description["dead_letters"]:

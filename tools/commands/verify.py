@@ -15,9 +15,10 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
-from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
 from millpond.tools.terminal.output import note, number_text, print_json, print_table
+from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["verify"]
 
@@ -27,8 +28,12 @@ __all__ = ["verify"]
     examples=(
         "millpond verify pond",
         "millpond verify pond --json | jq .path",
-        "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181",
+        Example(
+            "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181",
+            not_run="a bucket and an ensemble",
+        ),
     ),
+    exit_codes={0: "the store is sound", 1: "the store is damaged, or an error"},
 )
 @store_argument
 @zookeeper_options
@@ -51,11 +56,12 @@ def verify(
     match the log), and the high-water marks, that in the store's folder and, if ZooKeeper answers, the one
     there: they show whether the newest commits are missing. The report names each damaged file and its contents.
 
-    The exit code is 0 for a sound store, 1 for a damaged one. Nothing is changed.
+    Nothing is changed.
     """
     with open_to_read(store, storage_options, check_mark=False) as opened:
         mark = _read_mark(opened, zookeeper, zookeeper_security)
-        verified = verify_store(opened.objects, mark)
+        with progress_bar("reading files") as told:
+            verified = verify_store(opened.objects, mark, told=told)
     if as_json:
         print_json(asdict(finding) for finding in verified.findings)
     else:

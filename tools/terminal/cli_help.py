@@ -7,15 +7,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 
 from millpond.statestore.errors import MillpondError
 
-__all__ = ["TeachingCommand", "TeachingGroup"]
+__all__ = ["EXIT_CODES", "Example", "TeachingCommand", "TeachingGroup"]
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_CODES: Final[Mapping[int, str]] = MappingProxyType({})
+
+EXIT_CODES: Final[Mapping[int, str]] = MappingProxyType(
+    {0: "done", 1: "an error, of the store, the data or a service, or interrupted", 2: "wrong usage"}
+)
+"""What the exit code of every command says, unless the command says more of its own."""
+
+
+class Example(str):
+    """
+    A command line in the help that a test does not run as it is, and why; other examples are plain text.
+
+    Args:
+        text: the command line, as it is shown.
+        not_run: what it needs that a test does not have.
+        exit_code: what it ends with.
+    """
+
+    __slots__ = ("exit_code", "not_run")
+
+    not_run: str | None
+    exit_code: int
+
+    def __new__(cls, text: str, *, not_run: str | None = None, exit_code: int = 0) -> Self:
+        """
+        Make the text, with what is known of it.
+        """
+        made = super().__new__(cls, text)
+        made.not_run = not_run
+        made.exit_code = exit_code
+        return made
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: tuple[str, ...]) -> None:
@@ -25,23 +56,37 @@ def _write_examples(formatter: click.HelpFormatter, examples: tuple[str, ...]) -
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
+def _write_exit_codes(formatter: click.HelpFormatter, own: Mapping[int, str]) -> None:
+    with formatter.section("Exit codes"):
+        formatter.write_dl([(str(code), meaning) for code, meaning in sorted({**EXIT_CODES, **own}.items())])
+
+
 class TeachingCommand(click.Command):
     """
-    A command whose help ends with examples.
+    A command whose help ends with examples and exit codes.
 
     Args:
-        examples: complete command lines, shown unchanged at the end of the help.
+        examples: complete command lines, shown unchanged at the end of the help; see `Example`.
+        exit_codes: what its exit codes say, where that is not what `EXIT_CODES` says.
     """
 
-    def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        examples: tuple[str, ...] = (),
+        exit_codes: Mapping[int, str] = _NO_CODES,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self.examples = examples
+        self.exit_codes = exit_codes
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """
-        Write the examples, and what click would.
+        Write the examples, the exit codes, and what click would.
         """
         _write_examples(formatter, self.examples)
+        _write_exit_codes(formatter, self.exit_codes)
         super().format_epilog(ctx, formatter)
 
 
@@ -84,9 +129,10 @@ class TeachingGroup(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """
-        Write the examples, and what click would.
+        Write the examples, the exit codes, and what click would.
         """
         _write_examples(formatter, self.examples)
+        _write_exit_codes(formatter, _NO_CODES)
         super().format_epilog(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:

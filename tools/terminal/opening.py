@@ -20,6 +20,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.versions.savepoint import Savepoint
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
+from millpond.tools.terminal.completing import complete_savepoint, complete_store
 from millpond.tools.terminal.output import note
 
 __all__ = [
@@ -41,7 +42,7 @@ def store_argument(command: _Command) -> _Command:
     """
     Add the argument STORE and the option --storage-option to a command.
     """
-    return click.argument("store")(storage_option(command))
+    return click.argument("store", shell_complete=complete_store)(storage_option(command))
 
 
 def storage_option(command: _Command) -> _Command:
@@ -65,6 +66,7 @@ def version_option(command: _Command) -> _Command:
         "--version",
         "version",
         metavar="N|NAME",
+        shell_complete=complete_savepoint,
         help="Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
     )(command)
 

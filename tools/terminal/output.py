@@ -8,9 +8,11 @@ that nothing is cut off.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -20,7 +22,19 @@ from rich.text import Text
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["is_terminal", "note", "number_text", "print_json", "print_table", "size_text", "time_text"]
+__all__ = [
+    "is_terminal",
+    "json_option",
+    "note",
+    "number_text",
+    "print_json",
+    "print_table",
+    "result_as_json",
+    "size_text",
+    "time_text",
+]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _PIPE_WIDTH: Final = 100_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,6 +74,34 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """
     for value in values:
         click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def json_option(help_text: str) -> Callable[[_Command], _Command]:
+    """
+    Add the option --json to a command, as ``as_json``.
+
+    Args:
+        help_text: what is printed then.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=help_text)
+
+
+@contextmanager
+def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
+    """
+    What a command has done, as JSON if that is wanted: then it alone is on standard output, and messages are not.
+
+    Args:
+        as_json: whether it is wanted.
+
+    Yields:
+        What is printed at the end, to be filled.
+    """
+    result: dict[str, Any] = {}
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield result
+    if as_json:
+        print_json([result])
 
 
 def is_terminal() -> bool:

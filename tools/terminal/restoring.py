@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import click
@@ -31,7 +32,7 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.terminal.output import note
 
-__all__ = ["describe_undone", "queries_ahead", "store_leases", "store_mark", "take_dependents_back"]
+__all__ = ["describe_undone", "queries_ahead", "store_leases", "store_mark", "take_dependents_back", "undone"]
 
 
 @contextmanager
@@ -106,6 +107,26 @@ def describe_undone(plan: RepairPlan, root: str) -> None:
         click.echo(f"input {stream} of {pipeline}: read again from position {kept + 1} (it was at {was})")
         if source not in rewind_checkpoints(Path(root) / "checkpoints", {source: kept}, dry_run=True):
             note(f"inject {stream} again from that position (source {source})")
+
+
+def undone(plan: RepairPlan) -> dict[str, Any]:
+    """
+    Which versions, supersteps and input positions a plan undoes, for JSON.
+    """
+    supersteps = [
+        {"pipeline": unquote(app_id.rpartition("/")[2]), "superstep": kept, "was": was}
+        for app_id, (kept, was) in plan.supersteps().items()
+    ]
+    inputs = []
+    for app_id, (kept, was) in plan.inputs().items():
+        pipeline, stream, source = map(unquote, app_id.split("/")[-3:])
+        inputs.append({"pipeline": pipeline, "input": stream, "source": source, "batch": kept, "was": was})
+    return {
+        "newest": plan.newest,
+        "version": plan.state.version,
+        "supersteps": supersteps,
+        "inputs": inputs,
+    }
 
 
 def queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str, int]:

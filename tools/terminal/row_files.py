@@ -83,7 +83,9 @@ class RowFiles(RowSource):
         """
         for number, file in enumerate(self._files):
             if file.start < count <= file.stop:
-                return json.dumps({"file": file.name, "row": count - file.start, "files_before": number})
+                return json.dumps(
+                    {"rows": count, "file": file.name, "row": count - file.start, "files_before": number}
+                )
         return None
 
     def check_offsets(self, count: int, stored: str) -> None:
@@ -94,13 +96,14 @@ class RowFiles(RowSource):
             InvalidError: the row up to which the store has consumed is another one.
         """
         known = _place(stored)
-        if known is None or count == 0 or known == _place(self.offsets(count) or ""):
+        # Of another count it says nothing: a repair takes positions back without it.
+        if known is None or known[0] != count or known == _place(self.offsets(count) or ""):
             return
         raise InvalidError(
             "files have come, changed or gone among those that were consumed, so there is no telling which rows are"
             " new: name new files so that they come last, or start with a new store",
             path=self.path,
-            consumed_to=f"row {known[1]} of {known[0]}, after {known[2]} files",
+            consumed_to=f"row {known[2]} of {known[1]}, after {known[3]} files",
             now=self.offsets(count),
         )
 
@@ -173,13 +176,13 @@ def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     return tuple(parts), name
 
 
-def _place(text: str) -> tuple[str, int, int] | None:
+def _place(text: str) -> tuple[int, str, int, int] | None:
     """
     Where a source stood, of what `RowFiles.offsets` said; ``None`` if another source said it.
     """
     try:
         told = json.loads(text)
-        return str(told["file"]), int(told["row"]), int(told["files_before"])
+        return int(told["rows"]), str(told["file"]), int(told["row"]), int(told["files_before"])
     except (ValueError, TypeError, KeyError):
         return None
 
