@@ -21,8 +21,8 @@ __all__ = ["fork"]
     cls=TeachingCommand,
     examples=(
         "millpond fork pond what_if",
-        "millpond fork pond what_if --version 12",
-        'millpond fork pond what_if --version "before the sale"',
+        "millpond fork pond as_of_12 --version 12",
+        'millpond fork pond without_the_sale --version "before the sale" --json | jq .version',
     ),
 )
 @store_argument

@@ -56,7 +56,7 @@ class _Entry:
     examples=(
         "millpond intervals pond",
         "millpond intervals pond --split window_counter EWR",
-        "millpond intervals pond --merge window_counter EWR",
+        "millpond intervals pond --merge window_counter JFK",
         "millpond intervals pond --json | jq 'select(.work_ms > 100)'",
     ),
 )

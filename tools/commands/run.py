@@ -82,11 +82,10 @@ class _Wanted:
 @click.command(
     cls=TeachingCommand,
     examples=(
-        "millpond run daily:pipeline --store pond --input views=views",
-        "millpond run daily:pipeline --store pond --input views=views --more-to-come",
-        "millpond run daily:pipeline --store new_pond --input views=views/0.json --json | jq .run.injected",
-        "millpond run daily:pipeline --store new_pond --inputs daily:inputs",
-        "millpond run daily:pipeline --store big_pond --input views=views --spark",
+        "millpond run flights:pipeline --store pond --input flights=flights --more-to-come",
+        "millpond run flights:pipeline --store pond --input flights=flights",
+        "millpond run flights:pipeline --store other_pond --inputs flights:inputs --json | jq .run",
+        "millpond run flights:pipeline --store big_pond --input flights=flights --spark",
     ),
 )
 @click.argument("pipeline", metavar="MODULE:PIPELINE")

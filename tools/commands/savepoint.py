@@ -22,11 +22,11 @@ __all__ = ["savepoint"]
 @click.command(
     cls=TeachingCommand,
     examples=(
-        'millpond savepoint pond "before the sale"',
-        'millpond savepoint pond "before the sale" --version 12',
+        'millpond savepoint pond "before the upgrade"',
+        "millpond savepoint pond spring --version 12",
         "millpond savepoint pond",
-        'millpond sql pond "select count(*) from window_counter" --version "before the sale"',
-        'millpond savepoint pond "before the sale" --drop',
+        'millpond sql pond "select count(*) from window_counter" --version "before the upgrade"',
+        'millpond savepoint pond "before the upgrade" --drop',
     ),
 )
 @store_argument

@@ -341,9 +341,7 @@ class TestStatus:
         (pipeline,) = found["pipelines"]
         assert (pipeline["pipeline"], pipeline["superstep"]) == ("zeitgeist", 2)
         assert pipeline["totals"] == {"records": 20}
-        assert pipeline["inputs"] == [
-            {"input": "flights", "source": "query 1", "batch": 1, "offsets": None}
-        ]
+        assert pipeline["inputs"] == [{"input": "flights", "source": "query 1", "batch": 1, "offsets": None}]
         counter, alarm = found["computations"]
         assert (counter["computation"], counter["intervals"], counter["files"]) == ("counter", 2, 3)
         assert (counter["row_updates"], counter["watermark"]) == (4, "1970-01-01T00:00:01Z")
