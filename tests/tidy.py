@@ -74,7 +74,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "python_workers": ("superstep",),
         "spark": ("python_workers", "run"),
         "repair": ("ownership",),
-        "replay": ("local", "repair"),
+        "replay": ("local", "repair", "spark"),
     },
     "dataflow": {
         "combiners": (),

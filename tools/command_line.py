@@ -29,6 +29,8 @@ _HOMES: Final = {
     "savepoint": "millpond.tools.commands.savepoint",
     "fork": "millpond.tools.commands.fork",
     "rewind": "millpond.tools.commands.rewind",
+    "replay": "millpond.tools.commands.replay",
+    "diff": "millpond.tools.commands.diff",
     "gc": "millpond.tools.commands.collect",
     "bench": "millpond.tools.commands.bench",
     "completion": "millpond.tools.commands.completion",

@@ -19,19 +19,10 @@ from millpond.executor.local.rows import RowsLike
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import superstep_of
-from millpond.executor.repair.fork import fork_store
+from millpond.executor.replay.beginning import begin_replay, with_own_sinks
 from millpond.executor.replay.clock import ReplayClock
-from millpond.executor.replay.note import ReplayNote, read_note, write_note
-from millpond.executor.replay.plan import ReplayPlan, plan_replay
+from millpond.executor.replay.plan import ReplayPlan
 from millpond.executor.replay.repetition import repeat_supersteps
-from millpond.executor.sinks.fork import SinkFolder
-from millpond.executor.sinks.record import SinkRecord
-from millpond.executor.sinks.sink import DeltaSink, Sink
-from millpond.statestore.errors import InvalidError
-from millpond.statestore.identity.location import local_folder
-from millpond.statestore.log.log import Log
-from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
@@ -118,24 +109,7 @@ def replay(
             mp.replay(store, "what_if", pipeline, {"payments": rows}, version=120)
     """
     clock, rng = clock or SystemClock(), rng or SystemRng()
-    known = _known_note(store, path)
-    if until is None and known is not None:
-        until = known.until
-    with store.reading(version) as first:
-        plan = plan_replay(
-            Log(store.objects), first, store.snapshot(until), pipeline.check(), recorded=recorded
-        )
-        note = _note_of(store, pipeline, plan, recorded=recorded)
-        if known is None:
-            fork_store(store, path, version, clock=clock, rng=rng)
-            write_note(open_objects(str(path), store.storage_options), note)
-        elif known != note:
-            raise InvalidError(
-                "there is another replay at this path: remove it, or name another",
-                path=path,
-                version=known.version,
-                until=known.until,
-            )
+    plan = begin_replay(store, path, pipeline, version, until, recorded=recorded, clock=clock, rng=rng)
     began = plan.supersteps[0].conditions.wall_time if plan.supersteps else clock.now_us()
     wall = ReplayClock(clock, began) if recorded else None
     with Store.open(
@@ -144,7 +118,7 @@ def replay(
         runner = LocalRunner(
             fork, cache_mib=cache_mib, progress=progress, dead_letter_limit=None, clock=wall or clock, rng=rng
         )
-        own = _with_own_sinks(pipeline, fork, clock, rng)
+        own = with_own_sinks(pipeline, fork, clock, rng)
         with runner.start(own, stepping=True) as run:
             given = {stream: source_of(rows) for stream, rows in run.read_inputs(inputs).items()}
             parts = plan.parts(run.topology, given, since_version=since_version)
@@ -156,44 +130,12 @@ def replay(
                 repeat_supersteps(run, plan.supersteps, parts, fork.snapshot(), wall, told)
             summary = run.stop()
         return Replayed(
-            version=first.version,
+            version=plan.first.version,
             until=plan.last.version,
             supersteps=len(plan.supersteps),
             records=summary.run.records,
             newest=fork.snapshot().version,
         )
-
-
-def _note_of(store: Store, pipeline: EnginePipeline, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
-    sinks = pipeline.check().sinks
-    return ReplayNote(
-        store=store.path,
-        pipeline=pipeline.name,
-        version=plan.first.version,
-        until=plan.last.version,
-        recorded=recorded,
-        superstep=superstep_of(plan.last.txns, pipeline.name),
-        sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
-    )
-
-
-def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
-    """
-    The note of an earlier call, which may have been killed.
-    """
-    local = local_folder(path)
-    if local is not None and not local.is_dir():
-        return None
-    return read_note(open_objects(str(path), store.storage_options))
-
-
-def _with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
-    folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
-
-    def place(name: str, sink: Sink) -> Sink:
-        return folder.own(sink, SinkRecord(fork.lineage, pipeline.name, name))
-
-    return pipeline.with_sinks(place)
 
 
 def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:

@@ -28,9 +28,11 @@ class Alarm(mp.Computation):
         self.limit = limit
 
     def process_record(self, context, record):
-        total = context.state.get({"sum": 0})["sum"] + record.value["n"]
-        context.state.set({"sum": total})
-        if record.key == "a" and total >= self.limit:
+        state = context.state.get({"sum": 0, "alarms": 0})
+        total = state["sum"] + record.value["n"]
+        is_alarm = record.key == "a" and total >= self.limit
+        context.state.set({"sum": total, "alarms": state["alarms"] + is_alarm})
+        if is_alarm:
             context.produce("alarms", {"key": record.key, "sum": total})
             context.set_timer(context.wall_time + 1_000_000, "again", domain="wall")
 

@@ -1,0 +1,114 @@
+"""
+The beginning of a replay: its plan, its fork, and the sinks that are its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.positions import superstep_of
+from millpond.executor.repair.fork import fork_store
+from millpond.executor.replay.note import ReplayNote, read_note, write_note
+from millpond.executor.replay.plan import ReplayPlan, plan_replay
+from millpond.executor.sinks.fork import SinkFolder
+from millpond.executor.sinks.record import SinkRecord
+from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.location import local_folder
+from millpond.statestore.log.log import Log
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Rng
+
+__all__ = ["begin_replay", "with_own_sinks"]
+
+
+def begin_replay(
+    store: Store,
+    path: str | Path,
+    pipeline: EnginePipeline,
+    version: int,
+    until: int | None,
+    *,
+    recorded: bool,
+    clock: Clock,
+    rng: Rng,
+) -> ReplayPlan:
+    """
+    Plan a replay and make its fork, unless an earlier call with the same arguments has made it.
+
+    Args:
+        store: the original.
+        path: where the replay's store is to lie.
+        pipeline: the code.
+        version: the version of the original to begin with.
+        until: the version to end with; by default that of the earlier call, or the newest.
+        recorded: whether the supersteps of the original are to be repeated.
+        clock: for timestamps.
+        rng: the source of names.
+
+    Raises:
+        InvalidError: there is something else at the path, or see `plan_replay`.
+        ConflictError: the version has been collected.
+        DataError: bytes of the store are missing or wrong.
+        UnavailableError: a store, or this machine's disk, failed.
+    """
+    known = _known_note(store, path)
+    if until is None and known is not None:
+        until = known.until
+    with store.reading(version) as first:
+        plan = plan_replay(
+            Log(store.objects), first, store.snapshot(until), pipeline.check(), recorded=recorded
+        )
+        note = _note_of(store, pipeline, plan, recorded=recorded)
+        if known is None:
+            fork_store(store, path, version, clock=clock, rng=rng)
+            write_note(open_objects(str(path), store.storage_options), note)
+        elif known != note:
+            raise InvalidError(
+                "there is another replay at this path: remove it, or name another",
+                path=path,
+                version=known.version,
+                until=known.until,
+            )
+    return plan
+
+
+def _note_of(store: Store, pipeline: EnginePipeline, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
+    sinks = pipeline.check().sinks
+    return ReplayNote(
+        store=store.path,
+        pipeline=pipeline.name,
+        version=plan.first.version,
+        until=plan.last.version,
+        recorded=recorded,
+        superstep=superstep_of(plan.last.txns, pipeline.name),
+        sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
+    )
+
+
+def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
+    """
+    The note of an earlier call, which may have been killed.
+    """
+    local = local_folder(path)
+    if local is not None and not local.is_dir():
+        return None
+    return read_note(open_objects(str(path), store.storage_options))
+
+
+def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
+    """
+    The pipeline with sinks in the folder of a fork.
+
+    Raises:
+        DataError: the log of a parent's table is damaged, or does not reach back to where the fork began.
+        UnavailableError: a table is unavailable.
+    """
+    folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
+
+    def place(name: str, sink: Sink) -> Sink:
+        return folder.own(sink, SinkRecord(fork.lineage, pipeline.name, name))
+
+    return pipeline.with_sinks(place)
