@@ -26,6 +26,7 @@ __all__ = [
     "INPUT_PREFIX",
     "INPUT_ROWS_PREFIX",
     "INTERVAL_PREFIX",
+    "LETTERS_PREFIX",
     "LOCATION_PREFIX",
     "RESTORED_APP_ID",
     "SAVEPOINT_PREFIX",
@@ -47,6 +48,7 @@ __all__ = [
     "injected_app_id",
     "input_app_id",
     "input_rows_app_id",
+    "letters_app_id",
     "location_app_id",
     "member_status_app_id",
     "pipeline_number",
@@ -112,6 +114,9 @@ DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 
 CUT_PREFIX: Final = "millpond/cut/"
 """Prefix of cuts by hand; an even version asks for one, and the next odd one says that it is made."""
+
+LETTERS_PREFIX: Final = "millpond/letters/"
+"""Prefix of requests for dead letters; an even version asks, and the next odd one says that no letter is left."""
 
 RESTORED_APP_ID: Final = "millpond/restored"
 """The version in which the table was last repaired or rewound."""
@@ -263,6 +268,13 @@ def cut_app_id(computation: str, kind: str, key: str) -> str:
     Name a cut by hand of a computation's keys: ``split`` or ``merge``, in front of a key.
     """
     return CUT_PREFIX + quoted(computation, kind, key)
+
+
+def letters_app_id(pipeline: str, action: str, selection: str) -> str:
+    """
+    Name a request for dead letters: what to do with which of a pipeline's letters.
+    """
+    return LETTERS_PREFIX + quoted(pipeline, action, selection)
 
 
 def bare_ids_app_id(computation: str) -> str:

@@ -8,6 +8,7 @@ Spark task, in the local runner and in the simulator.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.bundle.letter_value import describe_value
+from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.computation.values import Values
 from millpond.executor.event_time.clocks import Clocks, PercentileTimes
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
@@ -25,7 +27,15 @@ from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-__all__ = ["Bundle", "BundleStatistics", "DeadLetter", "Deliveries", "ProductionSummary", "id_text"]
+__all__ = [
+    "Bundle",
+    "BundleStatistics",
+    "DeadLetter",
+    "Deliveries",
+    "ProductionSummary",
+    "id_base64",
+    "id_text",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,7 @@ class Bundle:
         deliveries: the records, any number of streams.
         weak: which of its productions are delivered before the commit.
         settled: no record before this time comes in a later bundle; ``None``: that is known only up to ``watermark``.
+        retried: dead letters that are given once more, before all else.
     """
 
     interval: Interval
@@ -74,6 +85,7 @@ class Bundle:
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
     weak: WeakStreams = STRONG
     settled: EventTimeMicros | None = None
+    retried: Sequence[RetriedLetter] = ()
 
     @property
     def until(self) -> EventTimeMicros:
@@ -110,6 +122,8 @@ class DeadLetter:
         id: the record's id as its publisher gave it; ``None`` without one. Bytes that are not text are escaped.
         attempt: the number of the last attempt; 1 for a record that never reached the code.
         value_types: the types of the parts whose type JSON lacks, by their JSON pointers.
+        id_base64: the id's bytes, where they are not text.
+        retried: how often it has been given once more to the code, which has failed each time.
     """
 
     computation: str
@@ -122,6 +136,8 @@ class DeadLetter:
     id: str | None = None
     attempt: int = 1
     value_types: Mapping[str, str] = field(default_factory=dict)
+    id_base64: str | None = None
+    retried: int = 0
 
     @classmethod
     def of_unreadable(
@@ -157,6 +173,7 @@ class DeadLetter:
             at=at,
             error=error,
             id=id_text(record_id),
+            id_base64=id_base64(record_id),
         )
 
 
@@ -165,6 +182,21 @@ def id_text(record_id: bytes | None) -> str | None:
     A record's id as text; bytes that are not text are escaped.
     """
     return None if record_id is None else record_id.decode(errors="backslashreplace")
+
+
+def id_base64(record_id: bytes | None) -> str | None:
+    r"""
+    A record's id in base64 if its bytes are not text, so that `id_text` is not all of it.
+
+    Example:
+        >>> [id_base64(record_id) for record_id in (None, b"a7", b"\\xff")]
+        [None, None, '/w==']
+    """
+    try:
+        (record_id or b"").decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(record_id or b"").decode()
+    return None
 
 
 @quickly_pickled
@@ -179,6 +211,7 @@ class BundleStatistics:
         counters: the sums of the user's counters.
         waited: the records that began to wait in their rows for their turn in time.
         resumed: the waiting records of earlier bundles that were processed now.
+        retried: the dead letters that were given once more; ``records`` and ``timers`` have them too.
     """
 
     records: int = 0
@@ -191,6 +224,7 @@ class BundleStatistics:
     counters: Mapping[str, int] = field(default_factory=dict)
     waited: int = 0
     resumed: int = 0
+    retried: int = 0
 
 
 @quickly_pickled

@@ -4,19 +4,21 @@ A key's turn in a bundle: its due timers, its records, and the timers that these
 User code first runs at full speed. If it raises, the whole turn is undone and run again
 carefully, one record or timer at a time with a savepoint before each, so that only the effects
 of the one that fails are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
+A turn that begins with dead letters, which have failed before, is run carefully at once.
 """
 
 from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from millpond.executor.bundle.bundle import DeadLetter, id_text
+from millpond.executor.bundle.bundle import DeadLetter, id_base64, id_text
 from millpond.executor.bundle.letter_value import describe_value, error_line
+from millpond.executor.bundle.retried_letter import RetriedLetter, letter_columns
 from millpond.executor.bundle.waiting import waiting_columns
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.counters import Counters
@@ -44,6 +46,8 @@ FIRINGS_MAX: Final = 100_000
 
 _Result = TypeVar("_Result")
 _DIAGNOSTICS_MAX: Final = 8_000
+_DROPPED: Final = "dropped"
+"""The counter by which code says that it has left a record out because it was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class KeyExecutor:
         fired: how many timers have fired.
         waited: how many records have begun to wait for their turn in time.
         resumed: how many waiting records were processed.
+        retried: how many of the records and timers were dead letters.
+        retried_records: how many of those were records.
     """
 
     def __init__(
@@ -103,6 +109,9 @@ class KeyExecutor:
         self.fired: int = 0
         self.waited: int = 0
         self.resumed: int = 0
+        self.retried: int = 0
+        self.retried_records: int = 0
+        self._letters = _by_key(bundle.retried)
         self._node = node
         self._columns = columns
         self._records = Records(columns, self._input)
@@ -142,7 +151,11 @@ class KeyExecutor:
         """
         produced, fired = len(self.productions), self.fired
         self.counters.settle()
-        self._begin(key, encoded, timers, stop - start)
+        letters = self._letters.get(key, ())
+        self._begin(key, encoded, timers, stop - start + len(letters))
+        if letters:
+            self._retry(key, letters)
+            return self._run_carefully(key, start, stop)
         try:
             if self._limit is None:
                 settled = self._run_at_once(key, start, stop)
@@ -257,22 +270,57 @@ class KeyExecutor:
         if failure is not None:
             self._fail_record(records.columns, index, failure)
 
-    def _fail_record(self, columns: RecordColumns, index: int, failure: Failure) -> None:
-        at, record_id = columns.at[index], id_text(columns.id(index))
-        self._fail(columns.streams[index], partial(columns.value, index), at, failure, record_id)
+    def _fail_record(self, columns: RecordColumns, index: int, failure: Failure, *, retried: int = 0) -> None:
+        value = partial(columns.value, index)
+        self._fail(
+            columns.streams[index], value, columns.at[index], failure, columns.id(index), retried=retried
+        )
 
     def _fire_due_carefully(self) -> None:
         while (timer := self.timers.pop_due()) is not None:
             self._count_firing()
             self._try_timer(timer)
 
-    def _try_timer(self, timer: Timer) -> None:
+    def _try_timer(self, timer: Timer, *, retried: int = 0) -> None:
         if timer.domain is TimeDomain.RECORD:
             self._try_record(self._context.key, self._waiting([timer]), 0)
             return
         failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
         if failure is not None:
-            self._fail("", timer._asdict, timer.output_at, failure)
+            self._fail("", timer._asdict, timer.output_at, failure, retried=retried)
+
+    # ------------------------------------------------------------- dead letters, once more
+
+    def _retry(self, key: str, letters: Sequence[RetriedLetter]) -> None:
+        """
+        Give the code the records and timers of dead letters, before all else of the turn.
+
+        They keep their times: what they produce may be late, as that of a late record may.
+        """
+        for letter in letters:
+            self.retried += 1
+            if letter.timer is None:
+                self.retried_records += 1
+                self._retry_record(key, letter)
+            else:
+                self._count_firing()
+                self._try_timer(letter.timer, retried=letter.retried)
+
+    def _retry_record(self, key: str, letter: RetriedLetter) -> None:
+        columns = letter_columns(letter, self._watermark, with_id=self._node.exactly_once)
+        records = Records(columns, self._input)
+
+        def process() -> None:
+            counted = len(self.counters)
+            self._node.computation.process_records(self._context, records)
+            if self.counters.has(_DROPPED, counted):
+                raise InvalidError("the record comes too late: the code drops it, so it stays a dead letter")
+
+        self._input.slack_us = self._records_slack_us
+        records.bind(key, 0, 1)
+        failure = self._attempt(process, partial(columns.value, 0))
+        if failure is not None:
+            self._fail_record(columns, 0, failure, retried=letter.retried)
 
     def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
         """
@@ -333,9 +381,17 @@ class KeyExecutor:
         self.counters.truncate(savepoint.counts)
 
     def _fail(
-        self, stream: str, value: Callable[[], Any], at: int, failure: Failure, record_id: str | None = None
+        self,
+        stream: str,
+        value: Callable[[], Any],
+        at: int,
+        failure: Failure,
+        record_id: bytes | None = None,
+        *,
+        retried: int = 0,
     ) -> None:
-        if self._node.on_error == "stop":
+        # A letter that fails again is where it was: a retry never stops a run for that.
+        if self._node.on_error == "stop" and not retried:
             self._stop(stream, failure.error)
         described = describe_value(value)
         self.dead_letters.append(
@@ -348,8 +404,10 @@ class KeyExecutor:
                 at=at,
                 error=error_line(failure.error),
                 diagnostics=_diagnostics(failure.error),
-                id=record_id,
+                id=id_text(record_id),
+                id_base64=id_base64(record_id),
                 attempt=failure.attempt,
+                retried=retried,
             )
         )
 
@@ -361,6 +419,13 @@ class KeyExecutor:
             stream=stream,
             error=error_line(error),
         ) from error
+
+
+def _by_key(letters: Iterable[RetriedLetter]) -> dict[str, list[RetriedLetter]]:
+    by_key: dict[str, list[RetriedLetter]] = {}
+    for letter in letters:
+        by_key.setdefault(letter.key, []).append(letter)
+    return by_key
 
 
 def _diagnostics(error: Exception) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, SupportsIndex
 
 from millpond.executor.computation.utf8 import has_utf8
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.codec import JsonCodec
+from millpond.statestore.rows.codec import JsonCodec, PlainObject
 
 __all__ = [
     "VALUE_MAX",
@@ -42,6 +42,7 @@ _ERROR_MAX: Final = 1_000
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CODEC: Final = JsonCodec()
 _WHOLE: Final = ""
+_PLAIN: Final = "plain"
 _LOST: Final = frozenset({"cut", "repr", "unreadable"})
 
 
@@ -70,7 +71,11 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
         value = read()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
-    return _bounded(typed_text(value))
+    described = _bounded(typed_text(value))
+    if type(value) is PlainObject and _WHOLE not in described.types:
+        # It has the fields of a pane and is none, which must still hold when it is read again.
+        return LetterValue(described.text, {**described.types, _WHOLE: _PLAIN})
+    return described
 
 
 def typed_text(value: Any) -> LetterValue:
@@ -214,6 +219,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "timedelta_us": lambda micros: timedelta(microseconds=micros),
     "decimal": Decimal,
     "bytes": base64.b64decode,
+    _PLAIN: PlainObject,
     "mapping": lambda pairs: {tuple(name) if isinstance(name, list) else name: part for name, part in pairs},
 }
 

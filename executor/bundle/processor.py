@@ -90,6 +90,7 @@ class IntervalProcessor:
         late = _late(arrivals, admission, bundle)
         reached = bundle.until if sorts else bundle.watermark
         due = soft_state.timers.due_keys(reached, bundle.wall_time, bundle.percentile_watermarks)
+        due |= {letter.key for letter in bundle.retried}
         by_time = sorts or not node.computation.in_order_of_arrival
         order = arrivals.at if by_time else np.zeros_like(arrivals.at)
         grouping = group(codes, order, admission.kept, due)
@@ -114,7 +115,7 @@ class IntervalProcessor:
         with nullcontext() if self._limit is None else self._limit.watching():
             outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(
-            records=len(at) + dropped,
+            records=len(at) + dropped + turns.retried_records,
             late=int(late.sum()),
             dropped=dropped,
             duplicates=admission.duplicates,
@@ -123,6 +124,7 @@ class IntervalProcessor:
             counters=turns.counters.sums(),
             waited=turns.waited,
             resumed=turns.resumed,
+            retried=turns.retried,
         )
         return self._conclude(bundle, arrivals, admission, grouping, turns, outcome, statistics)
 
@@ -169,6 +171,7 @@ class IntervalProcessor:
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
             key_sample=sample_keys(grouping, _SAMPLED_KEYS),
+            retried=tuple(letter.name for letter in bundle.retried),
         )
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:

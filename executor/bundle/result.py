@@ -38,6 +38,8 @@ class BundleResult:
         productions: one summary per stream of the productions that rows keep.
         weak: the productions to be delivered within the superstep; ``None`` if there are none.
         key_sample: some of the bundle's keys, a key the more often the more records it had.
+        retried: the names of the dead letters that were given once more; those that failed again are among
+            ``dead_letters``.
     """
 
     updates: pa.Table | None
@@ -51,6 +53,7 @@ class BundleResult:
     dead_letters: tuple[DeadLetter, ...] = ()
     weak: WeakProductions | None = None
     key_sample: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
 
 
 @quickly_pickled

@@ -60,6 +60,12 @@ class Counters:
         """
         self._entries.append((name, amount))
 
+    def has(self, name: str, since: int) -> bool:
+        """
+        Whether a counter was added to after the first ``since`` additions since `settle`.
+        """
+        return any(added == name and amount for added, amount in self._entries[since:])
+
     def truncate(self, length: int) -> None:
         """
         Undo all but the first ``length`` additions since `settle`.

@@ -37,8 +37,9 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor
+from millpond.executor.superstep.dead_letter import WrittenLetters
+from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
+from millpond.executor.superstep.dead_letters import DeadLetters
 from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks
 from millpond.executor.superstep.input_admission import InputAdmission
@@ -151,7 +152,7 @@ class Coordinator:
             compaction_workers=compaction_workers,
         )
         self.balancer: Balancer = Balancer(self._ownership, tuple(topology.computations), clock, balance)
-        self._letters = DeadLetterMonitor(dead_letter_limit)
+        self._letters = DeadLetters(store, topology, clock, dead_letter_limit)
         self._forgotten = ForgottenWatermarks(topology, self.watermarks)
         self._pending = PendingProductions()
         self._superstep = Superstep(0)
@@ -256,8 +257,9 @@ class Coordinator:
             return True
         if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
             return True
-        now = self._clock.now_us()
-        return any(owned.is_due(now, self.watermarks.mark) for owned in self._ownership.all())
+        now, mark = self._clock.now_us(), self.watermarks.mark
+        is_due = any(owned.is_due(now, mark) for owned in self._ownership.all())
+        return is_due or self._letters.retries.is_waiting()
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """
@@ -336,6 +338,7 @@ class Coordinator:
             after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
         """
         self.watermarks.tick(inputs)
+        self._ownership.patience.run(self._letters.retries.choose)
         self._create_downstream_intervals()
         conditions = self.watermarks.conditions()
         concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
@@ -365,12 +368,16 @@ class Coordinator:
         """
         The parts of a computation's intervals in the superstep that was planned at ``now``.
         """
-        with_due = (
-            (owned, owned.is_due(now, self.watermarks.mark)) for owned in self._ownership.of(computation)
+        return interval_plans(
+            computation,
+            self._ownership.of(computation),
+            now,
+            only_due=only_due,
+            watermarks=self.watermarks,
+            files_in=self._store.committer.snapshot if with_files else None,
+            after=after or {},
+            retried_in=self._letters.retries.of,
         )
-        chosen = [(owned, due) for owned, due in with_due if due or not only_due]
-        files_in = self._store.committer.snapshot if with_files else None
-        return interval_plans(computation, chosen, self.watermarks, files_in, after or {}) if chosen else []
 
     def commit(
         self,
@@ -397,29 +404,19 @@ class Coordinator:
             OutcomeUnknownError: the store is unavailable for longer than the runner waits.
             UnavailableError: ZooKeeper is unavailable for longer than the runner waits.
         """
-        judged = self._letters.check(manifests, dead_letters)
-        letters = [*dead_letters, *(letter for m in manifests for letter in m.result.dead_letters)]
+        letters = self._letters.judge(manifests, dead_letters)
         self.watermarks.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
         written_letters = self._ownership.patience.run(
-            lambda: write_dead_letters(
-                self._store,
-                self.topology,
-                letters,
-                superstep=plan.superstep,
-                fence=control.next_fence,
-                at=plan.wall_time,
-                token=self.names.token(),
-            )
+            lambda: self._letters.write(letters, plan, control.next_fence, self.names.token())
         )
-        touched = [(control, written_letters.file)]
-        touched += [(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None]
-        counts = count(ordered, letters, inputs)
+        written = [(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None]
+        counts = count(ordered, letters.new, inputs)
         totals = self._totals.plus(counts)
         request = superstep_request(
             plan,
-            touched,
+            [(control, written_letters.file), *written],
             self.watermarks,
             pipeline=self.topology.name,
             counts=counts,
@@ -437,7 +434,7 @@ class Coordinator:
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
         self.balancer.note(ordered)
-        self._letters.note(judged)
+        self._letters.note(letters)
         self._forgotten.note(counts)
         self._totals = totals
         self._superstep = plan.superstep
@@ -457,12 +454,13 @@ class Coordinator:
 
     def maintain(self) -> None:
         """
-        Run the upkeep between two supersteps, and the cuts that load or a tool asks for.
+        Run the upkeep between two supersteps, and the cuts that load or a tool asks for; answer other requests.
 
         Raises:
             FencedError: another process has taken an interval.
         """
         self._upkeep.run(self._superstep, self.watermarks.input_watermark)
+        self._letters.answer(self._ownership.record)
         for cut, answer in self.balancer.due(self._store.committer.snapshot.txns):
             if cut is None:
                 self._ownership.record(answer)
@@ -492,9 +490,10 @@ class Coordinator:
             )
 
     def _create_downstream_intervals(self) -> None:
-        missing = self.computations_without_intervals(self._pending.summaries)
-        if not missing:
-            return
-        productions = read_productions(self._store.objects, self._pending.sources)
-        for node in missing:
-            self.create_intervals(node.name, keys_of(productions, node))
+        for name, keys in self._letters.retries.computations().items():
+            if not self._ownership.of(name):
+                self.create_intervals(name, pa.array(keys, pa.string()))
+        if missing := self.computations_without_intervals(self._pending.summaries):
+            productions = read_productions(self._store.objects, self._pending.sources)
+            for node in missing:
+                self.create_intervals(node.name, keys_of(productions, node))

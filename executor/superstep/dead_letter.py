@@ -7,7 +7,7 @@ also a production to the stream ``dead_letters``, to which computations and sink
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -27,6 +27,7 @@ from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 __all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_RARE: Final = frozenset({"id_base64", "retried"})
 
 
 def dead_letter_updates(
@@ -37,9 +38,12 @@ def dead_letter_updates(
     fence: Fence,
     at: EventTimeMicros,
     produce: bool,
+    settled: Collection[str] = (),
 ) -> pa.Table:
     """
     The row updates of dead letters, one per letter, with the key ``pipeline/superstep/number``.
+
+    Those that were retried or dropped are deleted. What they have produced to the stream ``dead_letters`` stays.
 
     Args:
         pipeline: the pipeline's name.
@@ -48,8 +52,10 @@ def dead_letter_updates(
         fence: the fence of the control interval.
         at: when they failed, in wall time; also the event time of a production whose letter has no readable time.
         produce: whether the letters also go to the stream ``dead_letters``.
+        settled: the keys of letters of earlier supersteps that are deleted.
     """
-    rows = []
+    stamps = {"sequencer": fence.sequencer, "commit_number": fence.commit_number, "superstep": superstep}
+    rows = [{"key": key, **stamps, "deleted": True} for key in sorted(settled)]
     for number, letter in enumerate(letters):
         key = f"{pipeline}/{superstep:010d}/{number:06d}"
         text = orjson.dumps(_readable(letter, at)).decode()
@@ -58,9 +64,7 @@ def dead_letter_updates(
         rows.append(
             {
                 "key": key,
-                "sequencer": fence.sequencer,
-                "commit_number": fence.commit_number,
-                "superstep": superstep,
+                **stamps,
                 "state": text,
                 "productions": [production] if produce else None,
                 "deleted": False,
@@ -88,6 +92,7 @@ def write_dead_letters(
     fence: Fence,
     at: WallTimeMicros,
     token: str,
+    settled: Collection[str] = (),
 ) -> WrittenLetters:
     """
     Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
@@ -100,13 +105,20 @@ def write_dead_letters(
         fence: the fence of the commit that will add the file.
         at: the superstep's wall time: that of letters without a time of their own.
         token: makes the file's name unique.
+        settled: the keys of letters that it deletes, because they were retried or dropped.
     """
-    if not letters:
+    if not letters and not settled:
         return WrittenLetters()
     failed_at = EventTimeMicros(int(at))
-    produce = DEAD_LETTERS in topology.wanted_streams
+    produce = bool(letters) and DEAD_LETTERS in topology.wanted_streams
     updates = dead_letter_updates(
-        topology.name, letters, superstep=superstep, fence=fence, at=failed_at, produce=produce
+        topology.name,
+        letters,
+        superstep=superstep,
+        fence=fence,
+        at=failed_at,
+        produce=produce,
+        settled=settled,
     )
     file = write_row_file(
         store.objects,
@@ -118,8 +130,10 @@ def write_dead_letters(
         row_format=store.row_format,
     )
     times = [failed_at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
+    if not produce:
+        return WrittenLetters(file)
     summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))
-    return WrittenLetters(file, (summary,) if produce else ())
+    return WrittenLetters(file, (summary,))
 
 
 def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
@@ -135,7 +149,8 @@ def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
         fields["value_types"] = dict(letter.value_types)
     else:
         del fields["value_types"]
-    return fields
+    # Most letters have neither.
+    return {name: value for name, value in fields.items() if value or name not in _RARE}
 
 
 def _date(at: int) -> str | int:

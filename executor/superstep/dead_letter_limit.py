@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.utf8 import printable
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["DeadLetterLimit", "DeadLetterMonitor"]
+__all__ = ["DeadLetterLimit", "DeadLetterMonitor", "Tallies"]
 
 _ALL_MIN: Final = 2
 """A superstep whose only record fails does not stop the run: on a quiet stream each record is alone."""
@@ -34,6 +34,8 @@ class DeadLetterLimit:
 
     - all of two or more records of a computation fail, or
     - more than ``share`` of them fail, counted over supersteps until there are ``records_min``.
+
+    Letters that are retried, and fail again, do not count.
 
     Attributes:
         share: the share that may fail, from 0 to 1.
@@ -73,6 +75,10 @@ class _Tally:
         return _Tally(self.records + other.records, self.letters + other.letters, self.first or other.first)
 
 
+Tallies: TypeAlias = Mapping[str, _Tally]
+"""What was handled, by computation."""
+
+
 class DeadLetterMonitor:
     """
     Watches the dead letters of one run, by computation.
@@ -86,7 +92,7 @@ class DeadLetterMonitor:
         self._judged: dict[str, _Tally] = {}
         self._warned: set[str] = set()
 
-    def check(self, manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> Mapping[str, _Tally]:
+    def check(self, manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> Tallies:
         """
         Judge a superstep before its commit; pass what this returns to `note` after it.
 
@@ -109,7 +115,7 @@ class DeadLetterMonitor:
                 raise _flood(computation, judged, self._limit)
         return tallies
 
-    def note(self, tallies: Mapping[str, _Tally]) -> None:
+    def note(self, tallies: Tallies) -> None:
         """
         Remember a committed superstep, and warn of each computation's first dead letter.
         """
@@ -132,9 +138,10 @@ class DeadLetterMonitor:
 def _tallies(manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> dict[str, _Tally]:
     tallies: dict[str, _Tally] = {}
     for manifest in manifests:
-        ran, letters = manifest.result.statistics, manifest.result.dead_letters
+        ran = manifest.result.statistics
+        letters = [letter for letter in manifest.result.dead_letters if not letter.retried]
         tally = tallies.setdefault(manifest.interval.computation, _Tally())
-        tally.records += ran.records - ran.dropped + ran.timers
+        tally.records += ran.records - ran.dropped + ran.timers - ran.retried
         tally.letters += len(letters)
         tally.first = tally.first or next(iter(letters), None)
     for letter in unreadable:

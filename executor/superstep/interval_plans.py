@@ -4,34 +4,51 @@ What each interval of a computation gets as its part of a superstep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
+from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.types import EventTimeMicros
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 __all__ = ["interval_plans"]
 
 
 def interval_plans(
     computation: str,
-    owned: Iterable[tuple[OwnedInterval, bool]],
+    owned: Iterable[OwnedInterval],
+    now: WallTimeMicros,
+    *,
+    only_due: bool,
     watermarks: PipelineWatermarks,
     files_in: Snapshot | None,
     after: Mapping[str, EventTimeMicros],
+    retried_in: Callable[[Interval], tuple[RetriedLetter, ...]],
 ) -> list[IntervalPlan]:
     """
-    The parts of some intervals of a computation.
+    The parts of a computation's intervals in a superstep.
 
     Args:
         computation: its name.
-        owned: the intervals, each with whether timers of it are due.
+        owned: its intervals.
+        now: the wall time of the superstep.
+        only_due: whether to leave out those without a timer that is due and without a dead letter to retry.
         watermarks: the pipeline's watermarks.
         files_in: the table that the intervals' files are listed from; ``None`` lists none.
         after: by injected stream, its watermark once the superstep is committed, as far as it is known.
+        retried_in: returns the dead letters that an interval retries.
     """
+    chosen = []
+    for one in owned:
+        retried = retried_in(one.interval)
+        due = one.is_due(now, watermarks.mark) or bool(retried)
+        if due or not only_due:
+            chosen.append((one, due, retried))
+    if not chosen:
+        return []
     watermark = watermarks.input_watermark(computation)
     percentiles = watermarks.percentile_watermarks(computation)
     settled = watermarks.settled(computation, after)
@@ -44,6 +61,7 @@ def interval_plans(
             due=due,
             percentile_watermarks=percentiles,
             settled=settled,
+            retried=retried,
         )
-        for one, due in owned
+        for one, due, retried in chosen
     ]

@@ -256,4 +256,5 @@ def bundle_of(
         percentile_watermarks=part.percentile_watermarks,
         weak=weak,
         settled=part.settled,
+        retried=part.retried,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.watermark.conditions import Conditions
@@ -52,9 +53,10 @@ class IntervalPlan:
         fence: the fence of its next commit.
         watermark: input low watermark of the computation for the whole superstep.
         files: the committed files with its rows, oldest first; empty unless requested.
-        due: whether a pending timer is due.
+        due: whether it has something to do without a record: a pending timer is due, or dead letters are retried.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
         settled: no record before this time comes after the superstep; ``None``: that is known only up to ``watermark``.
+        retried: dead letters of its keys that are given once more.
     """
 
     interval: Interval
@@ -64,6 +66,7 @@ class IntervalPlan:
     due: bool
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
     settled: EventTimeMicros | None = None
+    retried: tuple[RetriedLetter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

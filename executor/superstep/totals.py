@@ -37,7 +37,7 @@ class Totals:
         by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
             computation; zeros are left out. With ``time_sorted`` also ``waited``, the records that began to
             wait in their rows until the watermark passes them, and ``resumed``, those that were processed
-            since: the difference is waiting now.
+            since: the difference is waiting now. And ``retried``, the dead letters that were given once more.
     """
 
     injected: int = 0
@@ -133,6 +133,7 @@ def count(
         counts["dropped"] += of_bundle.dropped
         counts["waited"] += of_bundle.waited
         counts["resumed"] += of_bundle.resumed
+        counts["retried"] += of_bundle.retried
         for name, value in of_bundle.counters.items():
             counts[name] += value
     for letter in letters:
