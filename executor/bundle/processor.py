@@ -24,6 +24,7 @@ from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
 from millpond.executor.bundle.time_sorted import TimeSortedExecutor
+from millpond.executor.bundle.unseen_letters import are_ids, unseen_ids, without_duplicates
 from millpond.executor.bundle.weak_productions import RowUpdateDraft, WeakProductions, split_productions
 from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.state import Encoded
@@ -84,20 +85,25 @@ class IntervalProcessor:
         node = self._node
         sorts = node.time_sorted
         deliveries = _by_rank(node, bundle.deliveries) if sorts else bundle.deliveries
-        arrivals = Arrivals.of(deliveries, with_ids=node.exactly_once)
+        ids_of_letters = unseen_ids(bundle.retried) if node.exactly_once else []
+        arrivals = Arrivals.of([*deliveries, *ids_of_letters], with_ids=node.exactly_once)
         codes = encode_keys(arrivals.keys)
         admission = admit(arrivals, codes, soft_state)
-        late = _late(arrivals, admission, bundle)
+        refused = are_ids(ids_of_letters, admission, len(arrivals))
+        letters = without_duplicates(bundle.retried, ids_of_letters, admission, len(arrivals))
+        late = _late(arrivals, admission, bundle) & ~refused
         reached = bundle.until if sorts else bundle.watermark
         due = soft_state.timers.due_keys(reached, bundle.wall_time, bundle.percentile_watermarks)
-        due |= {letter.key for letter in bundle.retried}
+        due |= {letter.key for letter in letters}
         by_time = sorts or not node.computation.in_order_of_arrival
         order = arrivals.at if by_time else np.zeros_like(arrivals.at)
         grouping = group(codes, order, admission.kept, due)
         dropped = 0
         if late.any() and node.on_late != "process":
-            refused = late & self._drops(arrivals, admission.kept)
-            dropped = int(refused.sum())
+            drops = late & self._drops(arrivals, admission.kept)
+            dropped = int(drops.sum())
+            refused |= drops
+        if refused.any():
             grouping = _without(refused, grouping, codes, order, arrivals, admission, due)
         self._check_keys(grouping)
         at = arrivals.at[grouping.sources]
@@ -111,7 +117,7 @@ class IntervalProcessor:
             by_time=by_time,
         )
         executor = TimeSortedExecutor if sorts else KeyExecutor
-        turns = executor(node, bundle, columns, self._limit)
+        turns = executor(node, replace(bundle, retried=letters), columns, self._limit)
         with nullcontext() if self._limit is None else self._limit.watching():
             outcome = _run(turns, grouping, soft_state)
         statistics = BundleStatistics(

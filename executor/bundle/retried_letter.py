@@ -47,6 +47,8 @@ class RetriedLetter:
         value: the value as JSON text.
         value_types: the types that JSON lacks; see `letter_value`.
         id: the record's id, as its publisher gave it.
+        unseen_id: the id under which it is deduplicated, if its record never reached the code; ``None`` if that
+            id is known, or if there is none.
         timer: the timer that is fired once more; ``None`` for a record.
         retried: how often the letter has been retried, this time included.
     """
@@ -58,6 +60,7 @@ class RetriedLetter:
     value: str
     value_types: Mapping[str, str] = field(default_factory=dict)
     id: bytes | None = None
+    unseen_id: bytes | None = None
     timer: Timer | None = None
     retried: int = 1
 

@@ -281,7 +281,8 @@ class Run(ABC, Generic[_Accepted]):
         Say why, if the run has read all there is and processed nothing.
         """
         summary = self.summary()
-        if self._skipped and not summary.run.injected:
+        retried = any(counts.get("retried") for counts in summary.run.by_computation.values())
+        if self._skipped and not summary.run.injected and not retried:
             reasons = "; ".join(f"{stream}: {reason}" for stream, reason in sorted(self._skipped.items()))
             _LOG.warning(
                 "nothing was processed: %s; of all the records ever, %d are dead letters; a new store processes"

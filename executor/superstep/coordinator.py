@@ -152,7 +152,7 @@ class Coordinator:
             compaction_workers=compaction_workers,
         )
         self.balancer: Balancer = Balancer(self._ownership, tuple(topology.computations), clock, balance)
-        self._letters = DeadLetters(store, topology, clock, dead_letter_limit)
+        self._letters = DeadLetters(store, topology, clock, dead_letter_limit, self.id_scope)
         self._forgotten = ForgottenWatermarks(topology, self.watermarks)
         self._pending = PendingProductions()
         self._superstep = Superstep(0)

@@ -50,16 +50,24 @@ class DeadLetters:
         topology: the checked pipeline.
         clock: the source of time.
         limit: how much may become dead letters before the run stops; ``None``: all of it.
+        id_scope: returns the prefix of record ids, by computation and stream.
 
     Attributes:
         retries: those that are given once more.
     """
 
-    def __init__(self, store: Store, topology: Topology, clock: Clock, limit: DeadLetterLimit | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        clock: Clock,
+        limit: DeadLetterLimit | None,
+        id_scope: Callable[[str, str], bytes],
+    ) -> None:
         self._store = store
         self._topology = topology
         self._monitor = DeadLetterMonitor(limit)
-        self.retries: LetterRetries = LetterRetries(store, topology, clock)
+        self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
 
     def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
         """

@@ -10,14 +10,27 @@ is retried once rests on the commit that deletes it, not on the answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, cast
 
-from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter
+from millpond.executor.event_time.instants import Moment, to_micros
+from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter, stored_letters
 from millpond.statestore.app_ids import LETTERS_PREFIX, app_id_parts, letters_app_id, superstep_app_id
+from millpond.statestore.commit.request import CommitRequest
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
 
-__all__ = ["LetterAction", "LetterRequest", "waiting_letter_requests"]
+__all__ = [
+    "AskedLetters",
+    "LetterAction",
+    "LetterRequest",
+    "ask_for_letters",
+    "drop_dead_letters",
+    "retry_dead_letters",
+    "waiting_letter_requests",
+]
 
 LetterAction: TypeAlias = Literal["retry", "drop"]
 
@@ -106,3 +119,130 @@ def waiting_letter_requests(
                 )
                 found.append(request)
     return tuple(sorted(found, key=lambda request: (request.number, request.app_id)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedLetters:
+    """
+    What was asked for.
+
+    Attributes:
+        letters: how many letters are meant, without those that no code can get again.
+        lost: how many those are, by the reason; letters are dropped whatever they have lost.
+        pipelines: the pipelines that wrote them, which honour the request.
+    """
+
+    letters: int
+    lost: Mapping[str, int]
+    pipelines: tuple[str, ...]
+
+
+def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelection) -> AskedLetters:
+    """
+    Ask the pipelines of a store to retry or to drop some of their dead letters.
+
+    Raises:
+        InvalidError: no letter is meant, or none of them has all that it takes; or the store was opened read-only.
+        ConflictError: another process asks for the same at this moment.
+    """
+    snapshot = store.committer.refresh()
+    meant = [letter for letter in stored_letters(snapshot, store.objects) if selection.has(letter)]
+    if not meant:
+        raise InvalidError("the store has no such dead letter", selection=selection.text)
+    lost = Counter(reason for letter in meant if action == "retry" and (reason := letter.lost) is not None)
+    if lost.total() == len(meant):
+        raise InvalidError(
+            "no code can get these dead letters again", letters=len(meant), reason="; ".join(sorted(lost))
+        )
+    pipelines = tuple(sorted({letter.pipeline for letter in meant}))
+    requests = [LetterRequest.next(snapshot.txns, name, action, selection) for name in pipelines]
+    positions = {
+        request.app_id: request.number
+        for request in requests
+        if snapshot.txns.get(request.app_id) != request.number
+    }
+    if positions:
+        store.committer.commit(CommitRequest(kind="request", positions=positions))
+    return AskedLetters(letters=len(meant) - lost.total(), lost=dict(lost), pipelines=pipelines)
+
+
+def retry_dead_letters(
+    store: Store,
+    *,
+    computation: str | None = None,
+    stream: str | None = None,
+    key: str | None = None,
+    before: Moment | None = None,
+    error: str | None = None,
+    letter: str | None = None,
+) -> int:
+    """
+    Have dead letters given to their computations once more, exactly once, after their code was mended.
+
+    The pipeline that wrote them does it in one of its next supersteps or, if it is stopped, when it runs again. A
+    letter leaves the table in the commit that has its effects; if it fails again it is a new letter. Without an
+    argument all letters are meant, with several those for which all hold.
+
+    Args:
+        store: the store, not opened read-only.
+        computation: whose code failed.
+        stream: the stream of the record; ``""`` for timers.
+        key: the key of the record or timer.
+        before: it failed before this time.
+        error: a part of the error.
+        letter: the key of the letter's row in the table ``dead_letters``.
+
+    Returns:
+        How many letters will be retried.
+
+    Raises:
+        InvalidError: no letter is meant, or none of them has all that the code got.
+
+    Example::
+
+        with mp.Store.open("pond") as store:
+            mp.retry_dead_letters(store, computation="average")
+    """
+    selection = _selection(computation, stream, key, before, error, letter)
+    return ask_for_letters(store, "retry", selection).letters
+
+
+def drop_dead_letters(
+    store: Store,
+    *,
+    computation: str | None = None,
+    stream: str | None = None,
+    key: str | None = None,
+    before: Moment | None = None,
+    error: str | None = None,
+    letter: str | None = None,
+) -> int:
+    """
+    Have dead letters deleted; the arguments are those of `retry_dead_letters`.
+
+    Returns:
+        How many letters will be deleted.
+
+    Raises:
+        InvalidError: no letter is meant.
+    """
+    selection = _selection(computation, stream, key, before, error, letter)
+    return ask_for_letters(store, "drop", selection).letters
+
+
+def _selection(
+    computation: str | None,
+    stream: str | None,
+    key: str | None,
+    before: Moment | None,
+    error: str | None,
+    letter: str | None,
+) -> LetterSelection:
+    return LetterSelection(
+        computation=computation,
+        stream=stream,
+        key=key,
+        before_us=None if before is None else to_micros(before),
+        error=error,
+        letter=letter,
+    )

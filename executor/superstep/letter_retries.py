@@ -21,6 +21,7 @@ from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.letter_request import LetterRequest, waiting_letter_requests
 from millpond.executor.superstep.stored_letter import StoredLetter, stored_letters
+from millpond.executor.superstep.unread_letter import read_again
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
@@ -60,12 +61,16 @@ class LetterRetries:
         store: the open store.
         topology: the checked pipeline.
         clock: the source of time.
+        id_scope: returns the prefix of record ids, by computation and stream.
     """
 
-    def __init__(self, store: Store, topology: Topology, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, topology: Topology, clock: Clock, id_scope: Callable[[str, str], bytes]
+    ) -> None:
         self._store = store
         self._topology = topology
         self._clock = clock
+        self._id_scope = id_scope
         self._looked_us: int | None = None
         self._request: LetterRequest | None = None
         self._left: dict[str, None] = {}
@@ -206,9 +211,16 @@ class LetterRetries:
         if node is None:
             raise InvalidError("the pipeline has no such computation", computation=name)
         stream = topology.current_stream(told["stream"]) if told["stream"] else ""
-        if stream and node.subscription(stream) is None:
+        told = {**told, "stream": stream}
+        if not stream:
+            return name, RetriedLetter.read(letter.name, told)
+        subscription = node.subscription(stream)
+        if subscription is None:
             raise InvalidError("the computation does not consume the stream", computation=name, stream=stream)
-        return name, RetriedLetter.read(letter.name, {**told, "stream": stream})
+        if not letter.is_unread:
+            return name, RetriedLetter.read(letter.name, told)
+        injector = topology.injectors.get(stream)
+        return name, read_again(letter.name, told, node, subscription, injector, self._id_scope)
 
     # -- letters ---------------------------------------------------------------------------
 

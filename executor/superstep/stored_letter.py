@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from millpond.executor.bundle.retried_letter import letter_time_us
+from millpond.executor.bundle.letter_value import letter_value
+from millpond.executor.bundle.retried_letter import RetriedLetter, letter_time_us
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
@@ -48,6 +49,27 @@ class StoredLetter:
         The superstep in which it was written.
         """
         return int(self.name.rsplit("/", 2)[1])
+
+    @property
+    def is_unread(self) -> bool:
+        """
+        Whether its record never reached the code, because its key, time or id could not be read: it has no traceback.
+        """
+        return not self.fields.get("diagnostics")
+
+    @property
+    def lost(self) -> str | None:
+        """
+        Why no code can get its record or timer again; ``None`` if it has all that it takes.
+        """
+        try:
+            if self.is_unread:
+                letter_value(self.fields)
+            else:
+                RetriedLetter.read(self.name, self.fields)
+        except InvalidError as error:
+            return error.message
+        return None
 
 
 def stored_letters(
