@@ -126,6 +126,8 @@ from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
 from .executor.superstep.dead_letter_limit import DeadLetterLimit as DeadLetterLimit
+from .executor.superstep.letter_request import drop_dead_letters as drop_dead_letters
+from .executor.superstep.letter_request import retry_dead_letters as retry_dead_letters
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals

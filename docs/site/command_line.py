@@ -4,9 +4,11 @@ Writes ``docs/reference/command-line.md`` out of the help of each command: ``pyt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import click
 from click.testing import CliRunner
 
 from millpond.tools.command_line import main
@@ -29,8 +31,16 @@ def page() -> str:
     """
     The page, as the commands are now.
     """
-    sections = (f"## {name}\n\n{_help(name)}" for name in main.homes)
+    sections = (f"## {' '.join(names)}\n\n{_help(*names)}" for names in _names())
     return "\n".join([_BEGINNING, _help(), *sections])
+
+
+def _names() -> Iterator[tuple[str, ...]]:
+    for name in main.homes:
+        yield (name,)
+        command = main.get_command(click.Context(main), name)
+        if isinstance(command, click.Group):
+            yield from ((name, part) for part in command.commands)
 
 
 def _help(*command: str) -> str:
