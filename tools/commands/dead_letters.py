@@ -279,10 +279,10 @@ def _ask(
     if as_json:
         print_json([{"action": action, **asdict(asked)}])
         return
-    pipelines = ", ".join(asked.pipelines)
-    click.echo(f"asked {pipelines} to {action} {asked.letters} dead letters, in one of its next supersteps")
+    letters = "1 dead letter" if asked.letters == 1 else f"{asked.letters:,} dead letters"
+    click.echo(f"asked {', '.join(asked.pipelines)} to {action} {letters} in one of its next supersteps")
     for reason, count in asked.lost.items():
-        note(f"{count} stay what they are: {reason}")
+        note(f"not retried: {count:,}, because {reason}")
 
 
 def _grouped(letters: Iterable[StoredLetter]) -> list[_Group]:

@@ -118,7 +118,7 @@ def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
     All of them, or those that are meant.
     """
     pond = made(tmp_path / "pond")
-    assert "drop 1 dead letters" in invoke("drop", pond, "--key", "pot").stdout
+    assert "drop 1 dead letter in" in invoke("drop", pond, "--key", "pot").stdout
     run(pond, mended=True)
     assert [group["letters"] for group in listed(pond)] == [1, 1]
     assert invoke("drop", pond, "--all").exit_code == 0
