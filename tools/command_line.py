@@ -65,7 +65,7 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc`, `repair`, `rewind`, `adopt`, `savepoint`, `dead-letters retry` or `drop`, and
-    `intervals --split` or `--merge` only read. They take no lease and start no server, so you can use them while
-    the pipeline runs.
+    All commands except `gc`, `repair`, `rewind`, `adopt`, `savepoint`, `dead-letters retry`, `drop` or
+    `withdraw`, and `intervals --split` or `--merge` only read. They take no lease and start no server, so you can use
+    them while the pipeline runs.
     """

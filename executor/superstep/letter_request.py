@@ -30,6 +30,7 @@ __all__ = [
     "drop_dead_letters",
     "retry_dead_letters",
     "waiting_letter_requests",
+    "withdraw_letter_requests",
 ]
 
 LetterAction: TypeAlias = Literal["retry", "drop"]
@@ -100,7 +101,7 @@ def waiting_letter_requests(
     txns: Mapping[str, int], pipeline: str | None = None
 ) -> tuple[LetterRequest, ...]:
     """
-    The requests that no commit has answered, oldest first.
+    The requests that no commit has answered: first what is dropped, so that it is not retried; the oldest first.
 
     Args:
         txns: the table's transactions.
@@ -118,7 +119,7 @@ def waiting_letter_requests(
                     number=number,
                 )
                 found.append(request)
-    return tuple(sorted(found, key=lambda request: (request.number, request.app_id)))
+    return tuple(sorted(found, key=lambda one: (one.action != "drop", one.number, one.app_id)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,24 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
     if positions:
         store.committer.commit(CommitRequest(kind="request", positions=positions))
     return AskedLetters(letters=len(meant) - lost.total(), lost=dict(lost), pipelines=pipelines)
+
+
+def withdraw_letter_requests(store: Store) -> tuple[LetterRequest, ...]:
+    """
+    Withdraw the requests of a store that wait; what they have done until then stays.
+
+    Returns:
+        The requests.
+
+    Raises:
+        ConflictError: a pipeline answers one of them at this moment.
+        InvalidError: the store was opened read-only.
+    """
+    waiting = waiting_letter_requests(store.committer.refresh().txns)
+    positions = {app_id: number for request in waiting for app_id, number in request.answer.items()}
+    if positions:
+        store.committer.commit(CommitRequest(kind="request", positions=positions))
+    return waiting
 
 
 def retry_dead_letters(

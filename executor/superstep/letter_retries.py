@@ -1,7 +1,7 @@
 """
 Dead letters that are given to their computations once more, or dropped, because a request says so.
 
-What a superstep retries is chosen when it is planned: some letters of the oldest request that waits, the oldest first.
+What a superstep retries is chosen when it is planned: some letters of the first request that waits, the oldest first.
 Each travels with the plan of the interval that has its key, and the commit of the superstep deletes those that the
 manifests name. So it is retried once, whatever happens between request and commit: while its row is there it has not
 been, and afterwards no process finds it.
@@ -164,10 +164,10 @@ class LetterRetries:
 
     def _look(self) -> None:
         """
-        Find the oldest request that has letters left; those before it have none, and are answered.
+        Find the first request that has letters left; those before it have none, and are answered.
         """
         waiting = waiting_letter_requests(self._store.committer.snapshot.txns, self._topology.name)
-        if self._request is None or self._request not in waiting:
+        if self._request is None or waiting[:1] != (self._request,):
             self._request, self._left, self._answers = None, {}, {}
             for request in waiting:
                 left = self._meant(request)

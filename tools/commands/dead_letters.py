@@ -16,6 +16,7 @@ from millpond.executor.superstep.letter_request import (
     LetterRequest,
     ask_for_letters,
     waiting_letter_requests,
+    withdraw_letter_requests,
 )
 from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter, stored_letters
 from millpond.statestore.errors import InvalidError
@@ -114,7 +115,7 @@ def dead_letters() -> None:
 
     Each is a letter: a row of the computation `dead_letters`. `list` and `show` only read. `retry` and
     `drop` ask the pipeline that wrote the letters; it honours that in one of its next supersteps or, if it
-    is stopped, when it runs again.
+    is stopped, when it runs again. `withdraw` takes back requests that wait.
 
     Exit code 0: done, or asked for. 1: an error, also if no letter is meant.
     """
@@ -254,6 +255,56 @@ def drop(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
     _ask(store, storage_options, "drop", **options)
 
 
+@dead_letters.command(
+    "withdraw",
+    cls=TeachingCommand,
+    examples=("millpond dead-letters withdraw pond",),
+)
+@store_argument
+@zookeeper_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per request, one per line.")
+def withdraw(
+    store: str,
+    storage_options: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    as_json: bool,
+) -> None:
+    """
+    Withdraw all requests to retry or drop dead letters of STORE that wait.
+
+    What they have done until then stays. It is the way out if a retry ends the pipeline each time it runs.
+    """
+    with _opened(store, storage_options, zookeeper, zookeeper_security) as opened:
+        withdrawn = withdraw_letter_requests(opened)
+    if as_json:
+        print_json(
+            {"pipeline": one.pipeline, "action": one.action, "selection": one.selection.text}
+            for one in withdrawn
+        )
+        return
+    for request in withdrawn:
+        click.echo(f"withdrawn: {request.action} {_words(request)}")
+    if not withdrawn:
+        note("no request waits")
+
+
+def _opened(
+    store: str,
+    storage_options: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+) -> Store:
+    return Store.open(
+        store,
+        zookeeper=zookeeper,
+        zookeeper_security=zookeeper_security,
+        storage_options=read_options(storage_options),
+        create=False,
+    )
+
+
 def _ask(
     store: str,
     storage_options: tuple[str, ...],
@@ -268,13 +319,7 @@ def _ask(
     selection = _selection(**said)
     if is_all == (selection != LetterSelection()):
         raise InvalidError("which letters? give --all, or options that say which")
-    with Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        storage_options=read_options(storage_options),
-        create=False,
-    ) as opened:
+    with _opened(store, storage_options, zookeeper, zookeeper_security) as opened:
         asked = ask_for_letters(opened, action, selection)
     if as_json:
         print_json([{"action": action, **asdict(asked)}])

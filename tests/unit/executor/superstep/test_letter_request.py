@@ -52,12 +52,12 @@ def test_a_request_waits_until_it_is_answered() -> None:
 
 def test_requests_are_told_apart() -> None:
     """
-    By what they ask for, by their letters and by the pipeline; the oldest comes first.
+    By what they ask for, by their letters and by the pipeline; drops come first, then the oldest.
     """
     of_key = LetterSelection(key="k/%\N{SNOWMAN}")
     later, other = {superstep_app_id("p"): 7}, {superstep_app_id("q"): 9}
     requests = [
-        LetterRequest.next({}, "p", "drop", ALL),
+        LetterRequest.next(later, "p", "drop", ALL),
         LetterRequest.next({}, "p", "retry", of_key),
         LetterRequest.next(later, "p", "retry", ALL),
         LetterRequest.next(other, "q", "retry", ALL),

@@ -20,6 +20,7 @@ from millpond.executor.superstep.letter_request import (
     LetterRequest,
     ask_for_letters,
     waiting_letter_requests,
+    withdraw_letter_requests,
 )
 from millpond.executor.superstep.stored_letter import LetterSelection
 from millpond.statestore.commit.request import CommitRequest
@@ -275,6 +276,42 @@ def test_two_requests_that_overlap(failed: Pond, right: dict[str, dict[str, Any]
     ended(pond.start(pipeline(mended=True)))
 
     assert pond.states() == right
+    assert pond.waiting() == ()
+
+
+def test_what_is_dropped_is_not_retried(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
+    """
+    Though the retry was asked for first, and has begun.
+    """
+    pond = failed.copy()
+    pond.ask()
+    run = pond.start(pipeline(mended=True))
+    assert coordinator_of(run).has_work()
+    assert pond.ask("drop", LetterSelection(key="x")) == 1
+    pond.clock.advance_ms(1_000)
+    ended(run)
+
+    states = pond.states()
+    assert states["dead_letters"] == {}
+    assert states["fickle"] == {**right["fickle"], "x": right["fickle"]["x"] - 1}
+
+
+def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The letters that are left stay.
+    """
+    monkeypatch.setattr("millpond.executor.superstep.letter_retries._RETRIED_MAX", 2)
+    pond = failed.copy()
+    pond.ask()
+    run = pond.start(pipeline(mended=True))
+    run.step()
+    assert len(withdraw_letter_requests(pond.store())) == 1
+    # The next commit shows the withdrawal to the pipeline.
+    run.step()
+    pond.clock.advance_ms(1_000)
+    ended(run)
+
+    assert len(pond.states()["dead_letters"]) == 5
     assert pond.waiting() == ()
 
 

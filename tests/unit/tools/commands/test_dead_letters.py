@@ -126,6 +126,20 @@ def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
     assert listed(pond) == []
 
 
+def test_a_request_is_withdrawn(tmp_path: Path) -> None:
+    """
+    Then the letters stay.
+    """
+    pond = made(tmp_path / "pond")
+    invoke("retry", pond, "--all")
+    (withdrawn,) = invoke("withdraw", pond, "--json").stdout.splitlines()
+    assert json.loads(withdrawn) == {"pipeline": "orders", "action": "retry", "selection": "{}"}
+    assert "no request waits" in invoke("withdraw", pond).stderr
+
+    run(pond, mended=True)
+    assert [group["letters"] for group in listed(pond)] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
