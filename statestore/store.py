@@ -17,43 +17,41 @@ store's folder, and with ZooKeeper's if one is given or the store's own server i
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.reading import pinned_snapshot
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.commit.committer import Committer
-from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.adoption import Adoption, adopt_store
 from millpond.statestore.identity.lineage import Lineage
-from millpond.statestore.identity.location import (
-    ROWS_FOLDER,
-    check_location,
-    local_folder,
-    place_of,
-)
+from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.loading.load import Loaded, LoadProgress, LoadTarget, load_rows
+from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.stored_mark import (
-    LINGER_MS,
-    BothHighWaters,
-    StoredMark,
-    list_marks,
-    newest_mark,
-)
+from millpond.statestore.log.stored_mark import BothHighWaters, StoredMark, list_marks, newest_mark
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
-from millpond.statestore.opening import create_store, mark_to_read, open_catalog, zookeeper_leases
+from millpond.statestore.opening import (
+    KnownCatalog,
+    OwnServer,
+    check_options,
+    create_store,
+    mark_to_read,
+    stored_mark,
+    zookeeper_leases,
+)
+from millpond.statestore.rows.codec import Codec, JsonCodec
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
@@ -68,12 +66,6 @@ if TYPE_CHECKING:
     import duckdb
 
 __all__ = ["LeaseFactory", "Store"]
-
-_REVIVAL_US: Final = 1_000_000
-_CLOUD_LINGER_MS: Final = 1_000
-"""Each mark is a request that is paid for."""
-
-_LOG = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
@@ -125,22 +117,21 @@ class Store(Closeable):
         self._clock = clock
         self._rng = rng
         self._resources = resources
-        self._catalog_url = catalog_url
-        self._catalog: Catalog | None = None
-        self._catalog_lock = threading.Lock()
-        self._read_only = leases is None
+        self._lease_factory = leases
         # Listed before the table is read, so that a live writer does not look like a rollback.
         listed = () if marks is None else list_marks(marks)
         snapshot = load(self.log)
         check_format(snapshot)
         self.store_id: str = store_id_of(snapshot)
         self._lineage = Lineage.of(self.store_id, snapshot.txns)
+        self._known_catalog = KnownCatalog(
+            catalog_url, clock, self.store_id, self.log, resources, read_only=leases is None
+        )
         if marks is not None:
             mark = newest_mark(listed, [known.id for known in self._lineage.incarnations])
             check_high_water(mark, snapshot, self.log)
         self._leases: Leases | None = None
-        self._server: EmbeddedZooKeeper | None = None
-        self._revived_us = clock.monotonic_us()
+        self._server: OwnServer | None = None
         self._committer: Committer | None = None
         self._mark: StoredMark | None = None
         if leases is not None:
@@ -150,17 +141,12 @@ class Store(Closeable):
             resources.callback(self._leases.close)
             high_water: HighWater = self._leases.high_water
             if marks is not None:
-                self._mark = self._stored_mark(marks, threaded=mark_thread)
+                self._mark = stored_mark(marks, self._lineage, path, threaded=mark_thread)
+                resources.callback(self._mark.close)
                 high_water = BothHighWaters(high_water, self._mark)
             self._committer = Committer(
                 self.log, clock, rng, high_water, loaded=snapshot, writer_id=writer_id
             )
-
-    def _stored_mark(self, marks: Objects, *, threaded: bool) -> StoredMark:
-        linger_ms = LINGER_MS if local_folder(self.path) is not None else _CLOUD_LINGER_MS
-        mark = StoredMark(marks, self._lineage.current.id, threaded=threaded, linger_ms=linger_ms)
-        self._resources.callback(mark.close)
-        return mark
 
     @classmethod
     def open(
@@ -232,17 +218,10 @@ class Store(Closeable):
         security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
-        if local is None and not (read_only or leases or zookeeper):
-            raise InvalidError(
-                "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
-                "pass zookeeper='host:port,…'",
-                path=root,
-            )
+        check_options(local, root, zookeeper, leases, adopt, read_only=read_only)
         objects = open_objects(f"{root}/{ROWS_FOLDER}", options, durability=durability)
         if Log(objects).latest_version() is None:
             create_store(objects, root, clock, rng, create=create and not read_only)
-        if adopt is not None and read_only:
-            raise InvalidError("a store that is opened to be read is not adopted", adopt=adopt)
         marks = open_objects(root, options) if check_mark or not read_only else None
         server: EmbeddedZooKeeper | None = None
         with ExitStack() as resources:
@@ -267,7 +246,7 @@ class Store(Closeable):
                 mark = mark_to_read(zookeeper, root, store._lineage.current.id, clock, security)
                 check_high_water(mark, store.snapshot(), store.log)
             store._resources = resources.pop_all()
-            store._server = server
+            store._server = None if server is None else OwnServer(server, clock)
             return store
 
     @classmethod
@@ -366,21 +345,15 @@ class Store(Closeable):
         It does nothing for an ensemble. It tries once a second at most and never raises:
         a full disk, for example, keeps a server from starting until there is room again.
         """
-        now_us = self._clock.monotonic_us()
-        if self._server is None or now_us - self._revived_us < _REVIVAL_US:
-            return
-        try:
-            self._server.start_or_join()
-        except (UnavailableError, OSError) as error:
-            _LOG.debug("zookeeper's server does not start: %s", error)
-        self._revived_us = self._clock.monotonic_us()
+        if self._server is not None:
+            self._server.revive()
 
     @property
     def catalog_url(self) -> str | None:
         """
         SQLAlchemy URL of the catalog, for other processes; ``None`` for stores without a catalog.
         """
-        return self._catalog_url
+        return self._known_catalog.url
 
     @property
     def catalog(self) -> Catalog | None:
@@ -393,13 +366,7 @@ class Store(Closeable):
             UnavailableError: its database does not answer.
             DataError: its file is damaged.
         """
-        with self._catalog_lock:
-            if self._catalog is None and self._catalog_url is not None:
-                self._catalog = open_catalog(
-                    self._catalog_url, self._clock, self.store_id, self.log, read_only=self._read_only
-                )
-                self._resources.callback(self._catalog.close)
-            return self._catalog
+        return self._known_catalog.open()
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """
@@ -429,19 +396,9 @@ class Store(Closeable):
                     print(RowsView.of(snapshot, store.objects, "sales").to_arrow(keys_of(day)))
         """
         with ExitStack() as resources:
-            catalog = self._catalog_of_readers(resources)
+            catalog = self._known_catalog.of_readers(resources)
             holder = f"reader-{self._rng.token()}"
             yield pinned_snapshot(self.snapshot, catalog, holder, version, resources)
-
-    def _catalog_of_readers(self, resources: ExitStack) -> Catalog | None:
-        try:
-            if not self._read_only or self.catalog is None or self._catalog_url is None:
-                return self.catalog
-            writable = Catalog.open(self._catalog_url, self._clock, store_id=self.store_id)
-        except MillpondError as error:
-            _LOG.info("no version is pinned for this reader: %s", error)
-            return None
-        return resources.enter_context(writable)
 
     def savepoint(self, name: str, version: int | None = None) -> Savepoint:
         """
@@ -476,6 +433,47 @@ class Store(Closeable):
         The open savepoints, oldest version first.
         """
         return open_savepoints(self.snapshot().txns)
+
+    def load(
+        self,
+        computation: str,
+        rows: LoadSource,
+        *,
+        codec: Codec | None = None,
+        intervals: int | None = None,
+        told: LoadProgress = lambda *_: None,
+    ) -> Loaded:
+        """
+        Make rows of a table: the states and timers that a computation begins with, in one commit.
+
+        Args:
+            computation: its name, which need not be known to the store yet.
+            rows: a table (Arrow, pandas, Polars, Spark), a reader of record batches, the path of a Parquet, CSV or
+                JSON file, or mappings. Columns are ``key``; ``state``, a value, or in a column of text what the codec
+                has written, or ``state_bytes``; and ``timers``, a list of structs as rows have them.
+            codec: the computation's; JSON by default.
+            intervals: into how many intervals its keys are cut; the option ``intervals`` of the computation.
+            told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
+
+        Raises:
+            InvalidError: the computation has rows, or the table is none of its rows; nothing was written.
+            ConflictError: a pipeline that has the computation runs, or the store is being repaired.
+            FencedError: a pipeline took the computation meanwhile; nothing was added.
+
+        Example::
+
+            store.load("counts", [{"key": "EWR", "state": 7, "timers": [{"at": noon, "tag": "flush"}]}])
+        """
+        target = LoadTarget(
+            self.committer,
+            self._lease_factory,
+            self.objects,
+            self._rng,
+            self.row_format,
+            self.lineage,
+            self.path,
+        )
+        return load_rows(target, computation, rows, codec or JsonCodec(), intervals, told)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """

@@ -51,9 +51,10 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "leases": ("log",),
         "identity": ("commit", "leases"),
         "versions": ("identity",),
+        "loading": ("identity",),
         "integrity": ("log",),
         "zookeeper": ("leases", "log"),
-        TOP: ("catalog", "identity", "integrity", "versions", "zookeeper"),
+        TOP: ("catalog", "identity", "integrity", "loading", "versions", "zookeeper"),
     },
     "executor": {
         "event_time": (),

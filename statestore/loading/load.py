@@ -1,0 +1,303 @@
+"""
+A load: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
+
+The table is read, checked and sorted first; nothing is taken and nothing written until that has worked. Then the load
+takes the leases of the computation's intervals as an owner does: one commit fences them, a second one adds all row
+files. What is read after it is either no row of the table or all of them; what a load leaves behind that died is
+intervals without rows, and files that no commit names. A pipeline that starts afterwards owns these rows as if its
+computation had written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.statestore.app_ids import codec_app_id, declared_intervals_app_id
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.leases.maintenance_lock import exclusive
+from millpond.statestore.loading.rows import staged_rows
+from millpond.statestore.loading.source import LoadSource, pieces_of
+from millpond.statestore.loading.staging import Staging
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.files import ParquetRowFormat, RowFile, RowFormat, write_row_file
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN
+from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
+
+if TYPE_CHECKING:
+    from millpond.statestore.commit.committer import Committer
+    from millpond.statestore.identity.lineage import Lineage
+    from millpond.statestore.leases.lease import Lease, Leases
+    from millpond.statestore.rows.codec import Codec
+
+__all__ = ["LoadProgress", "LoadTarget", "Loaded", "load_rows"]
+
+LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
+"""Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""
+
+_NO_SUPERSTEP: Final = Superstep(0)
+_FILE_BYTES: Final = 1 << 26
+"""In memory; zstd makes about a quarter of it."""
+
+_RESERVED: Final = frozenset({"dead_letters", "window_signals"})
+_PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
+"""What is read by key until it is compacted has a page index even where it is not large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """
+    What a load has added.
+
+    Attributes:
+        version: the table version that has the rows.
+        computation: the computation.
+        rows: how many rows.
+        intervals: into how many intervals its keys are cut.
+        files: in how many files they are.
+        size_bytes: how long these are together.
+    """
+
+    version: TableVersion
+    computation: str
+    rows: int
+    intervals: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """
+    The store that a load adds rows to.
+
+    Attributes:
+        committer: the store's.
+        new_leases: makes leases, given the incarnation's id and a writer's; ``None`` for a store to be read. A load is a writer of its own, so a
+            pipeline that runs on the very same store object holds its leases against it.
+        objects: the table's root.
+        rng: the source of names.
+        row_format: how row files are encoded.
+        lineage: which incarnation the store is.
+        path: where it lies.
+    """
+
+    committer: Committer
+    new_leases: Callable[[str, str], Leases] | None
+    objects: Objects
+    rng: Rng
+    row_format: RowFormat
+    lineage: Lineage
+    path: str
+
+
+def load_rows(
+    target: LoadTarget,
+    computation: str,
+    source: LoadSource,
+    codec: Codec,
+    intervals: int | None,
+    told: LoadProgress,
+) -> Loaded:
+    """
+    Make rows of a table; `Store.load` explains the arguments.
+
+    Raises:
+        InvalidError: the table is no rows of a computation, or the computation has rows.
+        ConflictError: a pipeline holds the computation, or the store is being repaired.
+        FencedError: a pipeline took it meanwhile; nothing was added.
+        UnavailableError: a service, or this machine's disk, failed.
+    """
+    if target.new_leases is None:
+        raise InvalidError("the store was opened read-only", path=target.path)
+    if not isinstance(computation, str) or not computation or computation in _RESERVED:
+        raise InvalidError("this is no name of a computation", computation=computation)
+    if intervals is not None and (type(intervals) is not int or intervals < 1):
+        raise InvalidError("intervals is a whole number of at least 1", intervals=intervals)
+    _refuse_rows(target.committer.refresh(), computation)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(_scratch_folder()))
+        staging = opened.enter_context(closing(Staging(folder)))
+        for piece in pieces_of(source):
+            staging.add(staged_rows(piece, codec, before=staging.rows))
+            told("read", staging.rows, None)
+        if not staging.rows:
+            raise InvalidError("the table has no rows", computation=computation)
+        staging.sort()
+        leases = opened.enter_context(
+            closing(target.new_leases(target.lineage.current.id, target.rng.token()))
+        )
+        opened.enter_context(exclusive(leases))
+        owned = _fence(target, leases, computation, intervals, staging)
+        return _commit(target, computation, codec, staging, owned, told)
+
+
+def _fence(
+    target: LoadTarget, leases: Leases, computation: str, wanted: int | None, staging: Staging
+) -> tuple[Lease, ...]:
+    """
+    Take the computation's intervals, those that it has or as many as are wanted, and fence them.
+    """
+    snapshot = target.committer.refresh()
+    known = tuple(snapshot.live_intervals(computation))
+    taken = _take(
+        leases, snapshot, known or intervals_from_boundaries(computation, staging.cuts(wanted or 1))
+    )
+    positions = target.lineage.unrecorded_location(target.path)
+    if not known:
+        positions |= {declared_intervals_app_id(computation, wanted or 0): snapshot.version + 1}
+    writes = (
+        IntervalWrite(interval=lease.interval, fence=Fence(lease.sequencer, CommitNumber(0)))
+        for lease in taken
+    )
+    target.committer.commit(CommitRequest(kind="fence", writes=tuple(writes), positions=positions))
+    reach("lease.fenced")
+    # No other writer can add any now.
+    _refuse_rows(target.committer.refresh(), computation)
+    return taken
+
+
+def _commit(
+    target: LoadTarget,
+    computation: str,
+    codec: Codec,
+    staging: Staging,
+    owned: Sequence[Lease],
+    told: LoadProgress,
+) -> Loaded:
+    is_parquet = isinstance(target.row_format, ParquetRowFormat)
+    writing = _Writing(target.objects, target.rng, _PARQUET if is_parquet else target.row_format)
+    writes = tuple(writing.interval(staging, lease, told) for lease in owned)
+    for lease in owned:
+        lease.check()
+    written_at = target.committer.refresh().version + 1
+    committed = target.committer.commit(
+        CommitRequest(
+            kind="load",
+            writes=writes,
+            positions={codec_app_id(computation, str(codec.name)): written_at},
+            metadata={"computation": computation, "rows": staging.rows},
+        )
+    )
+    files = [file for one in writes for file in one.added]
+    return Loaded(
+        version=committed.version,
+        computation=computation,
+        rows=staging.rows,
+        intervals=len(owned),
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+    )
+
+
+def _refuse_rows(snapshot: Snapshot, computation: str) -> None:
+    if snapshot.files_in(computation):
+        raise InvalidError(
+            "the computation has rows: a load is what it begins with; take another name, or rewind the store to "
+            "before it had any",
+            computation=computation,
+        )
+
+
+def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> tuple[Lease, ...]:
+    fences = {interval: snapshot.fence_of(interval) for interval in intervals}
+    above = {one: Sequencer(0) if fence is None else fence.sequencer for one, fence in fences.items()}
+    try:
+        taken = leases.take_all(above, on_held="refuse")
+    except ConflictError as error:
+        raise ConflictError(
+            "a pipeline runs that has this computation: stop it first",
+            computation=intervals[0].computation,
+            **{name: value for name, value in error.details.items() if name == "holder"},
+        ) from error
+    reach("lease.taken")
+    return taken
+
+
+class _Writing:
+    """
+    Writes the row files of a load, interval by interval.
+    """
+
+    def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat) -> None:
+        self._objects = objects
+        self._rng = rng
+        self._row_format = row_format
+        self._rows = 0
+
+    def interval(self, staging: Staging, lease: Lease, told: LoadProgress) -> IntervalWrite:
+        """
+        Write the files of one interval; they stay invisible until they are committed.
+        """
+        fence = Fence(lease.sequencer, CommitNumber(1))
+        files: list[RowFile] = []
+        for table in _files_worth(staging.rows_of(lease.interval)):
+            lease.check()
+            files.append(
+                write_row_file(
+                    self._objects,
+                    lease.interval,
+                    _row_updates(table, fence),
+                    superstep=_NO_SUPERSTEP,
+                    fence=fence,
+                    token=self._rng.token(),
+                    row_format=self._row_format,
+                )
+            )
+            self._rows += table.num_rows
+            told("write", self._rows, staging.rows)
+        return IntervalWrite(interval=lease.interval, fence=fence, added=tuple(files))
+
+
+def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """
+    The batches, as many at a time as make a file.
+    """
+    waiting: list[pa.Table] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= _FILE_BYTES:
+            yield pa.concat_tables(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _row_updates(staged: pa.Table, fence: Fence) -> pa.Table:
+    count = staged.num_rows
+    columns = {
+        "sequencer": _constant(fence.sequencer, count),
+        "commit_number": _constant(fence.commit_number, count),
+        "superstep": _constant(_NO_SUPERSTEP, count),
+        "deleted": pa.array(np.zeros(count, np.bool_)),
+    }
+    for field in ROW_SCHEMA:
+        if field.name in staged.column_names:
+            columns[field.name] = staged.column(field.name).cast(field.type)
+        elif field.name not in columns:
+            columns[field.name] = pa.nulls(count, field.type)
+    return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+
+
+def _constant(value: int, count: int) -> pa.Array:
+    return pa.array(np.full(count, value, np.int64))
+
+
+def _scratch_folder() -> TemporaryDirectory[str]:
+    try:
+        return TemporaryDirectory(prefix="millpond-load-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnavailableError("cannot create a folder to sort rows in", cause=error) from error

@@ -1,0 +1,204 @@
+"""
+Columns of a load as columns of rows: keys, encoded states, and timers with the hold that follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.loading.source import Column, Piece
+from millpond.statestore.loading.timers import LoadedTimers, read_timers
+from millpond.statestore.rows.codec import Codec
+
+__all__ = ["STAGED_SCHEMA", "staged_rows"]
+
+_TIMER: Final = pa.struct(
+    [
+        pa.field("tag", pa.string()),
+        pa.field("domain", pa.string()),
+        pa.field("at", pa.int64()),
+        pa.field("output_at", pa.int64()),
+    ]
+)
+
+STAGED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("state_bytes", pa.binary()),
+        pa.field("timers", pa.list_(_TIMER)),
+        pa.field("hold", pa.int64()),
+    ]
+)
+"""What a load knows of a row; times are microseconds."""
+
+
+def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
+    """
+    The rows of a piece in `STAGED_SCHEMA`, in its order.
+
+    Args:
+        piece: the piece.
+        codec: the computation's.
+        before: how many rows of the source come before it, for errors.
+
+    Raises:
+        InvalidError: a key is null or not text, a state is not what the codec stores, a timer is malformed, or a
+            row has neither state nor timers.
+    """
+    columns = piece.columns
+    keys = _keys(columns["key"], before)
+    texts, blobs = _states(columns.get("state"), columns.get("state_bytes"), codec, keys)
+    timers = read_timers(columns.get("timers"), keys)
+    state = blobs if texts is None else texts
+    _check_whole(keys, state, timers)
+    return pa.Table.from_arrays(
+        [
+            keys,
+            pa.nulls(piece.rows, pa.string()) if texts is None else texts,
+            pa.nulls(piece.rows, pa.binary()) if blobs is None else blobs,
+            timers.lists(STAGED_SCHEMA.field("timers").type),
+            timers.holds,
+        ],
+        schema=STAGED_SCHEMA,
+    )
+
+
+def _check_whole(keys: pa.StringArray, state: pa.Array | None, timers: LoadedTimers) -> None:
+    is_empty = timers.counts == 0
+    if state is not None:
+        is_empty &= state.is_null().to_numpy(zero_copy_only=False)
+    if is_empty.any():
+        raise InvalidError(
+            "a row has neither state nor timers: leave its key out", key=keys[int(is_empty.argmax())].as_py()
+        )
+
+
+def _keys(column: Column, before: int) -> pa.StringArray:
+    if isinstance(column, pa.Array):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (_is_text(kind) or pa.types.is_null(kind)):
+            raise InvalidError("the key column is not text", type=column.type)
+        keys = column.cast(pa.string())
+    else:
+        wrong = next((row for row, key in enumerate(column) if not isinstance(key, str | None)), None)
+        if wrong is not None:
+            raise InvalidError("a key is not text", row=before + wrong, type=type(column[wrong]).__name__)
+        keys = _array(column, pa.string(), "a key has no UTF-8 form")
+    if keys.null_count:
+        row = pc.index(keys.is_null(), True).as_py()
+        raise InvalidError("a key is null", row=before + row)
+    return keys
+
+
+def _states(
+    state: Column | None, state_bytes: Column | None, codec: Codec, keys: pa.StringArray
+) -> tuple[pa.StringArray | None, pa.BinaryArray | None]:
+    """
+    The states as the codec stores them: in text or in bytes, the other one being ``None``.
+    """
+    state, state_bytes = (None if _is_absent(column) else column for column in (state, state_bytes))
+    if isinstance(state, pa.Array) and _is_blob(state.type):
+        state, state_bytes = (None, state) if state_bytes is None else (state, state_bytes)
+    if state is not None and state_bytes is not None:
+        raise InvalidError("a table has states in state or in state_bytes, not in both")
+    if state_bytes is not None:
+        if codec.is_text:
+            raise InvalidError("the codec stores text, and not state_bytes", codec=codec.name)
+        return None, _checked(_blobs(state_bytes), codec, keys)
+    if state is None:
+        return None, None
+    if isinstance(state, pa.Array) and _is_text(state.type):
+        if not codec.is_text:
+            raise InvalidError("the codec stores bytes: give state_bytes, or values", codec=codec.name)
+        return _checked(state.cast(pa.string()), codec, keys), None
+    values = _values(state) if isinstance(state, pa.Array) else state
+    encoded = _encoded(values, codec, keys)
+    return (encoded, None) if codec.is_text else (None, encoded)
+
+
+def _is_absent(column: Column | None) -> bool:
+    if column is None:
+        return True
+    if isinstance(column, pa.Array):
+        return bool(column.null_count == len(column))
+    return all(value is None for value in column)
+
+
+def _blobs(column: Column) -> pa.BinaryArray:
+    if not isinstance(column, pa.Array):
+        return _array(column, pa.binary(), "state_bytes are not bytes")
+    if not _is_blob(column.type):
+        raise InvalidError("state_bytes are not bytes", type=column.type)
+    return column.cast(pa.binary())
+
+
+def _checked(encoded: pa.Array, codec: Codec, keys: pa.StringArray) -> pa.Array:
+    """
+    States that are encoded already, each of which the codec can read.
+    """
+    for row, text in enumerate(encoded.to_pylist()):
+        if text is not None:
+            try:
+                codec.decode(text)
+            except DataError as cause:
+                raise InvalidError(
+                    "a state is not what the codec stores",
+                    key=keys[row].as_py(),
+                    codec=codec.name,
+                    reason=cause.details.get("reason", cause.message),
+                ) from cause
+    return encoded
+
+
+def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Array:
+    encoded: list[str | bytes | None] = []
+    encode = codec.encode
+    try:
+        # A list that an error leaves half filled tells which value it was.
+        encoded.extend(None if value is None else encode(value) for value in values)
+    except InvalidError as error:
+        error.add_note(f"in the state of the key {keys[len(encoded)].as_py()!r}")
+        raise
+    kind = pa.string() if codec.is_text else pa.binary()
+    return _array(
+        encoded, kind, "a codec must give text that has a UTF-8 form, or bytes, as its is_text says"
+    )
+
+
+def _values(array: pa.Array) -> list[Any]:
+    """
+    Python values of a column; a struct's fields are converted column by column, which takes a fifth of the time.
+    """
+    if not pa.types.is_struct(array.type):
+        found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+        return found
+    names = [field.name for field in array.type]
+    fields = [_values(field) for field in array.flatten()]
+    rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
+    if not names:
+        rows = [{} for _ in range(len(array))]
+    for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+        rows[row] = None
+    return rows
+
+
+def _array(values: Sequence[Any], kind: pa.DataType, message: str) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError) as cause:
+        raise InvalidError(message, reason=str(cause).partition("\n")[0]) from cause
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

@@ -1,0 +1,180 @@
+"""
+Sources of a load: tables of any kind, files and mappings, read piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError, MillpondError
+
+__all__ = ["Column", "LoadSource", "Piece", "open_file", "pieces_of"]
+
+LoadSource: TypeAlias = Any
+"""
+A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
+of a Parquet, CSV or JSON file, or an iterable of mappings.
+"""
+
+Column: TypeAlias = "pa.Array | Sequence[Any]"
+"""A column of a table, or the values of mappings: Python objects, which have no type in common."""
+
+_PIECE_ROWS: Final = 65_536
+_COLUMNS: Final = ("key", "state", "state_bytes", "timers")
+_IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
+"""What a view of rows has as well, and what a load makes again."""
+
+_JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', timers: 'JSON'}"
+_READERS: Final = {
+    ".parquet": "read_parquet(?)",
+    ".csv": "read_csv(?, header = true, all_varchar = true)",
+    ".json": f"read_json(?, {_JSON_COLUMNS})",
+    ".jsonl": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
+    ".ndjson": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
+}
+"""By the end of a file's name, DuckDB's function that reads it; states and timers of text files stay JSON text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """
+    Some rows of a source.
+
+    Attributes:
+        rows: how many there are.
+        columns: those of a row that the source has, by name.
+    """
+
+    rows: int
+    columns: Mapping[str, Column]
+
+
+def pieces_of(source: LoadSource) -> Iterator[Piece]:
+    """
+    The rows of a source, in pieces whose size does not grow with it.
+
+    A Spark DataFrame is brought to the driver as a whole.
+
+    Raises:
+        InvalidError: it has no rows of a computation, it cannot be read, or it has other columns.
+    """
+    if isinstance(source, str | Path):
+        reader = open_file(Path(source))
+        yield from _of_batches(reader)
+    elif isinstance(source, pa.Table):
+        yield from _of_batches(source.to_batches(_PIECE_ROWS))
+    elif isinstance(source, pa.RecordBatchReader):
+        yield from _of_batches(source)
+    elif isinstance(source, pa.RecordBatch):
+        yield from _of_batches([source])
+    elif type(source).__module__.partition(".")[0] == "pandas":
+        yield from _of_pandas(source)
+    elif hasattr(source, "toArrow"):
+        yield from _of_batches(source.toArrow().to_batches(_PIECE_ROWS))
+    elif hasattr(source, "__arrow_c_stream__"):
+        yield from _of_batches(pa.RecordBatchReader.from_stream(source))
+    elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
+        raise InvalidError(
+            "a load is of a table, a file or an iterable of mappings", type=type(source).__name__
+        )
+    else:
+        yield from _of_mappings(iter(source))
+
+
+def open_file(path: Path) -> pa.RecordBatchReader:
+    """
+    A Parquet, CSV or JSON file as record batches; the states and timers of CSV and JSON are JSON text.
+
+    Raises:
+        InvalidError: there is no such file, its name does not say what it is, or it cannot be read.
+    """
+    import duckdb
+
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidError("a file is loaded by the end of its name", path=path, known=sorted(_READERS))
+    if not path.is_file():
+        raise InvalidError("there is no such file", path=path)
+    connection = duckdb.connect()
+    try:
+        connection.execute("set TimeZone = 'UTC'")
+        relation = connection.sql(f"from {reader}", params=[str(path)])
+        return relation.to_arrow_reader(_PIECE_ROWS)
+    except duckdb.Error as cause:
+        raise _unreadable(cause, path=path) from cause
+
+
+def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+    iterator = iter(batches)
+    while True:
+        try:
+            batch = next(iterator, None)
+        except MillpondError:
+            raise
+        except (pa.ArrowException, OSError) as cause:
+            raise _unreadable(cause) from cause
+        if batch is None:
+            return
+        _check_columns(batch.schema.names)
+        for start in range(0, batch.num_rows, _PIECE_ROWS):
+            part = batch.slice(start, _PIECE_ROWS)
+            columns = {name: part.column(name) for name in _COLUMNS if name in batch.schema.names}
+            yield Piece(rows=part.num_rows, columns=columns)
+
+
+def _of_pandas(frame: Any) -> Iterator[Piece]:
+    if not hasattr(frame, "columns"):
+        raise InvalidError("a load is of a frame with columns", type=type(frame).__name__)
+    _check_columns([str(name) for name in frame.columns])
+    for start in range(0, len(frame), _PIECE_ROWS):
+        part = frame.iloc[start : start + _PIECE_ROWS]
+        columns = {name: _of_series(part[name]) for name in _COLUMNS if name in part.columns}
+        yield Piece(rows=len(part), columns=columns)
+
+
+def _of_series(series: Any) -> Column:
+    values = series.tolist()
+    if series.dtype == object and not all(value is None or isinstance(value, str) for value in values):
+        # Arrow would give all objects of a column the fields of each.
+        return values
+    try:
+        found = pa.array(series, from_pandas=True)
+    except (pa.ArrowException, ValueError) as cause:
+        raise _unreadable(cause, column=series.name) from cause
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _of_mappings(rows: Iterator[Any]) -> Iterator[Piece]:
+    while some := list(islice(rows, _PIECE_ROWS)):
+        names: dict[str, None] = {}
+        for row in some:
+            if not isinstance(row, Mapping):
+                raise InvalidError("a row is a mapping of columns", type=type(row).__name__)
+            names |= dict.fromkeys(row)
+        _check_columns(names)
+        columns: dict[str, Column] = {
+            name: [row.get(name) for row in some] for name in _COLUMNS if name in names
+        }
+        yield Piece(rows=len(some), columns=columns)
+
+
+def _check_columns(names: Iterable[str]) -> None:
+    given = set(names)
+    if "key" not in given:
+        raise InvalidError("the table has no column key", columns=sorted(map(str, given)))
+    if unknown := given - {*_COLUMNS, *_IGNORED}:
+        raise InvalidError(
+            "the table has columns that rows do not have",
+            columns=sorted(map(str, unknown)),
+            known=list(_COLUMNS),
+        )
+
+
+def _unreadable(cause: Exception, **details: object) -> InvalidError:
+    return InvalidError("the table cannot be read", reason=str(cause).partition("\n")[0], **details)

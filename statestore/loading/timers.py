@@ -1,0 +1,262 @@
+"""
+Timers of a load: what a table says of them, as rows store them.
+
+A timer has ``tag``, ``domain``, ``at`` and ``output_at``, of which only ``at`` is required. The domain is the name
+that a row has for a clock: ``event``, ``wall``, ``event@`` and a percentile, or ``hold``; with ``/free`` after it if
+the timer does not hold the output watermark. What is left out is what `Context.set_timer` takes: event time, and the
+firing time as that of the productions; a wall timer without an ``output_at`` holds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.loading.source import Column
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.row_shape import lengths_of, lists_of
+
+__all__ = ["LoadedTimers", "read_timers"]
+
+_FIELDS: Final = ("tag", "domain", "at", "output_at")
+_FREE: Final = "/free"
+_PERCENTILE: Final = "event@"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROS: Final = 1_000_000
+_EARLIEST: Final = int((datetime.min.replace(tzinfo=UTC) - _EPOCH).total_seconds()) * _MICROS
+_LATEST: Final = int((datetime.max.replace(tzinfo=UTC) - _EPOCH).total_seconds()) * _MICROS
+_UNHELD: Final = np.iinfo(np.int64).max
+_UTC: Final = pa.timestamp("us", tz="UTC")
+
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTimers:
+    """
+    The timers of some rows.
+
+    Attributes:
+        counts: how many each row has.
+        flat: all of them, each row's in the order in which they fire.
+        holds: the earliest time that those of a row hold, in microseconds; null without one.
+    """
+
+    counts: _Numbers
+    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]
+    holds: pa.Array
+
+    def lists(self, kind: pa.ListType) -> pa.Array:
+        """
+        The timers by row, in lists of a type; null for a row without any.
+        """
+        values = pa.StructArray.from_arrays(list(self.flat), fields=list(kind.value_type))
+        return lists_of(values, self.counts, kind, pa.array(self.counts == 0))
+
+
+def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
+    """
+    The timers of some rows.
+
+    Args:
+        column: lists of structs or of mappings, or JSON text of such lists; ``None`` if there are none.
+        keys: the rows' keys, for errors.
+
+    Raises:
+        InvalidError: one is malformed, or two of a key have one tag and domain.
+    """
+    lists = None if column is None else _as_lists(column, keys)
+    if lists is None or not pc.sum(pc.list_value_length(lists)).as_py():
+        return _none(len(keys))
+    counts = lengths_of(lists)
+    owners = np.repeat(np.arange(len(keys), dtype=np.int64), counts)
+    fields = _fields(lists.flatten())
+    at = _times(fields["at"], "at")
+    _refuse_null(at, "at", owners, keys)
+    domains, names = _domains(fields["domain"])
+    output_at = _times(fields["output_at"], "output_at")
+    tags = pc.fill_null(_text(fields["tag"], "tag"), "")
+    # As `Context.set_timer` has it: a wall timer holds only with a time to hold.
+    is_bare_wall = pc.and_(pc.equal(names, TimeDomain.WALL.value), output_at.is_null())
+    names = pc.if_else(is_bare_wall, TimeDomain.WALL.value + _FREE, names)
+    output_at = pc.coalesce(output_at, at)
+    order = _firing_order(owners, at, domains, names, tags, counts, keys)
+    if order is not None:
+        at, names, tags, output_at = (array.take(order) for array in (at, names, tags, output_at))
+    is_holding = pc.invert(pc.ends_with(names, _FREE)).to_numpy(zero_copy_only=False)
+    return LoadedTimers(
+        counts=counts,
+        flat=(tags, names, at, output_at),
+        holds=_holds(owners, output_at, is_holding, len(keys)),
+    )
+
+
+def _none(count: int) -> LoadedTimers:
+    text, number = pa.array([], pa.string()), pa.array([], pa.int64())
+    return LoadedTimers(
+        counts=np.zeros(count, np.int64),
+        flat=(text, text, number, number),
+        holds=pa.nulls(count, pa.int64()),
+    )
+
+
+def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
+    """
+    Lists of structs; ``None`` if all are null.
+    """
+    if isinstance(column, pa.Array) and pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if isinstance(column, pa.Array) and (
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_string_view(column.type)
+    ):
+        column = [
+            None if not text else _parsed(text, keys, row) for row, text in enumerate(column.to_pylist())
+        ]
+    if not isinstance(column, pa.Array):
+        try:
+            column = pa.array([None if timers is None else list(timers) for timers in column])
+        except (pa.ArrowException, TypeError, ValueError) as cause:
+            raise _malformed(str(cause).partition("\n")[0]) from cause
+    if column.null_count == len(column):
+        return None
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if not is_list:
+        raise _malformed(f"they are {column.type}")
+    return column
+
+
+def _parsed(text: str, keys: pa.StringArray, row: int) -> list[Any] | None:
+    try:
+        timers = orjson.loads(text)
+    except orjson.JSONDecodeError as cause:
+        raise _malformed(str(cause), key=keys[row].as_py()) from cause
+    if not isinstance(timers, list | None):
+        raise _malformed("they are no list", key=keys[row].as_py())
+    return timers
+
+
+def _fields(structs: pa.Array) -> dict[str, pa.Array]:
+    if not pa.types.is_struct(structs.type):
+        raise _malformed(f"each is {structs.type}")
+    if structs.null_count:
+        raise _malformed("one is null")
+    names = [field.name for field in structs.type]
+    if unknown := sorted(set(names) - {*_FIELDS}):
+        raise _malformed("unknown fields", fields=unknown, known=list(_FIELDS))
+    parts = dict(zip(names, structs.flatten(), strict=True))
+    return {name: parts.get(name, pa.nulls(len(structs))) for name in _FIELDS}
+
+
+def _times(column: pa.Array, name: str) -> pa.Int64Array:
+    """
+    Times in microseconds: whole numbers, timestamps with a zone, or ISO 8601 text with one.
+    """
+    kind = column.type
+    try:
+        if pa.types.is_null(kind) or pa.types.is_integer(kind):
+            times = column.cast(pa.int64())
+        elif pa.types.is_timestamp(kind) and kind.tz is not None:
+            times = column.cast(_UTC, safe=False).cast(pa.int64())
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            times = column.cast(pa.string()).cast(_UTC).cast(pa.int64())
+        else:
+            raise _malformed("a time is microseconds, or has a zone", field=name, type=kind)
+    except pa.ArrowException as cause:
+        raise _malformed(str(cause).partition("\n")[0], field=name) from cause
+    bounds = pc.min_max(times).as_py()
+    if bounds["min"] is not None and (bounds["min"] < _EARLIEST or bounds["max"] > _LATEST):
+        raise _malformed("a time is not of the years 1 to 9999", field=name)
+    return times
+
+
+def _text(column: pa.Array, name: str) -> pa.StringArray:
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if pa.types.is_dictionary(kind):
+        return _text(column.dictionary_decode(), name)
+    if not is_text and not pa.types.is_null(kind):
+        raise _malformed("it is not text", field=name, type=kind)
+    return column.cast(pa.string())
+
+
+def _domains(column: pa.Array) -> tuple[pa.StringArray, pa.StringArray]:
+    """
+    By timer, the domain alone and the name of the clock, both as rows have them.
+    """
+    encoded = pc.fill_null(_text(column, "domain"), TimeDomain.EVENT.value).dictionary_encode()
+    clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
+    domains, names = (pa.array(parts, pa.string()) for parts in zip(*clocks, strict=True))
+    return domains.take(encoded.indices), names.take(encoded.indices)
+
+
+def _clock(name: str) -> tuple[str, str]:
+    bare, free = name.removesuffix(_FREE), _FREE if name.endswith(_FREE) else ""
+    if bare in (TimeDomain.EVENT, TimeDomain.WALL, TimeDomain.HOLD):
+        return bare, name
+    percentile = bare.removeprefix(_PERCENTILE)
+    try:
+        share = float(percentile) if percentile != bare else -1.0
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 100:
+        raise _malformed("there is no such clock", domain=name)
+    return TimeDomain.EVENT.value, f"{_PERCENTILE}{share!r}{free}"
+
+
+def _refuse_null(times: pa.Array, name: str, owners: _Numbers, keys: pa.StringArray) -> None:
+    if times.null_count:
+        row = int(owners[pc.index(times.is_null(), True).as_py()])
+        raise _malformed("one has no time", field=name, key=keys[row].as_py())
+
+
+def _firing_order(
+    owners: _Numbers,
+    at: pa.Array,
+    domains: pa.Array,
+    names: pa.Array,
+    tags: pa.Array,
+    counts: _Numbers,
+    keys: pa.StringArray,
+) -> pa.Array | None:
+    """
+    The order by row, time, domain, percentile and tag; ``None`` where no row has more than one.
+
+    Raises:
+        InvalidError: a row has two timers of one tag and domain.
+    """
+    if counts.max() <= 1:
+        return None
+    percentiles = [float(_bare(name).partition("@")[2] or 100.0) for name in names.to_pylist()]
+    table = pa.table({"row": owners, "at": at, "domain": domains, "percentile": percentiles, "tag": tags})
+    same = table.group_by(["row", "domain", "tag"]).aggregate([("at", "count")])
+    repeated = same.filter(pc.greater(same.column("at_count"), 1))
+    if repeated.num_rows:
+        first = repeated.slice(0, 1).to_pylist()[0]
+        raise _malformed("two have one tag and domain", key=keys[first["row"]].as_py(), tag=first["tag"])
+    return pc.sort_indices(
+        table, [(name, "ascending") for name in ("row", "at", "domain", "percentile", "tag")]
+    )
+
+
+def _bare(name: str) -> str:
+    return name.removesuffix(_FREE)
+
+
+def _holds(owners: _Numbers, output_at: pa.Array, is_holding: npt.NDArray[np.bool_], count: int) -> pa.Array:
+    holds = np.full(count, _UNHELD, np.int64)
+    np.minimum.at(holds, owners[is_holding], output_at.to_numpy()[is_holding])
+    return pa.array(holds, mask=holds == _UNHELD)
+
+
+def _malformed(reason: str, **details: object) -> InvalidError:
+    return InvalidError("the timers of a row are malformed", reason=reason, **details)
