@@ -23,7 +23,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
-        bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver \
+        bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load \
         simulate lock clean java
 
 help: ## Show this list
@@ -96,6 +96,9 @@ bench-disk-tier: $(INSTALLED) ## Measure reads through the disk tier, of a store
 
 bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the number of intervals; build/bench/driver.json
 	@$(PYTHON_IN_VENV) -m benchmarks.driver --json build/bench/driver.json
+
+bench-load: $(INSTALLED) ## Measure making rows of a table; build/bench/load.json
+	@$(PYTHON_IN_VENV) -m benchmarks.load --json build/bench/load.json
 
 SEEDS ?= 2000
 simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)

@@ -150,6 +150,9 @@ from .statestore.leases.lease import Leases as Leases
 from .statestore.leases.lease import OnHeld as OnHeld
 from .statestore.leases.memory import MemoryLeases as MemoryLeases
 from .statestore.leases.memory import MemoryRegistry as MemoryRegistry
+from .statestore.loading.load import Loaded as Loaded
+from .statestore.loading.load import LoadProgress as LoadProgress
+from .statestore.loading.source import LoadSource as LoadSource
 from .statestore.rows.codec import BytesCodec as BytesCodec
 from .statestore.rows.codec import Codec as Codec
 from .statestore.rows.codec import JsonCodec as JsonCodec

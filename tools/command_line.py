@@ -29,6 +29,7 @@ _HOMES: Final = {
     "intervals": "millpond.tools.commands.intervals",
     "savepoint": "millpond.tools.commands.savepoint",
     "fork": "millpond.tools.commands.fork",
+    "load": "millpond.tools.commands.load",
     "rewind": "millpond.tools.commands.rewind",
     "replay": "millpond.tools.commands.replay",
     "diff": "millpond.tools.commands.diff",
@@ -65,7 +66,7 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    All commands except `gc`, `repair`, `rewind`, `adopt`, `savepoint`, `dead-letters retry`, `drop` or
-    `withdraw`, and `intervals --split` or `--merge` only read. They take no lease and start no server, so you can use
-    them while the pipeline runs.
+    `run`, `load`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and `withdraw`, and
+    `intervals --split` and `--merge` change a store. All others only read it: they take no lease and start no server,
+    so you can use them while the pipeline runs.
     """

@@ -1,0 +1,447 @@
+"""
+Loads: a table becomes rows, in one commit or not at all, whatever it is and whenever the process dies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import millpond as mp
+from millpond.statestore.failpoint import listening
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.types import Sequencer
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+SECOND_US = 1_000_000
+
+ROWS: list[dict[str, Any]] = [
+    {"key": "b", "state": {"count": 2, "names": ["x"]}, "timers": [{"tag": "t", "at": 7 * SECOND_US}]},
+    {"key": "a", "state": {"count": 1, "names": []}, "timers": None},
+    {"key": "é", "state": None, "timers": [{"tag": "", "at": 3 * SECOND_US}]},
+]
+
+
+@pytest.fixture
+def store() -> Iterator[mp.Store]:
+    """
+    A store in memory.
+    """
+    with mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as opened:
+        yield opened
+
+
+def rows_of(store: mp.Store, computation: str = "c") -> dict[str, tuple[Any, list[tuple[str, str, int, int]], Any]]:
+    """
+    By key: the state's text or bytes, the timers, and the hold.
+    """
+    table = store.rows_view(computation).to_arrow()
+    micros = pa.int64()
+    return {
+        row["key"]: (
+            row["state"] if row["state_bytes"] is None else row["state_bytes"],
+            [
+                (
+                    timer["tag"],
+                    timer["domain"],
+                    pa.scalar(timer["at"]).cast(pa.timestamp("us", "UTC")).cast(micros).as_py(),
+                    pa.scalar(timer["output_at"]).cast(pa.timestamp("us", "UTC")).cast(micros).as_py(),
+                )
+                for timer in row["timers"]
+            ],
+            None if row["hold"] is None else pa.scalar(row["hold"]).cast(micros).as_py(),
+        )
+        for row in table.to_pylist()
+    }
+
+
+EXPECTED = {
+    "a": ('{"count":1,"names":[]}', [], None),
+    "b": (
+        '{"count":2,"names":["x"]}',
+        [("t", "event", 7 * SECOND_US, 7 * SECOND_US)],
+        7 * SECOND_US,
+    ),
+    "é": (None, [("", "event", 3 * SECOND_US, 3 * SECOND_US)], 3 * SECOND_US),
+}
+
+
+def _text_columns() -> pa.Table:
+    return pa.table(
+        {
+            "key": [row["key"] for row in ROWS],
+            "state": [row["state"] and json.dumps(row["state"], separators=(",", ":")) for row in ROWS],
+            "timers": [row["timers"] and json.dumps(row["timers"]) for row in ROWS],
+        }
+    )
+
+
+def _parquet(folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def _csv(folder: Path) -> Path:
+    pyarrow.csv.write_csv(_text_columns(), folder / "rows.csv")
+    return folder / "rows.csv"
+
+
+def _jsonl(folder: Path) -> Path:
+    lines = [json.dumps(row, separators=(",", ":")) for row in ROWS]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    return folder / "rows.jsonl"
+
+
+def _json(folder: Path) -> Path:
+    (folder / "rows.json").write_text(json.dumps(ROWS, separators=(",", ":")))
+    return folder / "rows.json"
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "mappings": lambda _: (dict(row) for row in ROWS),
+    "arrow": lambda _: pa.Table.from_pylist(ROWS),
+    "a reader": lambda _: pa.RecordBatchReader.from_batches(
+        (table := pa.Table.from_pylist(ROWS)).schema, table.to_batches(1)
+    ),
+    "pandas": lambda _: pd.DataFrame(ROWS),
+    "text": lambda _: _text_columns(),
+    "text in pandas": lambda _: _text_columns().to_pandas(),
+    "parquet": _parquet,
+    "csv": _csv,
+    "jsonl": _jsonl,
+    "json": _json,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_table_of_any_kind_becomes_the_same_rows(store: mp.Store, tmp_path: Path, name: str) -> None:
+    """
+    Its states are what the codec writes, its timers have what `set_timer` would give them.
+    """
+    loaded = store.load("c", SOURCES[name](tmp_path))
+
+    assert rows_of(store) == EXPECTED
+    assert (loaded.rows, loaded.intervals, loaded.files) == (3, 1, 1)
+    assert loaded.version == store.snapshot().version
+
+
+class Own(mp.Computation):
+    """
+    Sets the state and the timers that a record says.
+    """
+
+    def __init__(self, codec: mp.Codec) -> None:
+        self.codec = codec
+
+    def process_record(self, context, record):
+        value = record.value
+        context.state.set([value["n"], context.state.get()])
+        for at in value["event"]:
+            context.set_timer(at, tag=f"e{at}")
+        for at in value["wall"]:
+            context.set_timer(at, tag="w", domain="wall")
+            context.set_timer(at, tag="held", domain="wall", output_at=record.at)
+
+    def process_timer(self, context, timer):
+        context.state.set([timer.tag, timer.at, context.state.get()])
+        context.produce("out", [context.key, timer.tag, timer.at])
+
+
+def _own_pipeline(codec: mp.Codec, sink: mp.RecordingSink | None = None) -> mp.Pipeline:
+    pipeline = mp.Pipeline("p")
+    stream = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("1s"))
+    out = stream.apply(Own(codec), name="c", produces="out")
+    if sink is not None:
+        out.sink("s", sink)
+    return pipeline
+
+
+def _feed(store: mp.Store, codec: mp.Codec, rows: list[dict[str, Any]], clock: ManualClock) -> None:
+    runner = mp.LocalRunner(store, progress=False, clock=clock, rng=SeededRng(5))
+    with runner.start(_own_pipeline(codec), stepping=True) as run:
+        run.inject("in", rows)
+        run.run_until_quiet()
+
+
+@pytest.mark.parametrize("codec", [mp.JsonCodec(), mp.MsgpackCodec()], ids=["json", "msgpack"])
+@pytest.mark.parametrize("intervals", [None, 3])
+def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(codec: mp.Codec, intervals: int | None) -> None:
+    """
+    A computation of which a view was loaded goes on as the one does that the view is of.
+    """
+    clock = ManualClock()
+    now = clock.now_us()
+    first = [
+        {"k": f"k{n}", "at": (n + 1) * SECOND_US, "n": n, "event": [(n + 9) * SECOND_US, 99 * SECOND_US],
+         "wall": [now + n * SECOND_US + 1] if n % 2 else []}
+        for n in range(7)
+    ]  # fmt: skip
+    later = [{"k": f"k{n}", "at": 14 * SECOND_US, "n": -n, "event": [], "wall": []} for n in (2, 9)]
+    ends: list[dict[str, Any]] = []
+    with mp.Store.in_memory(clock=clock, rng=SeededRng(2)) as original:
+        _feed(original, codec, first, clock)
+        view = original.rows_view("c").to_arrow()
+        with mp.Store.in_memory(clock=clock, rng=SeededRng(3)) as copy:
+            copy.load("c", view, codec=codec, intervals=intervals)
+            clock.advance_ms(3_000)
+            for store in (original, copy):
+                _feed(store, codec, later, clock)
+                ends.append(rows_of(store))
+
+    assert ends[0] == ends[1]
+    assert any(b"e" in state if isinstance(state, bytes) else "e" in state for state, *_ in ends[0].values())
+
+
+def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -> None:
+    """
+    Of about as many rows each; a pipeline that declares the same number opens.
+    """
+    loaded = store.load("c", ({"key": f"{n:03d}", "state": n} for n in range(100)), intervals=4)
+
+    assert loaded.intervals == 4
+    assert [one.low for one in store.snapshot().live_intervals("c")] == ["", "025", "050", "075"]
+    assert sorted(str(file.min_key) for file in store.snapshot().files_in("c")) == ["000", "025", "050", "075"]
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="k", at="at").apply(Own(mp.JsonCodec()), name="c", produces="out", intervals=4)
+    with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
+        assert run.step() is None
+
+
+def test_another_codec_than_that_of_the_load_is_refused(store: mp.Store) -> None:
+    """
+    As if the computation had written its states with it.
+    """
+    store.load("c", ROWS)
+
+    with pytest.raises(mp.InvalidError, match="another codec"):
+        mp.LocalRunner(store, progress=False).start(_own_pipeline(mp.MsgpackCodec()), stepping=True)
+
+
+def test_a_text_is_a_value_in_a_mapping_and_json_in_a_column(store: mp.Store) -> None:
+    """
+    The two ways in which a state may be text.
+    """
+    store.load("c", [{"key": "a", "state": "1"}])
+    store.load("d", pa.table({"key": ["a"], "state": ["1"]}))
+
+    assert rows_of(store)["a"][0] == '"1"'
+    assert rows_of(store, "d")["a"][0] == "1"
+
+
+def test_timers_are_stored_in_the_order_in_which_they_fire(store: mp.Store) -> None:
+    """
+    With the clocks that they wait for, and the earliest time that any of them holds.
+    """
+    timers = [
+        {"tag": "late", "at": "1970-01-01T00:00:09Z"},
+        {"tag": "wall", "at": "1970-01-01T00:00:05+00:00", "domain": "wall"},
+        {"tag": "held", "at": "1970-01-01T00:00:05Z", "domain": "wall", "output_at": "1970-01-01T00:00:08Z"},
+        {"tag": "early", "at": "1970-01-01T00:00:02Z", "domain": "event@99/free"},
+    ]
+    store.load("c", [{"key": "a", "timers": timers}])
+
+    assert rows_of(store)["a"] == (
+        None,
+        [
+            ("early", "event@99.0/free", 2 * SECOND_US, 2 * SECOND_US),
+            ("held", "wall", 5 * SECOND_US, 8 * SECOND_US),
+            ("wall", "wall/free", 5 * SECOND_US, 5 * SECOND_US),
+            ("late", "event", 9 * SECOND_US, 9 * SECOND_US),
+        ],
+        8 * SECOND_US,
+    )
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "repeated": ([{"key": "a", "state": 1}, {"key": "b", "state": 1}, {"key": "a", "state": 2}], "more than once"),
+    "null": (pa.table({"key": ["a", None], "state": ["1", "2"]}), "a key is null row=`1`"),
+    "not text": (pa.table({"key": [1], "state": ["1"]}), "not text"),
+    "not text in a mapping": ([{"key": "a", "state": 1}, {"key": 5, "state": 1}], "a key is not text row=`1`"),
+    "surrogate": ([{"key": "\ud800", "state": 1}], "no UTF-8 form"),
+    "no key": ([{"k": "a"}], "no column key"),
+    "unknown": ([{"key": "a", "timer": []}], "columns that rows do not have"),
+    "empty": ([], "no rows"),
+    "neither": ([{"key": "a", "state": 1}, {"key": "b"}], "neither state nor timers.* key=`b`"),
+    "no json": (pa.table({"key": ["a"], "state": ["{"]}), "not what the codec stores.* key=`a`"),
+    "not finite": ([{"key": "a", "state": float("nan")}], "cannot encode"),
+    "bytes": (pa.table({"key": ["a"], "state_bytes": [b"1"]}), "the codec stores text"),
+    "no row": ([1], "a row is a mapping"),
+    "no table": (7, "a load is of a table"),
+    "no file": ("nowhere.parquet", "no such file"),
+    "no kind of file": ("rows.xlsx", "by the end of its name"),
+    "no time": ([{"key": "a", "timers": [{"tag": "x"}]}], "one has no time.* key=`a`"),
+    "no zone": ([{"key": "a", "timers": [{"at": "2024-01-01T00:00:00"}]}], "zone"),
+    "no clock": ([{"key": "a", "timers": [{"at": 1, "domain": "sun"}]}], "no such clock"),
+    "no list": (pa.table({"key": ["a"], "timers": ["{}"]}), "they are no list"),
+    "no field": ([{"key": "a", "timers": [{"at": 1, "hold": True}]}], "unknown fields"),
+    "two timers": ([{"key": "a", "timers": [{"at": 1}, {"at": 2}]}], "one tag and domain"),
+    "year": ([{"key": "a", "timers": [{"at": 2**62}]}], "the years 1 to 9999"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_table_that_is_no_rows_is_refused_and_nothing_is_written(store: mp.Store, name: str) -> None:
+    """
+    Not even a lease is taken for it.
+    """
+    source, message = REFUSED[name]
+    before = store.snapshot()
+
+    with pytest.raises(mp.InvalidError, match=message):
+        store.load("c", source)
+
+    assert store.snapshot().version == before.version
+    assert store.load("c", ROWS).rows == 3
+
+
+def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
+    """
+    A load is what a computation begins with.
+    """
+    store.load("c", ROWS)
+
+    with pytest.raises(mp.InvalidError, match="the computation has rows"):
+        store.load("c", [{"key": "z", "state": 1}])
+
+    assert rows_of(store) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["", "dead_letters", "window_signals"])
+def test_a_reserved_name_is_refused(store: mp.Store, name: str) -> None:
+    """
+    No computation can have it.
+    """
+    with pytest.raises(mp.InvalidError, match="no name of a computation"):
+        store.load(name, ROWS)
+
+
+def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
+    """
+    As every change is.
+    """
+    with mp.Store.open(tmp_path / "pond", leases=lambda *_: mp.MemoryLeases(mp.MemoryRegistry(), ManualClock())):
+        pass
+    with (
+        mp.Store.open(tmp_path / "pond", read_only=True) as store,
+        pytest.raises(mp.InvalidError, match="read-only"),
+    ):
+        store.load("c", ROWS)
+
+
+class Silent(mp.Computation):
+    """
+    Has intervals once it has had a record, and never any rows.
+    """
+
+    def process_record(self, context, record):
+        pass
+
+
+def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
+    """
+    Though it has no rows, and even on the very same store object; and the pipeline is not disturbed.
+    """
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
+    with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
+        run.inject("in", [{"k": "a", "at": 1}])
+        run.run_until_quiet()
+
+        with pytest.raises(mp.ConflictError, match="a pipeline runs that has this computation"):
+            store.load("c", ROWS)
+
+        run.inject("in", [{"k": "a", "at": 2}])
+        run.run_until_quiet()
+    store.load("c", ROWS)
+    assert rows_of(store) == EXPECTED
+
+
+def test_a_new_computation_is_loaded_while_the_pipelines_of_the_store_run(store: mp.Store) -> None:
+    """
+    It belongs to none of them.
+    """
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
+    with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
+        for at in range(3):
+            run.inject("in", [{"k": "a", "at": at}])
+            run.run_until_quiet()
+            store.load(f"new{at}", ROWS)
+    assert all(rows_of(store, f"new{at}") == EXPECTED for at in range(3))
+
+
+class Died(BaseException):
+    """
+    The process died here.
+    """
+
+
+@pytest.mark.parametrize("death", range(1, 13))
+def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int) -> None:
+    """
+    Whatever failpoint it dies at.
+    """
+    disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
+    reached: list[str] = []
+
+    def die(name: str) -> None:
+        reached.append(name)
+        if len(reached) == death:
+            raise Died(name)
+
+    def opened(seed: int) -> mp.Store:
+        return mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(seed))
+
+    rows = [{"key": f"{n:02d}", "state": n} for n in range(20)]
+    has_died = False
+    with opened(1) as store, listening(die):
+        try:
+            store.load("c", rows, intervals=3)
+        except Died:
+            has_died = True
+    with opened(2) as store:
+        found = rows_of(store)
+        assert len(found) in (0, 20)
+        assert has_died or len(found) == 20
+        if not found:
+            store.load("c", rows, intervals=3)
+        assert {key: state for key, (state, *_) in rows_of(store).items()} == {
+            row["key"]: str(row["state"]) for row in rows
+        }
+        assert len(store.snapshot().live_intervals("c")) == 3
+
+
+def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> None:
+    """
+    Nothing of it is added.
+    """
+    disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
+    rival = mp.MemoryLeases(registry, clock, writer_id="rival")
+
+    def take(stage: str, *_: object) -> None:
+        if stage == "write":
+            rival.take(Interval("c"), above=Sequencer(0))
+
+    with mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1)) as store:
+        with pytest.raises(mp.FencedError):
+            store.load("c", ROWS, told=take)
+        assert rows_of(store) == {}
+
+
+def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
+    """
+    First what it has read, then what it has written, of how many.
+    """
+    told: list[tuple[Any, ...]] = []
+    store.load("c", ROWS, told=lambda *words: told.append(words))
+
+    assert told == [("read", 3, None), ("write", 3, 3)]

@@ -1,0 +1,109 @@
+"""
+``millpond load``: make rows of a computation of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from millpond.statestore.loading.load import LoadProgress
+from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
+from millpond.statestore.store import Store
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import print_json, size_text
+
+__all__ = ["load"]
+
+_CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(), "bytes": BytesCodec()}
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond load pond counts counts.parquet",
+        "millpond load pond counts counts.jsonl --intervals 8",
+        "millpond load pond counts counts.csv --create --json",
+    ),
+)
+@store_argument
+@click.argument("computation")
+@click.argument("file", type=click.Path())
+@click.option(
+    "--intervals", type=click.IntRange(min=1), metavar="N",
+    help="Into how many key intervals its keys are cut, if the computation has none yet.",
+)  # fmt: skip
+@click.option(
+    "--codec", "codec_name", type=click.Choice(sorted(_CODECS)), default="json", show_default=True,
+    help="The computation's codec.",
+)  # fmt: skip
+@click.option("--create", is_flag=True, help="Create the store if there is none.")
+@zookeeper_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
+def load(
+    store: str,
+    computation: str,
+    file: str,
+    storage_options: tuple[str, ...],
+    intervals: int | None,
+    codec_name: str,
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    create: bool,
+    as_json: bool,
+) -> None:
+    """
+    Make rows of COMPUTATION of FILE (Parquet, CSV or JSON), in one commit: the state and timers that it begins with.
+
+    The file has a column `key`, and `state`, `timers` or both. In CSV and JSON a state is JSON; in Parquet it is a
+    value, or JSON text. Timers are lists of objects with `at` (microseconds since 1970 UTC, or a time with a zone),
+    and where needed `tag`, `domain` (`event` or `wall`) and `output_at`; in CSV they are JSON too.
+
+    The computation must have no rows, and no pipeline that has it may be running. If the command is killed, the store
+    has all of the rows or none, and you can run it again.
+    """
+    with (
+        Store.open(
+            store,
+            zookeeper=zookeeper,
+            zookeeper_security=zookeeper_security,
+            storage_options=read_options(storage_options),
+            create=create,
+        ) as opened,
+        _progress() as told,
+    ):
+        loaded = opened.load(computation, file, codec=_CODECS[codec_name], intervals=intervals, told=told)
+    if as_json:
+        print_json([asdict(loaded)])
+        return
+    click.echo(
+        f"version {loaded.version} has {loaded.rows:,} rows of {computation}: "
+        f"{loaded.intervals} intervals, {loaded.files} files, {size_text(loaded.size_bytes)}"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[LoadProgress]:
+    """
+    A bar in a terminal; nothing anywhere else.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        tasks = {stage: shown.add_task(f"{stage} rows", total=None) for stage in ("read", "write")}
+
+        def told(stage: str, rows: int, total: int | None) -> None:
+            shown.update(tasks[stage], completed=rows, total=total)
+            if stage == "write":
+                shown.update(tasks["read"], total=total)
+
+        yield told
