@@ -21,6 +21,7 @@ from millpond.dataflow.triggers.watermark_triggers import Default
 from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.statestore.errors import InvalidError
 
@@ -291,6 +292,7 @@ class WindowedStream:
         time_sorted: bool = False,
         feedback: Collection[str] = (),
         renamed_from: str | None = None,
+        backfill: Backfill | None = None,
         **fields: CombineFn,
     ) -> DataflowStream: ...
 

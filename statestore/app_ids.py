@@ -36,6 +36,7 @@ __all__ = [
     "TOTAL_PREFIX",
     "WATERMARK_PREFIX",
     "app_id_parts",
+    "backfill_app_id",
     "bare_ids_app_id",
     "claim_app_id",
     "codec_app_id",
@@ -111,6 +112,12 @@ CODEC_PREFIX: Final = "millpond/codec/"
 
 DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 """Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
+
+BACKFILL_PREFIX: Final = "millpond/backfill/"
+"""
+Prefix of backfills, by pipeline, computation and stream; the version is twice the number of records consumed of it, and
+one more once that is all of it. Below 0 a repair has undone it.
+"""
 
 CUT_PREFIX: Final = "millpond/cut/"
 """Prefix of cuts by hand; an even version asks for one, and the next odd one says that it is made."""
@@ -261,6 +268,13 @@ def declared_intervals_app_id(computation: str, intervals: int) -> str:
     Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner.
     """
     return DECLARED_INTERVALS_PREFIX + quoted(computation, str(intervals))
+
+
+def backfill_app_id(pipeline: str, computation: str, stream: str) -> str:
+    """
+    Name how much a computation has consumed of the history that it is given of a stream.
+    """
+    return BACKFILL_PREFIX + quoted(pipeline, computation, stream)
 
 
 def cut_app_id(computation: str, kind: str, key: str) -> str:

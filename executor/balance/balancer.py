@@ -78,9 +78,11 @@ class Balancer:
         """
         self.loads.forget(cut.replaced)
 
-    def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut | None, Mapping[str, int]]]:
+    def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
         """
-        The cuts to make now, each with the positions to record in its commit; ``None`` where nothing is left to cut.
+        The cuts to make now, each with the positions to record in its commit.
+
+        A request that leaves nothing to cut is answered by a commit of its own.
 
         Args:
             txns: the transactions of the table, some of which may be requests.
@@ -111,15 +113,19 @@ class Balancer:
             for interval, load in self.loads.so_far(self._intervals(name)).items()
         }
 
-    def _by_hand(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut | None, Mapping[str, int]]]:
+    def _by_hand(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
         now_us = self._clock.monotonic_us()
         if self._asked_us is not None and now_us - self._asked_us < _ASKED_EVERY_US:
             return
         self._asked_us = now_us
         for request in waiting_requests(txns):
             intervals = self._intervals(request.computation)
-            if intervals:
-                yield request.cut(intervals), request.answer
+            cut = request.cut(intervals) if intervals else None
+            if cut is not None:
+                yield cut, request.answer
+            elif intervals:
+                # Nothing is left to cut: that is an answer too.
+                self._ownership.record(request.answer)
 
     def _intervals(self, computation: str) -> list[Interval]:
         return [owned.interval for owned in self._ownership.of(computation)]

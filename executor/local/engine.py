@@ -157,14 +157,15 @@ class LocalEngine:
             watches=watches,
             id_scope=self._coordinator.id_scope,
         )
-        self._create_intervals(inputs)
+        backfilled = next((rows.backfill for rows in outside if rows.backfill is not None), None)
+        self._create_intervals(inputs, backfilled)
         known = self._coordinator.watermarks.foresee(inputs.observations) if after is None else after
-        streams = {rows.stream for rows in outside}
-        plan = self._coordinator.begin(inputs=streams, with_files=False, after=known)
+        streams = {rows.stream for rows in outside if rows.backfill is None}
+        plan = self._coordinator.begin(inputs=streams, backfilled=backfilled, with_files=False, after=known)
         plan = replace(
             plan,
             conditions=plan.conditions.stamped({stream: watch.stamp_at for stream, watch in watches.items()}),
-            taken=() if is_bounded else taken_of(outside),
+            taken=() if is_bounded else taken_of([rows for rows in outside if rows.backfill is None]),
         )
         self._note_version(self._store.committer.snapshot.version)
         manifests, produced, letters = self._run_intervals(plan, inputs)
@@ -271,12 +272,15 @@ class LocalEngine:
 
     # -- what goes in ----------------------------------------------------------------------
 
-    def _create_intervals(self, inputs: ExtractedInputs) -> None:
+    def _create_intervals(self, inputs: ExtractedInputs, backfilled: str | None) -> None:
         streams = {seen.stream for seen in inputs.observations}
-        for node in self._coordinator.computations_without_intervals(streams):
-            keys = [deliveries.keys for deliveries in inputs.by_computation.get(node.name, [])]
+        names = [node.name for node in self._coordinator.computations_without_intervals(streams)]
+        if backfilled is not None and not self._coordinator.intervals_of(backfilled):
+            names.append(backfilled)
+        for name in names:
+            keys = [deliveries.keys for deliveries in inputs.by_computation.get(name, [])]
             sample = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
-            self._coordinator.create_intervals(node.name, sample)
+            self._coordinator.create_intervals(name, sample)
 
     # -- the work --------------------------------------------------------------------------
 

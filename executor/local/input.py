@@ -46,10 +46,13 @@ class OutsideRows:
     Attributes:
         stream: the injected stream.
         rows: a table, or mappings of fields.
+        backfill: the only computation that gets them, as a part of its backfill; then they say nothing of the
+            stream's time. ``None`` for all that consume the stream.
     """
 
     stream: str
     rows: Rows
+    backfill: str | None = None
 
 
 def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
@@ -119,6 +122,8 @@ def extract_inputs(
             deliveries, unreadable = _split(topology.injectors[entry.stream], entry, name, injected, scoped)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
+        if entry.backfill is not None:
+            continue
         node = topology.injectors[entry.stream]
         members = member_names(node, entry.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
@@ -133,7 +138,7 @@ def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
     rows_of: dict[str, list[Mapping[str, Any]]] = {}
     merged: list[OutsideRows] = []
     for entry in outside:
-        if isinstance(entry.rows, pa.Table):
+        if isinstance(entry.rows, pa.Table) or entry.backfill is not None:
             merged.append(entry)
             # To keep the order of arrival, rows after a table must not join those before it.
             rows_of.pop(entry.stream, None)
@@ -152,6 +157,7 @@ def _read_for_consumers(
     return {
         consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows, stamp_at)
         for consumer in topology.consumers_of(outside.stream)
+        if outside.backfill in (None, consumer.computation.name)
     }
 
 

@@ -189,6 +189,28 @@ class LocalRun(Run[Receipt]):
         self._refuse_if_ended(stream)
         self._worker.consume(stream, rows, position, watermarks or {}, after or {})
 
+    def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None = None) -> None:
+        """
+        Read the history that computations are still to be given; the run's next supersteps are on it.
+
+        Args:
+            inputs: the bounded inputs of the run; ``None`` if it has none.
+
+        Raises:
+            InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
+        """
+        self._worker.begin_backfills(inputs)
+
+    def finish_backfills(self) -> None:
+        """
+        Run supersteps until each computation has all of its history; in stepping mode only.
+
+        Raises:
+            MillpondError: the error that ended the run.
+        """
+        while self._worker.backfill_step() is not None:
+            pass
+
     def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
         """
         Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.

@@ -176,9 +176,11 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False)
+        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False, is_bounded=True)
         try:
             given = run.read_inputs(inputs)
+            run.begin_backfills(given)
+            run.finish_backfills()
             consume_inputs(run, given, finish=finish)
             for stream, rows in given.items():
                 if finish:
@@ -207,12 +209,20 @@ class LocalRunner:
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store cannot be reached.
         """
-        return self._open(pipeline.check(), writers=0 if stepping else _WRITERS, has_thread=not stepping)
+        return self._open(
+            pipeline.check(), writers=0 if stepping else _WRITERS, has_thread=not stepping, is_bounded=False
+        )
 
-    def _open(self, topology: Topology, *, writers: int, has_thread: bool) -> LocalRun:
+    def _open(self, topology: Topology, *, writers: int, has_thread: bool, is_bounded: bool) -> LocalRun:
         def start(store: Store, release: Callable[[], None]) -> LocalRun:
             worker = self._open_worker(topology, store, writers=writers)
             run = LocalRun(worker, self._options.clock, release)
+            if not is_bounded:
+                try:
+                    run.begin_backfills()
+                except BaseException:
+                    run.abandon()
+                    raise
             if has_thread:
                 worker.start()
             return run

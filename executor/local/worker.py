@@ -16,9 +16,11 @@ from dataclasses import replace
 from typing import Final
 
 from millpond.executor.event_time.clocks import PercentileTimes
+from millpond.executor.local.backfill import BackfillPiece, backfill_pieces
 from millpond.executor.local.engine import LocalEngine, Prepared
 from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Intake, Taken
+from millpond.executor.local.row_source import RowSource
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
@@ -81,6 +83,7 @@ class LocalWorker:
         engine.on_stuck = self._strand
         coordinator.sinks.on_failure = self._end_by_sink
         self.status: RunStatus = RunStatus.of(coordinator)
+        self._backfill: Iterator[BackfillPiece] = iter(())
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -93,6 +96,9 @@ class LocalWorker:
         """
         if self.lifecycle.is_stranded:
             self.lifecycle.raise_failure()
+        backfilled = self.backfill_step()
+        if backfilled is not None:
+            return backfilled
         taken = self._taken = self.intake.take(BUNDLE_RECORDS_MAX)
         try:
             with self._failing():
@@ -102,6 +108,35 @@ class LocalWorker:
             raise
         taken.settle()
         return report
+
+    def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
+        """
+        Read the history that computations are still to be given; the next steps are on it, before any other input.
+
+        Args:
+            inputs: the bounded inputs of the run; ``None`` if it has none.
+
+        Raises:
+            InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
+        """
+        with self._failing():
+            pieces = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
+        self._backfill = pieces
+
+    def backfill_step(self) -> SuperstepReport | None:
+        """
+        Run one superstep on a piece of a backfill; ``None`` if there is none left.
+
+        Raises:
+            MillpondError: what ended the run.
+        """
+        with self._failing():
+            piece = next(self._backfill, None)
+            if piece is None:
+                return None
+            self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
+            rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
+            return self._superstep([rows], position=piece.position, after={})
 
     def consume(
         self,
@@ -180,7 +215,7 @@ class LocalWorker:
 
     def _handle(self, taken: Taken) -> SuperstepReport | None:
         if not taken:
-            self.coordinator.tick()
+            self.coordinator.watermarks.tick()
             if not self.coordinator.has_work():
                 self.engine.settle_sinks()
                 self.coordinator.maintain()

@@ -27,10 +27,12 @@ from millpond.executor.pipeline.positions import (
 )
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import (
+    BACKFILL_PREFIX,
     CODEC_PREFIX,
     COUNT_PREFIX,
     DECLARED_INTERVALS_PREFIX,
     app_id_parts,
+    backfill_app_id,
     bare_ids_app_id,
     claim_app_id,
     codec_app_id,
@@ -258,6 +260,10 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
             of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
             if (of, computation) == (pipeline, old):
                 pairs[app_id] = count_app_id(pipeline, new, counter)
+        if app_id.startswith(BACKFILL_PREFIX):
+            of, computation, stream = app_id_parts(app_id, BACKFILL_PREFIX)
+            if (of, computation) == (pipeline, old):
+                pairs[app_id] = backfill_app_id(pipeline, new, stream)
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
     moved[claim_app_id(new)] = pipeline_number(pipeline)
     codec = recorded_word(txns, CODEC_PREFIX, old)

@@ -16,6 +16,7 @@ from typing import Final
 
 import cloudpickle
 
+from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.pipeline.cycles import (
     bounded_by_injectors,
     comes_back,
@@ -222,6 +223,25 @@ def _what_holds_is_in_no_cycle(topology: Topology) -> None:
             )
 
 
+def _backfills_are_of_outside_records(topology: Topology) -> None:
+    for name, streams in topology.backfills.items():
+        for subscription in topology.computations[name].subscriptions:
+            node = topology.injectors.get(subscription.stream)
+            subject = {"computation": name, "stream": subscription.stream}
+            if node is None:
+                raise InvalidError(
+                    "a computation with a backfill consumes injected streams only: what another one produces is not "
+                    "kept; give the backfill to a second copy of that one, under another name",
+                    **subject,
+                )
+            if subscription.stream in streams and isinstance(node.at, IngressTime):
+                raise InvalidError(
+                    "a stream by time of arrival has no times before it, so no backfill", **subject
+                )
+            if subscription.stream in streams and node.change is not None:
+                raise InvalidError("a stream of changes has no backfill", **subject)
+
+
 def _sinks_take_productions(topology: Topology) -> None:
     for sink in topology.sinks.values():
         if sink.stream in topology.injectors:
@@ -310,6 +330,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _horizons_are_in_no_cycle,
     _time_sorted_is_in_no_cycle,
     _what_holds_is_in_no_cycle,
+    _backfills_are_of_outside_records,
     _sinks_take_productions,
     _sinks_have_their_own_destination,
     _code_can_travel,

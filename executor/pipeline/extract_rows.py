@@ -30,7 +30,7 @@ from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_c
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.envelope import PlainObject, has_envelope_fields
-from millpond.statestore.types import EventTimeMicros
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 __all__ = [
     "Injected",
@@ -42,6 +42,7 @@ __all__ = [
     "read_injected",
     "row_count",
     "row_values",
+    "sorted_by_time",
     "with_marks",
 ]
 
@@ -227,6 +228,27 @@ def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
     """
     times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
     return np.delete(times.at, list(times.errors)) if times.errors else times.at
+
+
+def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """
+    The rows in the order of their times, and these; rows of one time stay in their order.
+
+    Rows without a readable time come first, at the beginning of time.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    at = times.at.copy()
+    at[list(times.errors)] = TIME_MIN_US
+    if (at[1:] >= at[:-1]).all():
+        return rows, at
+    order = np.argsort(at, kind="stable")
+    ordered = (
+        rows.take(pa.array(order)) if isinstance(rows, pa.Table) else [rows[row] for row in order.tolist()]
+    )
+    return ordered, at[order]
 
 
 def row_count(rows: Rows) -> int:

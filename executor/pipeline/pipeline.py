@@ -23,6 +23,7 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.pipeline.backfill import Backfill, backfill_by_stream
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
 from millpond.executor.pipeline.composites import CompositeGraph
 from millpond.executor.pipeline.cycles import cycle_of, holding_edges
@@ -86,6 +87,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
+        self._backfills: dict[str, Mapping[str, Backfill]] = {}
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, computations={list(self._computations)})"
@@ -248,6 +250,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         )
         self._composites.note(name)
         self._computations[name] = node
+        if (backfill := options.get("backfill")) is not None:
+            self._backfills[name] = backfill_by_stream(name, backfill, tuple(subscribes))
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
@@ -323,6 +327,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 sinks=dict(self._sinks),
                 drop=self._drop,
                 composites=self._composites.steps,
+                backfills=dict(self._backfills),
             )
         )
         check_topology(topology)
@@ -474,7 +479,7 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     intervals = options.get("intervals")
     if intervals is not None:
         _check_count(name, "intervals", intervals, least=1)
-    return {option: value for option, value in options.items() if option != "feedback"}
+    return {option: value for option, value in options.items() if option not in ("backfill", "feedback")}
 
 
 def _check_count(name: str, option: str, value: object, *, least: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.nodes import OnError, OnLate
 from millpond.executor.pipeline.weak import ProductionMode
@@ -78,6 +79,13 @@ class ComputationOptions(TypedDict, total=False):
     The consumed streams on which the computation's own output comes back to it, through any number of others, without
     holding its watermark back. A windowed step, or a timer that holds an earlier time than its own, would wait for
     itself in a cycle without one. What comes back is late where the watermark has passed it before it was produced.
+    """
+
+    backfill: Backfill | None
+    """
+    What the computation is given of its stream before anything else, if it has never run in this store: rows, as the
+    stream's injector reads them, or ``"input"``, the rows of the runner's bounded input that were consumed before it
+    joined. For a computation with several streams, a mapping from streams to these (docs/how-to/backfill.md).
     """
 
     renamed_from: str | None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.fusion import fused_order, fused_streams
 from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, SinkNode, Subscription
@@ -46,6 +47,7 @@ class Topology:
         sinks: the sinks, by name.
         drop: computations that it no longer has, whose rows are removed.
         composites: the computations of each composite, by its name.
+        backfills: by computation, what each is given of its streams before their records, by stream.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Topology:
     sinks: Mapping[str, SinkNode]
     drop: frozenset[str] = frozenset()
     composites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    backfills: Mapping[str, Mapping[str, Backfill]] = field(default_factory=dict)
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
         """

@@ -31,6 +31,7 @@ from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.positions import claimed_by
 from millpond.executor.repair.plan import RepairPlan
 from millpond.statestore.app_ids import (
+    BACKFILL_PREFIX,
     COUNT_PREFIX,
     INJECTED_PREFIX,
     INPUT_PREFIX,
@@ -80,6 +81,7 @@ _RESTARTED: Final = {
     INPUT_ROWS_PREFIX: 0,
     INJECTED_PREFIX: 0,
     WATERMARK_PREFIX: int(TIME_MIN_US),
+    BACKFILL_PREFIX: -1,
 }
 
 

@@ -225,7 +225,7 @@ class SparkRun(Run[None]):
             return self._is_work_due()
 
     def _is_work_due(self) -> bool:
-        self._coordinator.tick()
+        self._coordinator.watermarks.tick()
         return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:

@@ -37,6 +37,7 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.dead_letter import WrittenLetters
 from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.executor.superstep.dead_letters import DeadLetters
@@ -90,6 +91,7 @@ class Coordinator:
     Attributes:
         names: the source of file names that are unique to this owner; usable once it is open.
         watermarks: the injectors and watermarks of the pipeline.
+        backfills: the computations that are given history before anything else.
         sinks: the sinks that committed supersteps are delivered to.
         balancer: decides on cuts; the runner tells it how many tasks run at once.
         on_recut: called after each cut of a computation's keys.
@@ -140,6 +142,7 @@ class Coordinator:
             accept_checkpoint=accept_checkpoint,
             accept_ended=accept_ended,
         )
+        self.backfills: Backfills = Backfills(store, topology, self._ownership, self.watermarks)
         self.sinks: SinkDelivery = SinkDelivery(store, topology, clock, self.names, in_background=threads)
         self._upkeep = Upkeep(
             store,
@@ -172,6 +175,7 @@ class Coordinator:
             InvalidError: the pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
         self._ownership.open()
+        self.backfills.open()
         positions = self._store.committer.snapshot.txns
         pipeline = self.topology.name
         self._superstep = superstep_of(positions, pipeline)
@@ -241,17 +245,11 @@ class Coordinator:
         """
         self._ownership.check_leases()
 
-    def tick(self) -> None:
-        """
-        Read the clock: streams that have been silent for longer than ``idle_after`` become idle.
-        """
-        self.watermarks.tick()
-
     def has_work(self) -> bool:
         """
         Whether a superstep without new input would do anything: deliver productions or fire timers.
 
-        Only `tick` reads the clock, so call it first.
+        Only ``watermarks.tick`` reads the clock, so call it first.
         """
         if self.watermarks.has_changed:
             return True
@@ -324,6 +322,7 @@ class Coordinator:
         self,
         inputs: Collection[str] = (),
         *,
+        backfilled: str | None = None,
         with_files: bool = True,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepPlan:
@@ -333,6 +332,7 @@ class Coordinator:
         Args:
             inputs: injected streams with new records; their consumers must have intervals
                 (see `create_intervals`).
+            backfilled: the computation that is given records of its backfill.
             with_files: whether to list each interval's files; a runner that follows the log
                 itself saves that cost.
             after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
@@ -341,17 +341,18 @@ class Coordinator:
         self._ownership.patience.run(self._letters.retries.choose)
         self._create_downstream_intervals()
         conditions = self.watermarks.conditions()
-        concerned = self.topology.readers_of([*inputs, *self._pending.summaries])
-        chosen: list[IntervalPlan] = []
-        for name in self.topology.computations:
-            due, now = name not in concerned, conditions.wall_time
-            chosen += self.parts_of(name, now, only_due=due, with_files=with_files, after=after)
+        now = conditions.wall_time
+        concerned = self.topology.readers_of([*inputs, *self._pending.summaries]) | {backfilled}
+        plans = [
+            self.parts_of(name, now, only_due=name not in concerned, with_files=with_files, after=after)
+            for name in self.topology.computations
+        ]
         reach("superstep.planned")
         return SuperstepPlan(
             superstep=Superstep(self._superstep + 1),
             conditions=conditions,
             started_us=self._clock.monotonic_us(),
-            intervals=tuple(chosen),
+            intervals=tuple(part for parts in plans for part in parts),
             sources=self._pending.sources,
         )
 
@@ -462,10 +463,7 @@ class Coordinator:
         self._upkeep.run(self._superstep, self.watermarks.input_watermark)
         self._letters.answer(self._ownership.record)
         for cut, answer in self.balancer.due(self._store.committer.snapshot.txns):
-            if cut is None:
-                self._ownership.record(answer)
-            else:
-                self.recut(cut, answer)
+            self.recut(cut, answer)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
         written = [(letters.file, letters.productions)]

@@ -33,6 +33,8 @@ class InputPosition:
         rows: how many rows of a bounded input count towards the watermark from then on;
             ``None`` changes nothing.
         offsets: where the batch ends in the source, as the source says it; ``None`` if it is not known.
+        backfill: the computation whose backfill the superstep is of; then ``batch`` is how far that is. ``None`` for
+            records that all consumers get.
     """
 
     stream: str
@@ -40,6 +42,7 @@ class InputPosition:
     batch: int
     rows: int | None = None
     offsets: str | None = None
+    backfill: str | None = None
 
 
 @quickly_pickled

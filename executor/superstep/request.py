@@ -12,6 +12,7 @@ from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import (
+    backfill_app_id,
     injected_app_id,
     input_app_id,
     input_rows_app_id,
@@ -60,7 +61,10 @@ def superstep_request(
         "counts": dict(counts.items()),
         "conditions": plan.conditions.to_json(),
     }
-    if position is not None:
+    if position is not None and position.backfill is not None:
+        wanted[backfill_app_id(pipeline, position.backfill, position.stream)] = position.batch
+        metadata["backfill"] = position.backfill
+    elif position is not None:
         source = input_app_id(pipeline, position.stream, position.source)
         wanted[source] = position.batch
         if position.offsets is not None:

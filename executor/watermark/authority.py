@@ -99,6 +99,7 @@ class WatermarkAuthority:
         self._horizons = {name: node.horizon_us for name, node in topology.computations.items()}
         self._idle: frozenset[str] = frozenset()
         self._intervals = {name: IntervalMap() for name in topology.computations}
+        self._held_back: dict[str, EventTimeMicros] = {}
         self._undelivered: Mapping[str, EventTimeMicros] = {}
         self._inputs = dict.fromkeys(topology.computations, TIME_MIN_US)
         self._outputs = dict.fromkeys(topology.computations, TIME_MIN_US)
@@ -146,6 +147,20 @@ class WatermarkAuthority:
         if idle != self._idle:
             self._idle = idle
             self._changed = True
+
+    def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
+        """
+        Hold a computation's input watermark back, while it is given what lies before the records of its streams.
+
+        Args:
+            computation: its name.
+            at: no earlier record is still to come; ``None`` ends it.
+        """
+        if at is None:
+            self._held_back.pop(computation, None)
+        else:
+            self._held_back[computation] = at
+        self._changed = True
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
         """
@@ -198,10 +213,11 @@ class WatermarkAuthority:
         The input watermark that a computation will have at least, once its injected streams have these.
 
         Returns:
-            ``None`` where it consumes what other computations produce: what these will produce is not known.
+            ``None`` where it consumes what other computations produce: what these will produce is not known; and
+            where it is held back.
         """
         streams = [own.stream for own in self._topology.computations[computation].subscriptions]
-        if not all(stream in self._injected for stream in streams):
+        if computation in self._held_back or not all(stream in self._injected for stream in streams):
             return None
         bounds = [max(self._injector_bound(name), injected.get(name, TIME_MIN_US)) for name in streams]
         return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
@@ -235,7 +251,7 @@ class WatermarkAuthority:
     def _base(self, node: ComputationNode) -> EventTimeMicros:
         undelivered = (self._undelivered[stream] for stream in node.inbox if stream in self._undelivered)
         outside = (self._outside_bound(subscription.stream) for subscription in node.subscriptions)
-        return min([*undelivered, *outside])
+        return min([*undelivered, *outside, self._held_back.get(node.name, TIME_MAX_US)])
 
     def _outside_bound(self, stream: str) -> EventTimeMicros:
         """

@@ -329,6 +329,13 @@ class PipelineWatermarks:
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()
 
+    def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
+        """
+        Hold a computation's input watermark back, at every percentile, or end that; see `WatermarkAuthority.hold_back`.
+        """
+        for _, authority in self._layers():
+            authority.hold_back(computation, at)
+
     def declare(self, stream: str, status: MemberStatus, member: str | None = None) -> None:
         """
         Say of a stream or of one of its members that it is idle, gone, or expected again.

@@ -40,7 +40,9 @@ def store() -> Iterator[mp.Store]:
         yield opened
 
 
-def rows_of(store: mp.Store, computation: str = "c") -> dict[str, tuple[Any, list[tuple[str, str, int, int]], Any]]:
+def rows_of(
+    store: mp.Store, computation: str = "c"
+) -> dict[str, tuple[Any, list[tuple[str, str, int, int]], Any]]:
     """
     By key: the state's text or bytes, the timers, and the hold.
     """
@@ -174,7 +176,9 @@ def _feed(store: mp.Store, codec: mp.Codec, rows: list[dict[str, Any]], clock: M
 
 @pytest.mark.parametrize("codec", [mp.JsonCodec(), mp.MsgpackCodec()], ids=["json", "msgpack"])
 @pytest.mark.parametrize("intervals", [None, 3])
-def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(codec: mp.Codec, intervals: int | None) -> None:
+def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(
+    codec: mp.Codec, intervals: int | None
+) -> None:
     """
     A computation of which a view was loaded goes on as the one does that the view is of.
     """
@@ -209,7 +213,12 @@ def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -
 
     assert loaded.intervals == 4
     assert [one.low for one in store.snapshot().live_intervals("c")] == ["", "025", "050", "075"]
-    assert sorted(str(file.min_key) for file in store.snapshot().files_in("c")) == ["000", "025", "050", "075"]
+    assert sorted(str(file.min_key) for file in store.snapshot().files_in("c")) == [
+        "000",
+        "025",
+        "050",
+        "075",
+    ]
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Own(mp.JsonCodec()), name="c", produces="out", intervals=4)
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -328,7 +337,9 @@ def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
     """
     As every change is.
     """
-    with mp.Store.open(tmp_path / "pond", leases=lambda *_: mp.MemoryLeases(mp.MemoryRegistry(), ManualClock())):
+    with mp.Store.open(
+        tmp_path / "pond", leases=lambda *_: mp.MemoryLeases(mp.MemoryRegistry(), ManualClock())
+    ):
         pass
     with (
         mp.Store.open(tmp_path / "pond", read_only=True) as store,
