@@ -17,6 +17,7 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.injectors.policies import MarkColumn
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.executor.python_workers.hand_over import has_abstract_addresses
@@ -150,6 +151,30 @@ class SparkEngine:
         """
         return self._take_in(frame, stream, None)
 
+    def backfill(self, frame: DataFrame, position: InputPosition, computation: str) -> SuperstepReport:
+        """
+        Run one superstep with the history of a stream, which only one computation gets.
+
+        Args:
+            frame: the history.
+            position: that of the backfill once all of it is consumed.
+            computation: the computation.
+
+        Raises:
+            InvalidError: the history cannot be read.
+            FencedError: another process has taken over.
+        """
+        if not self._coordinator.intervals_of(computation):
+            self._create_intervals_of(
+                self._coordinator.topology.computations[computation], frame, position.stream
+            )
+        self._homes.settle()
+        plan = self._coordinator.begin(backfilled=computation)
+        reports = self._run_input(frame, position.stream, self._first_wave(plan), only=computation)
+        reports += self._run_later_waves(plan, reports)
+        # The records say nothing of the stream's time, and have been counted when they came.
+        return self._commit(plan, tuple(replace(report, inputs=()) for report in reports), position)
+
     def _take_in(
         self,
         frame: DataFrame,
@@ -176,6 +201,12 @@ class SparkEngine:
         How many records the whole input of a stream has.
         """
         return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
+
+    def read(self, path: str) -> DataFrame:
+        """
+        A Parquet file.
+        """
+        return self._session.read.parquet(path)
 
     def frame(self, rows: pa.Table) -> DataFrame:
         """
@@ -244,10 +275,12 @@ class SparkEngine:
 
     # -- jobs ------------------------------------------------------------------------------
 
-    def _run_input(self, frame: DataFrame, stream: str, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
+    def _run_input(
+        self, frame: DataFrame, stream: str, plan: SuperstepPlan, *, only: str | None = None
+    ) -> tuple[SlotReport, ...]:
         topology = self._coordinator.topology
         parts = self._slots.parts_of(plan.intervals)
-        routes = routes_of(topology, stream, parts)
+        routes = routes_of(topology, stream, parts, only)
         if not routes:
             # The stream has no consumer: only its position moves.
             return self._run_without_input(plan)
@@ -326,10 +359,13 @@ class SparkEngine:
 
     def _create_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):
-            subscription = node.subscription(stream)
-            key = None if subscription is None else subscription.key
-            keys = self._routers[stream].keys(frame, key).limit(_SAMPLE_ROWS).toArrow()
-            self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
+            self._create_intervals_of(node, frame, stream)
+
+    def _create_intervals_of(self, node: ComputationNode, frame: DataFrame, stream: str) -> None:
+        subscription = node.subscription(stream)
+        key = None if subscription is None else subscription.key
+        keys = self._routers[stream].keys(frame, key).limit(_SAMPLE_ROWS).toArrow()
+        self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
         """

@@ -104,9 +104,17 @@ class _Selection:
     second: tuple[str, ...] = ()
 
 
-def routes_of(topology: Topology, stream: str, parts: SlotParts) -> tuple[Route, ...]:
+def routes_of(
+    topology: Topology, stream: str, parts: SlotParts, only: str | None = None
+) -> tuple[Route, ...]:
     """
     The consumers of ``stream`` in this superstep, with the positions of their intervals.
+
+    Args:
+        topology: the checked pipeline.
+        stream: the injected stream.
+        parts: what runs.
+        only: the only consumer that gets the records; ``None`` for all.
     """
     by_computation: dict[str, list[tuple[str, int]]] = {}
     for position, part in parts.items():
@@ -115,7 +123,7 @@ def routes_of(topology: Topology, stream: str, parts: SlotParts) -> tuple[Route,
     for consumer in topology.consumers_of(stream):
         # There are none for a signal to a step that has had no input: it has no windows.
         mine = sorted(by_computation.get(consumer.computation.name, ()))
-        if mine:
+        if mine and only in (None, consumer.computation.name):
             lows, positions = zip(*mine, strict=True)
             routes.append(Route(positions=positions, lows=lows, key=consumer.subscription.key))
     return tuple(routes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,11 @@ from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
+from millpond.executor.spark.backfill import backfill_frames
 from millpond.executor.spark.engine import SparkEngine, plan_once
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.queries import Queries, StartQuery
+from millpond.executor.spark.rows import table_of
 from millpond.executor.spark.source_offsets import end_offsets
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
@@ -163,7 +165,7 @@ class SparkRun(Run[None]):
             MillpondError: the error that ended the run.
         """
         self._topology.injector(stream)
-        table = rows if isinstance(rows, pa.Table) else _table_of(list(rows))
+        table = rows if isinstance(rows, pa.Table) else table_of(list(rows))
         if not table.num_rows:
             return
         self._wait_for_slower(stream)
@@ -192,6 +194,21 @@ class SparkRun(Run[None]):
                 self.note_skipped(stream, consumed_before(stream, rows, known))
             if finish:
                 self._coordinator.watermarks.finish(stream)
+
+    def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
+        """
+        Give each computation the history that it has not had yet, in one superstep for each of its streams.
+
+        Args:
+            inputs: the inputs of the run, of which bounded ones may be the history of ``"input"``.
+
+        Raises:
+            InvalidError: a history does not fit its stream, or is not known here.
+            MillpondError: the error that ended the run.
+        """
+        with self._guarded():
+            for piece in backfill_frames(self._coordinator, self._engine, inputs):
+                self._reported(self._engine.backfill(piece.frame, piece.position, piece.computation))
 
     def advance(self) -> SuperstepReport | None:
         """
@@ -469,17 +486,3 @@ class SparkRun(Run[None]):
             self._progress.report(report)
             self._coordinator.maintain()
         return report
-
-
-def _table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """
-    Rows as a table with every field that any of them has.
-    """
-    names = dict.fromkeys(name for row in rows for name in row)
-    try:
-        return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-    except (pa.ArrowException, TypeError, ValueError) as cause:
-        raise InvalidError(
-            "the rows cannot become a DataFrame: give each field one type",
-            reason=str(cause).partition("\n")[0],
-        ) from cause

@@ -250,6 +250,8 @@ class SparkRunner:
         """
         Check the pipeline, open the store and take the leases; the caller feeds the run itself.
 
+        Computations with a ``backfill`` have it once this returns.
+
         Raises:
             InvalidError: pipeline or inputs do not fit, or the workers cannot import a module of the code.
         """
@@ -259,9 +261,15 @@ class SparkRunner:
             topology = with_frame_watermarks(topology, inputs or {})
             spark = self._spark or spark_session(pipeline.name)
             check_importable(spark, topology)
-            return self._options.open_run(
+            run = self._options.open_run(
                 lambda store, release: self._open_run(topology, spark, store, release)
             )
+        try:
+            run.backfill(inputs or {})
+        except BaseException:
+            run.abandon()
+            raise
+        return run
 
     def checkpoint(self, stream: str) -> str:
         """
