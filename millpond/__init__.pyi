@@ -73,6 +73,9 @@ from .executor.computation.record import Records as Records
 from .executor.computation.state import OpenState as OpenState
 from .executor.computation.state import State as State
 from .executor.computation.timer import Timer as Timer
+from .executor.dead_letters.dead_letter_limit import DeadLetterLimit as DeadLetterLimit
+from .executor.dead_letters.letter_request import drop_dead_letters as drop_dead_letters
+from .executor.dead_letters.letter_request import retry_dead_letters as retry_dead_letters
 from .executor.event_time.duration import Duration as Duration
 from .executor.event_time.duration import Instant as Instant
 from .executor.event_time.late_data_horizon import LateDataHorizon as LateDataHorizon
@@ -125,9 +128,6 @@ from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
-from .executor.superstep.dead_letter_limit import DeadLetterLimit as DeadLetterLimit
-from .executor.superstep.letter_request import drop_dead_letters as drop_dead_letters
-from .executor.superstep.letter_request import retry_dead_letters as retry_dead_letters
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals

@@ -20,8 +20,9 @@ PAGE: Final = Path(__file__).resolve().parent.parent / "reference" / "command-li
 _TERMINAL_WIDTH: Final = 78
 _BEGINNING: Final = """# The command line
 
-`millpond` looks into stores, verifies, repairs and cleans them. All commands but `gc`, `repair` and `adopt` only
-read: they take no lease and start no server, so they may be used while a pipeline runs.
+`millpond` runs pipelines, and looks into their stores, verifies, rewinds, repairs and cleans them. The help of
+`millpond` itself says which commands change a store; all others take no lease and start no server, so they may be used
+while a pipeline runs.
 
 This page is made of the help of each command.
 """

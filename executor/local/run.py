@@ -9,7 +9,7 @@ happens outside `LocalRun.step`: tests and the simulation run the same code that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -200,6 +200,13 @@ class LocalRun(Run[Receipt]):
             InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
         """
         self._worker.begin_backfills(inputs)
+
+    @property
+    def backfilled(self) -> Collection[str]:
+        """
+        The computations that have not got all of their history.
+        """
+        return self._worker.coordinator.backfills.pending
 
     def finish_backfills(self) -> None:
         """

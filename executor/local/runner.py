@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from millpond.executor.balance.policy import BalancePolicy
+from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.rows import RowsLike
@@ -24,7 +25,6 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions, check_at_least
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld

@@ -126,6 +126,12 @@ def _recorded(
             f"that superstep was run by an older Millpond, which did not record its conditions; {_ALL_AT_ONCE}",
             version=facts.version,
         )
+    if "backfill" in metadata:
+        raise InvalidError(
+            "a computation was given a backfill by that superstep, which is not repeated: begin after it",
+            version=facts.version,
+            computation=metadata["backfill"],
+        )
     stream = metadata.get("input")
     consumed = 0
     if isinstance(stream, str):

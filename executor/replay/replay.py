@@ -23,6 +23,7 @@ from millpond.executor.replay.beginning import begin_replay, with_own_sinks
 from millpond.executor.replay.clock import ReplayClock
 from millpond.executor.replay.plan import ReplayPlan
 from millpond.executor.replay.repetition import repeat_supersteps
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
@@ -124,6 +125,12 @@ def replay(
             parts = plan.parts(run.topology, given, since_version=since_version)
             for stream, part in parts.items():
                 run.check_rows(stream, part.first(_CHECKED_ROWS))
+            if run.backfilled and recorded:
+                raise InvalidError(
+                    "the supersteps of the original have no room for a backfill: begin without it, or pass recorded=False",
+                    computation=min(run.backfilled),
+                )
+            run.finish_backfills()
             if wall is None:
                 _run_on(run, plan, parts)
             else:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final, TypeVar, get_args
 
 from millpond.executor.balance.policy import BalancePolicy
+from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.objects.disk_options import DiskOptions

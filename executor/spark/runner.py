@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
 from millpond.executor.balance.policy import BalancePolicy
+from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -24,7 +25,6 @@ from millpond.executor.spark.frame_watermark import with_frame_watermarks
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import is_one_machine, spark_session
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.location import place_of
 from millpond.statestore.leases.lease import OnHeld

@@ -24,6 +24,8 @@ from millpond.executor.balance.balancer import Balancer
 from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
+from millpond.executor.dead_letters.dead_letter import WrittenLetters
+from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.scheduler import Upkeep
@@ -38,8 +40,6 @@ from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.backfills import Backfills
-from millpond.executor.superstep.dead_letter import WrittenLetters
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit
 from millpond.executor.superstep.dead_letters import DeadLetters
 from millpond.executor.superstep.delivery import keys_of, read_productions
 from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks

@@ -11,10 +11,10 @@ from typing import Final
 
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
+from millpond.executor.dead_letters.dead_letter import WrittenLetters, write_dead_letters
+from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor, Tallies
+from millpond.executor.dead_letters.letter_retries import LetterRetries
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.dead_letter import WrittenLetters, write_dead_letters
-from millpond.executor.superstep.dead_letter_limit import DeadLetterLimit, DeadLetterMonitor, Tallies
-from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store

@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from millpond.executor.dead_letters.dead_letter import DEAD_LETTERS
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.scheduler import UpkeepPolicy
 from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
-from millpond.executor.superstep.dead_letter import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.log.log import Log

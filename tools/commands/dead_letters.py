@@ -10,15 +10,15 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from millpond.executor.event_time.duration import parse_instant_us
-from millpond.executor.superstep.letter_request import (
+from millpond.executor.dead_letters.letter_request import (
     LetterAction,
     LetterRequest,
     ask_for_letters,
     waiting_letter_requests,
     withdraw_letter_requests,
 )
-from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter, stored_letters
+from millpond.executor.dead_letters.stored_letter import LetterSelection, StoredLetter, stored_letters
+from millpond.executor.event_time.duration import parse_instant_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity

@@ -17,7 +17,7 @@ from millpond.executor.bundle.bundle import DeadLetter, id_base64, id_text
 from millpond.executor.bundle.letter_value import describe_value
 from millpond.executor.bundle.retried_letter import RetriedLetter, letter_columns
 from millpond.executor.computation.timer import Timer
-from millpond.executor.superstep.dead_letter import dead_letter_updates
+from millpond.executor.dead_letters.dead_letter import dead_letter_updates
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import Fence, TimeDomain

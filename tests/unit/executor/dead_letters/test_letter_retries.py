@@ -12,17 +12,17 @@ import orjson
 import pytest
 
 import millpond as mp
-from millpond.executor.local.run import LocalRun
-from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.cut import Cut
-from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.letter_request import (
+from millpond.executor.dead_letters.letter_request import (
     LetterRequest,
     ask_for_letters,
     waiting_letter_requests,
     withdraw_letter_requests,
 )
-from millpond.executor.superstep.stored_letter import LetterSelection
+from millpond.executor.dead_letters.stored_letter import LetterSelection
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.ownership.cut import Cut
+from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.failpoint import listening
@@ -300,7 +300,7 @@ def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: 
     """
     The letters that are left stay.
     """
-    monkeypatch.setattr("millpond.executor.superstep.letter_retries._RETRIED_MAX", 2)
+    monkeypatch.setattr("millpond.executor.dead_letters.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
@@ -347,7 +347,7 @@ def test_more_letters_than_a_superstep_retries(
     """
     The next supersteps retry the others, each once, also if the run ends in between.
     """
-    monkeypatch.setattr("millpond.executor.superstep.letter_retries._RETRIED_MAX", 2)
+    monkeypatch.setattr("millpond.executor.dead_letters.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))

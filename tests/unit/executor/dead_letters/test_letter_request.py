@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from millpond.executor.superstep.letter_request import LetterRequest, waiting_letter_requests
-from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter
+from millpond.executor.dead_letters.letter_request import LetterRequest, waiting_letter_requests
+from millpond.executor.dead_letters.stored_letter import LetterSelection, StoredLetter
 from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.errors import InvalidError
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, cast
 
+from millpond.executor.dead_letters.stored_letter import LetterSelection, StoredLetter, stored_letters
 from millpond.executor.event_time.instants import Moment, to_micros
-from millpond.executor.superstep.stored_letter import LetterSelection, StoredLetter, stored_letters
 from millpond.statestore.app_ids import LETTERS_PREFIX, app_id_parts, letters_app_id, superstep_app_id
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import InvalidError

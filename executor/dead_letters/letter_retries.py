@@ -18,10 +18,10 @@ from typing import Final
 
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.bundle.retried_letter import RetriedLetter
+from millpond.executor.dead_letters.letter_request import LetterRequest, waiting_letter_requests
+from millpond.executor.dead_letters.stored_letter import StoredLetter, stored_letters
+from millpond.executor.dead_letters.unread_letter import read_again
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.letter_request import LetterRequest, waiting_letter_requests
-from millpond.executor.superstep.stored_letter import StoredLetter, stored_letters
-from millpond.executor.superstep.unread_letter import read_again
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
