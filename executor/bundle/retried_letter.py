@@ -27,7 +27,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["RetriedLetter", "letter_columns", "letter_time_us"]
+__all__ = ["RetriedLetter", "check_types_kept", "letter_columns", "letter_time_us"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -82,6 +82,8 @@ class RetriedLetter:
         if at is None:
             raise InvalidError("the record has no event time")
         value, stream = letter_value(letter), str(letter["stream"])
+        if stream:
+            check_types_kept(letter)
         return cls(
             name=name,
             stream=stream,
@@ -92,6 +94,19 @@ class RetriedLetter:
             id=_id(letter),
             timer=None if stream else _timer(value),
             retried=int(letter.get("retried") or 0) + 1,
+        )
+
+
+def check_types_kept(letter: Mapping[str, Any]) -> None:
+    """
+    Refuse a record's letter of a version that wrote values without their types: a time in it is a text now.
+
+    Raises:
+        InvalidError: it is one; such letters do not say when they were written either.
+    """
+    if letter.get("failed_at") is None:
+        raise InvalidError(
+            "the letter is of a version that did not keep the types of values: inject its value"
         )
 
 

@@ -231,7 +231,13 @@ class LetterRetries:
         retried: dict[str, list[RetriedLetter]] = {}
         size_bytes = 0
         for stored in stored_letters(self._store.committer.snapshot, self._store.objects, names):
-            computation, letter = self._read(stored)
+            try:
+                computation, letter = self._read(stored)
+            except InvalidError as error:
+                # It could be read a moment ago: an extractor never does the same twice.
+                del self._left[stored.name]
+                _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
+                continue
             retried.setdefault(computation, []).append(letter)
             size_bytes += len(letter.value)
             if size_bytes > _RETRIED_BYTES_MAX:

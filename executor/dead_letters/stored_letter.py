@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from millpond.executor.bundle.letter_value import letter_value
-from millpond.executor.bundle.retried_letter import RetriedLetter, letter_time_us
+from millpond.executor.bundle.retried_letter import RetriedLetter, check_types_kept, letter_time_us
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
@@ -55,7 +55,7 @@ class StoredLetter:
         """
         Whether its record never reached the code, because its key, time or id could not be read: it has no traceback.
         """
-        return not self.fields.get("diagnostics")
+        return self.fields.get("diagnostics") == ""
 
     @property
     def lost(self) -> str | None:
@@ -64,6 +64,7 @@ class StoredLetter:
         """
         try:
             if self.is_unread:
+                check_types_kept(self.fields)
                 letter_value(self.fields)
             else:
                 RetriedLetter.read(self.name, self.fields)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from millpond.executor.bundle.letter_value import letter_value
-from millpond.executor.bundle.retried_letter import RetriedLetter, letter_time_us
+from millpond.executor.bundle.retried_letter import RetriedLetter, check_types_kept, letter_time_us
 from millpond.executor.pipeline.extract_rows import read_injected
 from millpond.executor.pipeline.key_extractor import extract_key
 from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Subscription
@@ -44,6 +44,7 @@ def read_again(
     Raises:
         InvalidError: the record still cannot be read.
     """
+    check_types_kept(letter)
     value = letter_value(letter)
     if injector is None:
         key = extract_key(subscription.key, None, value)

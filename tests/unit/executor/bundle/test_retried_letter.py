@@ -118,9 +118,10 @@ def test_timers_of_older_versions() -> None:
     """
     They waited for the low watermark, and held it.
     """
-    old = {"tag": "t", "domain": "event", "at": 7, "output_at": 5}
+    value = {"tag": "t", "domain": "event", "at": 7, "output_at": 5}
+    old = {**stored(value, stream=""), "failed_at": None}
 
-    assert RetriedLetter.read("p/3/0", stored(old, stream="")).timer == Timer("t", TimeDomain.EVENT, 7, 5)
+    assert RetriedLetter.read("p/3/0", old).timer == Timer("t", TimeDomain.EVENT, 7, 5)
 
 
 def test_how_often_it_was_retried_is_counted() -> None:
@@ -141,8 +142,9 @@ def test_how_often_it_was_retried_is_counted() -> None:
         (stored(1, at=None), "no event time"),
         (stored({"tag": "t"}, stream=""), "no timer"),
         ({**stored(1), "id_base64": "?"}, "id cannot be read"),
+        ({**stored(1), "failed_at": None}, "did not keep the types"),
     ],
-    ids=["long", "object", "key", "time", "timer", "id"],
+    ids=["long", "object", "key", "time", "timer", "id", "old"],
 )
 def test_a_letter_that_lacks_something_is_refused(told: dict[str, Any], reason: str) -> None:
     """

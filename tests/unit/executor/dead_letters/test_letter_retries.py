@@ -391,6 +391,43 @@ def test_letters_that_no_code_of_the_pipeline_gets(failed: Pond, caplog: pytest.
     assert any("9 dead letters stay what they are" in record.getMessage() for record in caplog.records)
 
 
+def test_letters_of_a_computation_that_has_no_intervals(failed: Pond) -> None:
+    """
+    Its rows were dropped with it, but not its letters; when it is back they are its first input.
+    """
+    pond = failed.copy()
+    dropping = mp.Pipeline("p", drop=["fickle"])
+    dropping.inject("in", key="k", at="n", id="n").apply(Seen(), name="seen")
+    ended(pond.start(dropping))
+    assert pond.states()["fickle"] == {}
+    pond.ask(selection=LetterSelection(error="odd"))
+    ended(pond.start(pipeline(mended=True)))
+
+    assert pond.states()["fickle"] == {"b": 4, "x": 1}
+    assert {letter["error"] for letter in pond.states()["dead_letters"].values()} == {"ValueError: timer"}
+
+
+def test_an_extractor_that_never_does_the_same_twice() -> None:
+    """
+    It has a key when the letter is looked for and none when it is read: the letter stays, and the run goes on.
+    """
+    keys = iter([None, "a", None])
+    made = mp.Pipeline("p")
+    made.inject("in", key=lambda _: next(keys), at="n").apply(Seen(), name="fickle")
+    pond = Pond()
+    run = pond.start(made)
+    run.inject("in", rows()[:1])
+    run.run_until_quiet()
+    pond.ask()
+    pond.clock.advance_ms(1_000)
+    run.run_until_quiet()
+    run.stop()
+
+    assert next(keys, "used up") == "used up"
+    assert len(pond.states()["dead_letters"]) == 1
+    assert pond.waiting() == ()
+
+
 def test_without_a_letter_nothing_is_asked(failed: Pond) -> None:
     """
     A selection that means none is refused.
