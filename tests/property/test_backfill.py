@@ -1,0 +1,107 @@
+"""
+Whatever the records and wherever the cut: a computation that joins ends as one that was there from the start.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millpond as mp
+from millpond.testing.fixtures.computations import SECOND_US, Count, Expire, Window
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+START_US = 1_700_000_000 * SECOND_US
+JOINING = {"count": Count, "window": Window, "expire": Expire}
+
+
+class Kept(mp.Computation):
+    """
+    Keeps all that it is given, in no order, without what came at the same time being told apart.
+    """
+
+    def process_record(self, context, record):
+        """
+        Insert the record.
+        """
+        context.state.set(
+            sorted([*context.state.get([]), [record.at, json.dumps(record.value, sort_keys=True)]])
+        )
+
+
+def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
+    """
+    One computation from the start, and with ``joins`` three more, each with one behind it that keeps what it produces.
+    """
+    made = mp.Pipeline("p")
+    stream = made.inject("in", key="k", at="at", id="id" if ids else None, watermark=mp.BoundedDisorder("5s"))
+    stream.apply(Count(("old",)), name="old")
+    for name, kind in JOINING.items() if joins else ():
+        stream.apply(kind((name,)), name=name, backfill=backfill).apply(Kept(), name=f"kept_{name}")
+    return made
+
+
+def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """
+    The rows of what joins, after these runs of one store, the last of which ends the input.
+    """
+    with mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as store:
+        for number, (made, rows) in enumerate(runs, 1):
+            runner = mp.LocalRunner(store, progress=False, upkeep=None, rng=SeededRng(number))
+            runner.run(made, {"in": rows}, finish=number == len(runs))
+        return {
+            name: [
+                (row["key"], row["state"], row["state_bytes"], row["timers"])
+                for row in store.rows_view(name).to_arrow().to_pylist()
+            ]
+            for joined in JOINING
+            for name in (joined, f"kept_{joined}")
+        }
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
+    """
+    Records, each of a time of its own and in order but for five seconds, and how many of them came before the cut.
+    """
+    times = sorted(draw(st.lists(st.integers(0, 120_000), min_size=1, max_size=40, unique=True)))
+    rows = [
+        {
+            "k": draw(st.sampled_from("abc")),
+            "at": START_US + at * 1_000,
+            "id": str(at),
+            "n": draw(st.integers(0, 9)),
+        }
+        for at in times
+    ]
+    shaken = sorted(rows, key=lambda row: row["at"] + draw(st.integers(0, 4)) * SECOND_US)
+    return shaken, draw(st.integers(0, len(rows)))
+
+
+@given(inputs(), st.sampled_from(["input", "rows", "ids"]), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_one_that_joins_ends_as_one_from_the_start(
+    case: tuple[list[dict[str, Any]], int], how: str, random: Any
+) -> None:
+    """
+    With the input as its history, with rows in any order, and with rows that come again, told by their ids.
+    """
+    rows, cut = case
+    ids = how == "ids"
+    whole = pipeline(joins=True, ids=ids)
+    history: Any = "input"
+    if how != "input":
+        history = rows[: cut + (5 if ids else 0)]
+        random.shuffle(history)
+
+    joined = ends(
+        [
+            (pipeline(joins=False, ids=ids), rows[:cut]),
+            (pipeline(joins=True, ids=ids, backfill=history), rows),
+        ]
+    )
+
+    assert joined == ends([(whole, rows[:cut]), (whole, rows)])
