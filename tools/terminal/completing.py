@@ -54,7 +54,8 @@ def _snapshot(context: click.Context) -> Snapshot | None:
     """
     The newest version of the store that is named on the line; ``None`` where it is not on this machine, or not sound.
     """
-    store = context.params.get("store")
+    # Where the last option lacks its value yet, click leaves all arguments as they are.
+    store = context.params.get("store") or next(iter(context.args), None)
     if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():
         return None
     try:
