@@ -32,6 +32,7 @@ __all__ = [
     "SAVEPOINT_PREFIX",
     "SAVEPOINT_RELEASED",
     "SINK_PREFIX",
+    "STATE_VERSION_PREFIX",
     "SUPERSTEP_PREFIX",
     "TOTAL_PREFIX",
     "WATERMARK_PREFIX",
@@ -57,6 +58,7 @@ __all__ = [
     "savepoint_app_id",
     "savepoints_of",
     "sink_app_id",
+    "state_version_app_id",
     "superstep_app_id",
     "total_app_id",
     "watermark_app_id",
@@ -109,6 +111,9 @@ SINK_PREFIX: Final = "millpond/sink/"
 
 CODEC_PREFIX: Final = "millpond/codec/"
 """Prefix of codecs, by computation and codec; the version is the table version that recorded it: the newest counts."""
+
+STATE_VERSION_PREFIX: Final = "millpond/state_version/"
+"""Prefix of versions of states, by computation and version; the newest counts, as of codecs."""
 
 DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 """Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
@@ -261,6 +266,17 @@ def codec_app_id(computation: str, codec: str) -> str:
         'millpond/codec/counter/json'
     """
     return CODEC_PREFIX + quoted(computation, codec)
+
+
+def state_version_app_id(computation: str, state_version: int) -> str:
+    """
+    Name the version of the states that a computation's code writes.
+
+    Example:
+        >>> state_version_app_id("counter", 3)
+        'millpond/state_version/counter/3'
+    """
+    return STATE_VERSION_PREFIX + quoted(computation, str(state_version))
 
 
 def declared_intervals_app_id(computation: str, intervals: int) -> str:

@@ -34,7 +34,7 @@ from millpond.statestore.log.undelivered import PendingFiles, pending_files
 from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, read_row_files
 from millpond.statestore.rows.merge import split_rows
 from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.whole_row import (
     ID_COLUMNS,
     PRODUCTION_COLUMNS,
@@ -194,6 +194,9 @@ class RowsView:
         if url.startswith("memory:"):
             raise InvalidError("Spark cannot read a store in memory", store=url)
         table = spark.read.format("delta").option("versionAsOf", str(self.version)).load(url)
+        if STATE_VERSION not in table.columns:
+            # A table that was made before there were versions gets the column when one is first used.
+            table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")
         updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS)
         return spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
 
@@ -317,11 +320,10 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     extras = ", ".join(f"{_column_function(database, contents, name)}(key) as {name}" for name in _EXTRAS)
     types = dict(zip(rows.columns, rows.types, strict=True))
     # Said to be null, so that a query for states of a certain kind does not even look for these rows.
-    nothing = f"null::{types['state']} as state, null::{types['state_bytes']} as state_bytes"
+    nulls = ("state", "state_bytes", STATE_VERSION)
+    nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
-    rest = ", ".join(
-        name for name in ROWS_VIEW_COLUMNS if name not in {"key", "state", "state_bytes", "timers"}
-    )
+    rest = ", ".join(name for name in ROWS_VIEW_COLUMNS if name not in {"key", *nulls, "timers"})
     whole = rows.project(f"*, {extras}").union(others.project(f"key, {nothing}, {rest}, {extras}"))
     whole.create_view(relation, replace=True)
 

@@ -27,8 +27,10 @@ from millpond.executor.computation.key_timers import KeyTimers, TimersSavepoint
 from millpond.executor.computation.productions import Productions
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.record_columns import InputTime, RecordColumns
-from millpond.executor.computation.state import Encoded, KeyState
+from millpond.executor.computation.state import KeyState
+from millpond.executor.computation.stored_state import FormerState, StoredState
 from millpond.executor.computation.timer import Timer, Timers
+from millpond.executor.computation.upgrading_state import UpgradingState, upgrade
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.executor.event_time.late_data_horizon import slack_us
@@ -52,7 +54,7 @@ _DROPPED: Final = "dropped"
 
 @dataclass(frozen=True, slots=True)
 class _RollbackPoint:
-    state: Encoded | None
+    state: StoredState | None
     timers: TimersSavepoint
     productions: int
     counts: int
@@ -99,10 +101,11 @@ class KeyExecutor:
         limit: UserCodeWatchdog | None = None,
     ) -> None:
         self._limit = limit
+        self._node = node
         self._input = InputTime()
         self.timers: KeyTimers = self._make_timers(bundle)
         holds = Holds(self.timers, self._input)
-        self.state: KeyState = KeyState(node.computation.codec, holds)
+        self.state: KeyState = self._make_state(holds)
         self.productions: Productions = Productions()
         self.counters: Counters = Counters()
         self.dead_letters: list[DeadLetter] = []
@@ -112,7 +115,6 @@ class KeyExecutor:
         self.retried: int = 0
         self.retried_records: int = 0
         self._letters = _by_key(bundle.retried)
-        self._node = node
         self._columns = columns
         self._records = Records(columns, self._input)
         self._context = Context(
@@ -131,10 +133,21 @@ class KeyExecutor:
         self._records_slack_us = slack_us(node.computation.late_data_horizon)
         self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
 
+    def _make_state(self, holds: Holds) -> KeyState:
+        computation = self._node.computation
+        if not computation.state_version:
+            return KeyState(computation.codec, holds)
+        return UpgradingState(computation.codec, holds, self._upgrade)
+
+    def _upgrade(self, former: FormerState) -> FormerState:
+        return upgrade(self._node.computation, self._node.name, self._context.key, former)
+
     def _make_timers(self, bundle: Bundle) -> KeyTimers:
         return KeyTimers(bundle.clocks)
 
-    def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
+    def run(
+        self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
+    ) -> StoredState | None:
         """
         Run a key's turn, and return its new state.
 
@@ -185,7 +198,7 @@ class KeyExecutor:
         finally:
             limit.end()
 
-    def _begin(self, key: str, encoded: Encoded | None, timers: Timers, records: int) -> None:
+    def _begin(self, key: str, encoded: StoredState | None, timers: Timers, records: int) -> None:
         self._context.key = key
         self._context.mistake = None
         self.state.bind(encoded)
@@ -194,7 +207,7 @@ class KeyExecutor:
 
     # ------------------------------------------------------------- at full speed
 
-    def _run_at_once(self, key: str, start: int, stop: int) -> Encoded | None:
+    def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
             self._fire_due()
         if stop > start:
@@ -255,7 +268,7 @@ class KeyExecutor:
 
     # ------------------------------------------------------------- one at a time
 
-    def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
+    def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
         self._fire_due_carefully()
         for index in range(start, stop):
             self._try_record(key, self._records, index)

@@ -22,12 +22,18 @@ from millpond.executor.bundle.deduplication import Admission, admit
 from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group, sample_keys
 from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.bundle.result import BundleResult
-from millpond.executor.bundle.row_update import BundleOutcome, row_updates, summarise, summarise_kept
+from millpond.executor.bundle.row_update import (
+    BundleOutcome,
+    row_updates,
+    summarise,
+    summarise_kept,
+    with_upgrades,
+)
 from millpond.executor.bundle.time_sorted import TimeSortedExecutor
 from millpond.executor.bundle.unseen_letters import are_ids, unseen_ids, without_duplicates
 from millpond.executor.bundle.weak_productions import RowUpdateDraft, WeakProductions, split_productions
 from millpond.executor.computation.record_columns import RecordColumns
-from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.stored_state import StoredState
 from millpond.executor.computation.timer import Timers
 from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
 from millpond.statestore.check import check
@@ -119,7 +125,7 @@ class IntervalProcessor:
         executor = TimeSortedExecutor if sorts else KeyExecutor
         turns = executor(node, replace(bundle, retried=letters), columns, self._limit)
         with nullcontext() if self._limit is None else self._limit.watching():
-            outcome = _run(turns, grouping, soft_state)
+            outcome = _run(turns, grouping, soft_state, node.computation.state_version)
         statistics = BundleStatistics(
             records=len(at) + dropped + turns.retried_records,
             late=int(late.sum()),
@@ -145,6 +151,8 @@ class IntervalProcessor:
         statistics: BundleStatistics,
     ) -> BundleResult:
         soft_state = self._soft_state
+        if outcome.state_version:
+            outcome = with_upgrades(bundle, arrivals, grouping, outcome)
         weak = _weak_productions(bundle, arrivals, grouping, outcome)
         updates = row_updates(bundle, arrivals, grouping, outcome, None if weak is None else weak.draft.kept)
         # Weak productions may still have to be kept, even if nothing else changed.
@@ -251,9 +259,9 @@ def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArr
     return late
 
 
-def _run(turns: KeyExecutor, grouping: Grouping, soft_state: SoftState) -> BundleOutcome:
+def _run(turns: KeyExecutor, grouping: Grouping, soft_state: SoftState, state_version: int) -> BundleOutcome:
     before = soft_state.load(grouping.keys)
-    states: list[Encoded | None] = []
+    states: list[StoredState | None] = []
     timers: dict[int, Timers] = {}
     kept_timers: dict[int, Timers] = {}
     counts: list[int] = []
@@ -278,4 +286,5 @@ def _run(turns: KeyExecutor, grouping: Grouping, soft_state: SoftState) -> Bundl
         kept_timers=kept_timers,
         productions=productions,
         production_counts=counts,
+        state_version=state_version,
     )

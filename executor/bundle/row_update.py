@@ -8,7 +8,7 @@ Python objects. A key for which nothing changed has no update.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,18 @@ from millpond.executor.bundle.arrivals import Arrivals
 from millpond.executor.bundle.bundle import Bundle, ProductionSummary
 from millpond.executor.bundle.grouping import Grouping
 from millpond.executor.computation.productions import Productions
-from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.stored_state import FormerState, StoredState
 from millpond.executor.computation.timer import Timer, Timers, hold_of, oldest_but
 from millpond.executor.event_time.clocks import timer_clock_name
 from millpond.statestore.rows.id_retention import arrival_us
-from millpond.statestore.rows.row import PRODUCTION_TYPE, RECORD_ID_TYPE, ROW_SCHEMA, TIMER_TYPE, TIMESTAMP
+from millpond.statestore.rows.row import (
+    PRODUCTION_TYPE,
+    RECORD_ID_TYPE,
+    ROW_SCHEMA,
+    STATE_VERSION,
+    TIMER_TYPE,
+    TIMESTAMP,
+)
 from millpond.statestore.rows.row_shape import lists_of
 from millpond.statestore.types import EventTimeMicros
 
@@ -34,6 +41,7 @@ __all__ = [
     "row_updates",
     "summarise",
     "summarise_kept",
+    "with_upgrades",
 ]
 
 _Counts = npt.NDArray[np.int64]
@@ -52,14 +60,16 @@ class BundleOutcome:
         kept_timers: all timers of the keys whose timers did not change, by index.
         productions: the productions, key by key.
         production_counts: how many each key produced.
+        state_version: the version of the states that the code has set.
     """
 
-    before: Sequence[Encoded | None]
-    states: Sequence[Encoded | None]
+    before: Sequence[StoredState | None]
+    states: Sequence[StoredState | None]
     timers: Mapping[int, Timers]
     kept_timers: Mapping[int, Timers]
     productions: Productions
     production_counts: Sequence[int]
+    state_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ def row_updates(
         "sequencer": _constant(bundle.fence.sequencer, count),
         "commit_number": _constant(bundle.fence.commit_number, count),
         "superstep": _constant(bundle.superstep, count),
-        **_states(outcome.states, changed & ~deleted),
+        **_states(outcome.states, changed & ~deleted, outcome.state_version),
         "timers": _timers(timers, count),
         "record_ids": pa.nulls(count, ROW_SCHEMA.field("record_ids").type)
         if record_ids is None
@@ -123,6 +133,30 @@ def row_updates(
     }
     table = pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
     return table if written.all() else table.filter(pa.array(written))
+
+
+def with_upgrades(
+    bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: BundleOutcome
+) -> BundleOutcome:
+    """
+    The outcome with the upgraded form of each former state that code has read, if its row is written anyway.
+
+    Where nothing else of a row has changed, it keeps the former state.
+    """
+    upgraded = {
+        index: state.upgraded
+        for index, state in enumerate(outcome.states)
+        if isinstance(state, FormerState) and state.upgraded is not None
+    }
+    updates = row_updates(bundle, arrivals, grouping, outcome) if upgraded else None
+    if updates is None:
+        return outcome
+    written = set(updates.column("key").to_pylist())
+    states = list(outcome.states)
+    for index, state in upgraded.items():
+        if grouping.keys[index] in written:
+            states[index] = state
+    return replace(outcome, states=states)
 
 
 def _changed_states(outcome: BundleOutcome) -> _Mask:
@@ -160,15 +194,20 @@ def _constant(value: int, count: int) -> pa.Array:
     return pa.array(np.full(count, value, np.int64))
 
 
-def _states(states: Sequence[Encoded | None], written: _Mask) -> dict[str, pa.Array]:
+def _states(states: Sequence[StoredState | None], written: _Mask, version: int) -> dict[str, pa.Array]:
     kept = (
         states if written.all() else [s if w else None for s, w in zip(states, written.tolist(), strict=True)]
     )
     first = next((state for state in kept if state is not None), None)
     nulls = len(states)
-    if isinstance(first, bytes):
-        return {"state": pa.nulls(nulls, pa.string()), "state_bytes": pa.array(kept, pa.binary())}
-    return {"state": pa.array(kept, pa.string()), "state_bytes": pa.nulls(nulls, pa.binary())}
+    is_binary = isinstance(first, bytes)
+    return {
+        "state": pa.nulls(nulls, pa.string()) if is_binary else pa.array(kept, pa.string()),
+        "state_bytes": pa.array(kept, pa.binary()) if is_binary else pa.nulls(nulls, pa.binary()),
+        STATE_VERSION: pa.array(np.full(nulls, version, np.int32), mask=~written)
+        if version
+        else pa.nulls(nulls, pa.int32()),
+    }
 
 
 def _timestamps(times: Sequence[int | None]) -> pa.Array:

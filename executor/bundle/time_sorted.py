@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
     from millpond.executor.computation.context import Context
     from millpond.executor.computation.record_columns import InputTime, RecordColumns
-    from millpond.executor.computation.state import Encoded
+    from millpond.executor.computation.stored_state import StoredState
     from millpond.executor.computation.watchdog import UserCodeWatchdog
     from millpond.executor.pipeline.nodes import ComputationNode
 
@@ -248,7 +248,9 @@ class TimeSortedExecutor(KeyExecutor):
             fire=self._fire_until,
         )
 
-    def run(self, key: str, encoded: Encoded | None, timers: Timers, start: int, stop: int) -> Encoded | None:
+    def run(
+        self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
+    ) -> StoredState | None:
         """
         Run a key's turn, and return its new state.
 
@@ -261,7 +263,7 @@ class TimeSortedExecutor(KeyExecutor):
         self.resumed += len(self.timers.ready)
         return settled
 
-    def _begin(self, key: str, encoded: Encoded | None, timers: Timers, records: int) -> None:
+    def _begin(self, key: str, encoded: StoredState | None, timers: Timers, records: int) -> None:
         super()._begin(key, encoded, timers, records)
         self._context.watermark = EventTimeMicros(self._watermark)
 
@@ -291,7 +293,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     # ------------------------------------------------------------- at full speed
 
-    def _run_at_once(self, key: str, start: int, stop: int) -> Encoded | None:
+    def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
             self._fire_due()
         ready, first_waiting = self._ready(start, stop)
@@ -345,7 +347,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     # ------------------------------------------------------------- one at a time
 
-    def _run_carefully(self, key: str, start: int, stop: int) -> Encoded | None:
+    def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
         self._fire_due_carefully()
         ready, first_waiting = self._ready(start, stop)
         for records, first, last in ready:

@@ -4,8 +4,8 @@ Computations: the user's code, run in the context of one key (MillWheel §5.1).
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from millpond.executor.event_time.late_data_horizon import LateDataHorizon
 from millpond.statestore.errors import InvalidError
@@ -29,6 +29,9 @@ class Computation:
 
     Attributes:
         codec: encodes the state for the row's ``state`` column; JSON by default.
+        state_version: the version of what the code keeps as state. Raise it when states of earlier code have to
+            be changed; `upgrade_state` does that, key by key, when the code first asks for a key's state.
+        codecs: the codecs of earlier versions, where they were other than ``codec``.
         percentiles: the percentile watermarks that the code uses in addition to 100, each above 0
             and below 100.
         late_data_horizon: how far before a record's event time the code may produce, as a duration.
@@ -53,6 +56,8 @@ class Computation:
     """
 
     codec: Codec = JsonCodec()
+    state_version: int = 0
+    codecs: Mapping[int, Codec] = {}
     percentiles: Collection[float] = ()
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()
@@ -107,4 +112,35 @@ class Computation:
         """
         raise InvalidError(
             "the computation set a timer but has no process_timer", computation=type(self).__name__
+        )
+
+    def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook
+        """
+        The state of a key as today's code keeps it, from one that code of an earlier ``state_version`` wrote.
+
+        It is called when a hook first asks for such a state, before the hook gets it, and by ``millpond upgrade`` for
+        those that are left. The row keeps the old state until it is written, so it may be called again for the
+        same state: what it returns follows from its arguments alone. A key without state is not upgraded.
+
+        Args:
+            state: the state as the codec of that version decodes it; it may be changed in place.
+            version: the version that it was written with, less than ``state_version``; it need not be the one before.
+
+        Returns:
+            The new state.
+
+        Raises:
+            InvalidError: the class does not override this hook. Any exception that an override raises is handled
+                as one of the record or timer whose hook asked for the state.
+
+        Example::
+
+            class Visits(mp.Computation):
+                state_version = 1
+
+                def upgrade_state(self, state, version):
+                    return {"count": state}  # was a bare number
+        """
+        raise InvalidError(
+            "the computation has a state_version but no upgrade_state", computation=type(self).__name__
         )

@@ -10,18 +10,16 @@ bundle. A state of many parts need not be copied for each record: `State.open` k
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from millpond.executor.computation.holds import Holds
+from millpond.executor.computation.stored_state import Encoded, StoredState
 from millpond.executor.computation.utf8 import has_utf8
 from millpond.executor.event_time.instants import Moment
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 
-__all__ = ["Encoded", "KeyState", "OpenState", "State"]
-
-Encoded: TypeAlias = str | bytes
-"""State as the row stores it: text or bytes, depending on the codec."""
+__all__ = ["KeyState", "OpenState", "OpenStateT", "State", "checked_encoding"]
 
 _UNREAD: Final = object()
 
@@ -42,7 +40,7 @@ class OpenState(Protocol):
         ...
 
 
-_Open = TypeVar("_Open", bound=OpenState)
+OpenStateT = TypeVar("OpenStateT", bound=OpenState)
 
 
 class State:
@@ -105,7 +103,7 @@ class State:
         elif _is_flat(value):
             self._value, self._is_live = value.copy(), True
         else:
-            self._encoded = _checked(self._codec, self._codec.encode(value))
+            self._encoded = checked_encoding(self._codec, self._codec.encode(value))
             self._value, self._is_live = _UNREAD, False
         self._opened = None
 
@@ -119,7 +117,7 @@ class State:
         self._is_live = False
         self._opened = None
 
-    def open(self, make: Callable[[Any], _Open]) -> _Open:
+    def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
         """
         The state as an object that is changed in place: made once, and stored once, at the turn's end.
 
@@ -134,7 +132,7 @@ class State:
         if opened is None:
             opened = make(self.get())
             self._value, self._is_live, self._opened = _UNREAD, False, opened
-        return cast(_Open, opened)
+        return cast(OpenStateT, opened)
 
     def hold(self, at: Moment, tag: str = "") -> None:
         """
@@ -166,7 +164,7 @@ class State:
         """
         return self._holds.oldest()
 
-    def settle(self) -> Encoded | None:
+    def settle(self) -> StoredState | None:
         """
         Encode the current value; called by the engine at the end of the key's turn.
 
@@ -182,7 +180,7 @@ class State:
             if not self._is_live:
                 self._encoded, self._value = None, _UNREAD
         if self._is_live:
-            self._encoded = _checked(self._codec, self._codec.encode(self._value))
+            self._encoded = checked_encoding(self._codec, self._codec.encode(self._value))
             self._value = _UNREAD
             self._is_live = False
         return self._encoded
@@ -195,11 +193,11 @@ class KeyState(State):
 
     __slots__ = ()
 
-    def bind(self, encoded: Encoded | None) -> None:
+    def bind(self, stored: StoredState | None) -> None:
         """
         Switch to the state of another key, or back to an earlier state of the same key.
         """
-        self._encoded = encoded
+        self._encoded = stored  # type: ignore[assignment]  # only `UpgradingState` is given former ones
         self._value = _UNREAD
         self._is_live = False
         self._opened = None
@@ -215,7 +213,13 @@ def _is_flat(value: Any) -> bool:
     return kind is list and _IMMUTABLE.issuperset(map(type, value))
 
 
-def _checked(codec: Codec, encoded: Encoded) -> Encoded:
+def checked_encoding(codec: Codec, encoded: Encoded) -> Encoded:
+    """
+    What a codec has made of a value, if it may be stored.
+
+    Raises:
+        InvalidError: it is neither text with a UTF-8 form nor bytes, as the codec's ``is_text`` says.
+    """
     if isinstance(encoded, str):
         fits = codec.is_text and (encoded.isascii() or has_utf8(encoded))
     else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
+from millpond.executor.computation.upgrading_state import codec_of
 from millpond.executor.event_time.clocks import EXACT
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
@@ -24,6 +25,7 @@ from millpond.executor.pipeline.positions import (
     percentile_watermark_app_id,
     pipeline_number,
     recorded_word,
+    stored_state_version,
 )
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import (
@@ -38,6 +40,7 @@ from millpond.statestore.app_ids import (
     codec_app_id,
     count_app_id,
     declared_intervals_app_id,
+    state_version_app_id,
 )
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
@@ -195,14 +198,14 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
         name = former.get(node.name, node.name)
         if not snapshot.files_in(name):
             continue
-        codec = node.computation.codec
+        codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
         written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
         if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
         if written not in (None, str(codec.name)):
             raise InvalidError(
-                "the computation's states were written by another codec: keep that codec, or start a "
-                "computation of another name and drop= this one in the pipeline",
+                "the computation's states were written by another codec: keep that codec, or raise state_version and "
+                "name it in codecs, or start a computation of another name and drop= this one in the pipeline",
                 computation=node.name,
                 codec=codec.name,
                 written_by=written,
@@ -266,9 +269,12 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
                 pairs[app_id] = backfill_app_id(pipeline, new, stream)
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
     moved[claim_app_id(new)] = pipeline_number(pipeline)
-    codec = recorded_word(txns, CODEC_PREFIX, old)
-    if codec is not None:
-        moved[codec_app_id(new, codec)] = snapshot.version + 1
+    # What the rows will be written with from now on; `check_states` has seen to it that it reads those that move.
+    code = topology.computations[new].computation
+    if recorded_word(txns, CODEC_PREFIX, old) is not None:
+        moved[codec_app_id(new, str(code.codec.name))] = snapshot.version + 1
+    if stored_state_version(txns, new) != code.state_version:
+        moved[state_version_app_id(new, code.state_version)] = snapshot.version + 1
     declared = recorded_word(txns, DECLARED_INTERVALS_PREFIX, old)
     if declared is not None:
         moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1

@@ -20,8 +20,6 @@ from millpond.executor.ownership.boundaries import boundaries_of
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.evolution import (
     Evolution,
-    check_codecs,
-    codec_records,
     intervals_of,
     moved_intervals,
     moved_positions,
@@ -30,6 +28,7 @@ from millpond.executor.ownership.evolution import (
 from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
+from millpond.executor.ownership.stored_states import check_states, state_records
 from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import (
@@ -196,7 +195,7 @@ class Ownership:
     def _plan_evolution(self) -> Evolution:
         snapshot = self._store.committer.snapshot
         evolution = plan_evolution(self._topology, snapshot)
-        check_codecs(self._topology, snapshot, evolution, self._store.objects)
+        check_states(self._topology, snapshot, evolution, self._store.objects)
         return evolution
 
     def _evolve(self, evolution: Evolution) -> None:
@@ -458,7 +457,7 @@ class Ownership:
             slack = id_slack_app_id(name)
             if stream is not None:
                 claims[slack] = id_slack_position(positions.get(slack), self._topology.id_slack_us(name))
-        return claims | codec_records(self._topology, self._store.committer.snapshot, frozenset(names))
+        return claims | state_records(self._topology, self._store.committer.snapshot, frozenset(names))
 
     def _move_on(self, request: CommitRequest) -> None:
         for write in request.writes:

@@ -24,7 +24,7 @@ from millpond.statestore.types import EventTimeMicros, Objects, WallTimeMicros
 
 __all__ = ["IntervalSummary", "scan_interval"]
 
-_STATE_COLUMNS = ("state", "state_bytes")
+_STATE_COLUMNS = ("state", "state_bytes", "state_version")
 _SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
 
 

@@ -12,7 +12,7 @@ from millpond.statestore.errors import InvalidError
 
 __all__ = ["check_hooks"]
 
-_HOOKS: Final = ("process_record", "process_records", "process_timer")
+_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
 
 
 def check_hooks(name: str, computation: Computation) -> None:

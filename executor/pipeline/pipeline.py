@@ -39,6 +39,7 @@ from millpond.executor.pipeline.nodes import (
     SinkNode,
     Subscription,
 )
+from millpond.executor.pipeline.state_versions import check_state_version
 from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import ProductionMode
@@ -398,6 +399,7 @@ def _check_computation(name: str, computation: object) -> None:
     if not isinstance(computation, Computation):
         raise InvalidError("this is no Computation", computation=name, type=_type_name(computation))
     check_hooks(name, computation)
+    check_state_version(name, computation)
 
 
 def _subscriptions(

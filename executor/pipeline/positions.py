@@ -12,6 +12,7 @@ from millpond.statestore.app_ids import (
     CLAIM_PREFIX,
     COUNT_PREFIX,
     INPUT_PREFIX,
+    STATE_VERSION_PREFIX,
     SUPERSTEP_PREFIX,
     app_id_parts,
     claim_app_id,
@@ -41,6 +42,7 @@ __all__ = [
     "percentile_watermark_app_id",
     "pipeline_number",
     "recorded_word",
+    "stored_state_version",
     "stream_number",
     "superstep_of",
 ]
@@ -148,9 +150,19 @@ def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -
     words = {
         parts[1]: version
         for app_id, version in positions.items()
-        if app_id.startswith(prefix) and (parts := app_id_parts(app_id, prefix))[0] == computation
+        # What a rewind has undone is below 0, for no position leaves the table.
+        if version >= 0
+        and app_id.startswith(prefix)
+        and (parts := app_id_parts(app_id, prefix))[0] == computation
     }
     return max(words, key=words.__getitem__, default=None)
+
+
+def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
+    """
+    The ``state_version`` of the code that has last run a computation; 0 if the table records none.
+    """
+    return int(recorded_word(positions, STATE_VERSION_PREFIX, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:

@@ -32,6 +32,7 @@ from millpond.executor.pipeline.positions import claimed_by
 from millpond.executor.repair.plan import RepairPlan
 from millpond.statestore.app_ids import (
     BACKFILL_PREFIX,
+    CODEC_PREFIX,
     COUNT_PREFIX,
     INJECTED_PREFIX,
     INPUT_PREFIX,
@@ -39,6 +40,7 @@ from millpond.statestore.app_ids import (
     RESTORED_APP_ID,
     SAVEPOINT_PREFIX,
     SAVEPOINT_RELEASED,
+    STATE_VERSION_PREFIX,
     SUPERSTEP_PREFIX,
     TOTAL_PREFIX,
     WATERMARK_PREFIX,
@@ -82,6 +84,9 @@ _RESTARTED: Final = {
     INJECTED_PREFIX: 0,
     WATERMARK_PREFIX: int(TIME_MIN_US),
     BACKFILL_PREFIX: -1,
+    # Of these the newest counts, and what was recorded later is not true of the version.
+    CODEC_PREFIX: -1,
+    STATE_VERSION_PREFIX: -1,
 }
 
 

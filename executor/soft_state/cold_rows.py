@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.soft_state.row_reader import LoadedRows, load_rows
+from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.rows.wide_column import take_rows
 
 __all__ = ["ColdRows"]
 
-_COLUMNS: Final = ("key", "state", "state_bytes", "timers")
+_COLUMNS: Final = ("key", "state", "state_bytes", STATE_VERSION, "timers")
 _COMPACT: Final = 2
 """When at most one in so many rows is left, the memory of the others is released."""
 
@@ -32,9 +33,11 @@ class ColdRows:
     Args:
         merged: one row per key.
         weights: what each row would cost in the cache.
+        state_version: that of the computation's code.
     """
 
-    def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64]) -> None:
+    def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64], state_version: int = 0) -> None:
+        self._state_version = state_version
         self._table = merged.select(_COLUMNS)
         self._weights = weights
         self._indices = dict(zip(merged.column("key").to_pylist(), range(merged.num_rows), strict=True))
@@ -71,7 +74,7 @@ class ColdRows:
         indices = list(map(self._indices.pop, keys))
         rows = pa.array(indices, pa.int64())
         columns = {name: take_rows(self._table.column(name), rows) for name in _COLUMNS}
-        taken = load_rows(pa.table(columns))
+        taken = load_rows(pa.table(columns), self._state_version)
         weight = int(self._weights[indices].sum())
         self._compact()
         return taken, weight

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.stored_state import StoredState
 from millpond.executor.computation.timer import Timers
 from millpond.executor.soft_state.cold_rows import ColdRows
 from millpond.executor.soft_state.eviction import (
@@ -49,7 +49,7 @@ class _Absence(Enum):
 
 
 _MISSING: Final = _Absence.MISSING
-_Cached: TypeAlias = Encoded | Literal[_Absence.MISSING] | None
+_Cached: TypeAlias = StoredState | Literal[_Absence.MISSING] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class RowCache:
         limit_bytes: what rows may occupy now, by estimate.
         policy: which rows to evict first.
         weigh: what a key's timers cost, by estimate.
+        state_version: that of the computation's code.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class RowCache:
         limit_bytes: Callable[[], int],
         policy: EvictionPolicy = window_aware,
         weigh: Callable[[Timers], int] = timers_weight,
+        state_version: int = 0,
     ) -> None:
+        self._state_version = state_version
         self._limit_bytes = limit_bytes
         self._policy = policy
         self._weigh = weigh
-        self._states: dict[str, Encoded | None] = {}
+        self._states: dict[str, StoredState | None] = {}
         self._timers: dict[str, Timers] = {}
         self._cold: ColdRows | None = None
         self._existing: RecordIdFilter | None = None
@@ -167,7 +170,7 @@ class RowCache:
         may_exist = self._existing.might_contain(pa.array(unknown, pa.string()))
         return [unknown[index] for index in np.flatnonzero(may_exist).tolist()]
 
-    def states_of(self, keys: Sequence[str]) -> list[Encoded | None]:
+    def states_of(self, keys: Sequence[str]) -> list[StoredState | None]:
         """
         The states of keys, none of them `absent`; ``None`` for a key without a state.
         """
@@ -210,7 +213,7 @@ class RowCache:
 
     def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
         if rows.num_rows:
-            self._cold = ColdRows(rows, weights)
+            self._cold = ColdRows(rows, weights, self._state_version)
             self.used_bytes += int(weights.sum())
 
     def load(self, rows: LoadedRows) -> None:
@@ -226,7 +229,7 @@ class RowCache:
         self.used_bytes += _weight(rows.keys, rows.states) + sum(map(self._weigh, rows.timers.values()))
 
     def put(
-        self, keys: Sequence[str], states: Sequence[Encoded | None], timers: Mapping[str, Timers]
+        self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Mapping[str, Timers]
     ) -> CacheUndo:
         """
         Apply a bundle's outcome: states of all its keys, timers of those whose timers changed.
@@ -344,7 +347,7 @@ class RowCache:
                 self._timers[key] = new
             self.used_bytes += self._weigh(new) - self._weigh(old)
 
-    def _drop_rowless(self, keys: Sequence[str], states: Sequence[Encoded | None]) -> None:
+    def _drop_rowless(self, keys: Sequence[str], states: Sequence[StoredState | None]) -> None:
         timers = self._timers
         gone = [key for key, state in zip(keys, states, strict=True) if state is None and key not in timers]
         self._take_out(gone)

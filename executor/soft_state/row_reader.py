@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.stored_state import FormerState, StoredState
 from millpond.executor.computation.timer import Timer, Timers
 from millpond.executor.event_time.clocks import parse_timer_clock
 from millpond.executor.soft_state.known_files import FileKeys, large_among
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.types import Objects
 
 __all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_changes", "load_rows"]
@@ -107,7 +111,7 @@ class LoadedRows:
     """
 
     keys: list[str]
-    states: list[Encoded | None]
+    states: list[StoredState | None]
     timers: dict[str, Timers]
 
 
@@ -124,22 +128,36 @@ class RowChanges:
     """
 
     keys: list[str]
-    states: list[Encoded | None]
+    states: list[StoredState | None]
     timers: dict[str, Timers]
     same_state: frozenset[str]
 
 
-def load_rows(merged: pa.Table) -> LoadedRows:
+def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
     """
     Decode merged rows into Python objects, a column at a time.
+
+    Args:
+        merged: one row per key.
+        state_version: that of the computation's code; states of earlier ones come with their version.
+
+    Raises:
+        InvalidError: newer code wrote a state.
     """
     keys = merged.column("key").to_pylist()
-    return LoadedRows(keys, _load_states(merged), _load_timers(keys, merged.column("timers")))
+    return LoadedRows(keys, _load_states(merged, state_version), _load_timers(keys, merged.column("timers")))
 
 
-def load_changes(combined: pa.Table) -> RowChanges:
+def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
     """
     Decode combined row updates into Python objects; nulls keep their meaning of "unchanged".
+
+    Args:
+        combined: one update per key.
+        state_version: as for `load_rows`.
+
+    Raises:
+        InvalidError: newer code wrote a state.
     """
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")
@@ -151,18 +169,41 @@ def load_changes(combined: pa.Table) -> RowChanges:
     same_state = pc.invert(pc.or_(has_state, deleted))
     return RowChanges(
         keys=keys,
-        states=_load_states(combined),
+        states=_load_states(combined, state_version),
         timers=timers,
         same_state=frozenset(combined.column("key").filter(same_state).to_pylist()),
     )
 
 
-def _load_states(rows: pa.Table) -> list[Encoded | None]:
-    texts: list[Encoded | None] = rows.column("state").to_pylist()
-    if rows.column("state_bytes").null_count == rows.num_rows:
-        return texts
-    blobs = rows.column("state_bytes").to_pylist()
-    return [blob if text is None else text for text, blob in zip(texts, blobs, strict=True)]
+def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]:
+    states: list[StoredState | None] = rows.column("state").to_pylist()
+    if rows.column("state_bytes").null_count < rows.num_rows:
+        blobs = rows.column("state_bytes").to_pylist()
+        states = [blob if text is None else text for text, blob in zip(states, blobs, strict=True)]
+    stored = rows.column(STATE_VERSION)
+    if stored.null_count == rows.num_rows and not state_version:
+        return states
+    return _with_versions(states, pc.fill_null(stored, 0).to_numpy(), state_version)
+
+
+def _with_versions(
+    states: list[StoredState | None], versions: npt.NDArray[np.int32], state_version: int
+) -> list[StoredState | None]:
+    """
+    The states, with their version where that is not the computation's.
+    """
+    newest = int(versions.max(initial=0))
+    if newest > state_version:
+        raise InvalidError(
+            "newer code wrote the computation's states: run that code",
+            stored=newest,
+            state_version=state_version,
+        )
+    for index in np.flatnonzero(versions != state_version).tolist():
+        state = states[index]
+        if isinstance(state, str | bytes):
+            states[index] = FormerState(state, int(versions[index]))
+    return states
 
 
 def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:

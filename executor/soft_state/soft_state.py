@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.state import Encoded
+from millpond.executor.computation.stored_state import StoredState
 from millpond.executor.computation.timer import TimerQueue, Timers
 from millpond.executor.soft_state.eviction import EvictionPolicy, window_aware
 from millpond.executor.soft_state.file_keys import KeysOfFiles
@@ -92,6 +92,7 @@ class SoftState:
         memory: the budget of all intervals of the process, for rows, newest ids and keys of files.
         policy: which rows to evict first.
         keeps_records: whether records may wait in the rows.
+        state_version: that of the computation's code; states of earlier ones are kept with their version.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class SoftState:
         *,
         policy: EvictionPolicy = window_aware,
         keeps_records: bool = False,
+        state_version: int = 0,
     ) -> None:
+        self._state_version = state_version
         self._interval = interval
         self._reader = reader
         self._memory = MemoryBudget(BUDGET_BYTES) if memory is None else memory
@@ -114,7 +117,7 @@ class SoftState:
         """
         Forget everything; the next `synchronise` reads all files.
         """
-        self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh)
+        self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._state_version)
         self._timers = TimerQueue()
         self._ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
         self._files = KnownFiles()
@@ -294,7 +297,7 @@ class SoftState:
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
         if self._ids.is_prepared:
             self._ids.follow(updates)
-        self._apply_changes(load_changes(combine_updates(updates)))
+        self._apply_changes(load_changes(combine_updates(updates), self._state_version))
 
     def _apply_changes(self, changes: RowChanges) -> None:
         keys, states, timers = changes.keys, changes.states, changes.timers
@@ -323,7 +326,7 @@ class SoftState:
         if self._tentative and self._tentative[-1].path is None:
             self._undo(self._tentative.pop())
 
-    def load(self, keys: Sequence[str]) -> list[Encoded | None]:
+    def load(self, keys: Sequence[str]) -> list[StoredState | None]:
         """
         The states of the keys, read from files where they are not cached; ``None`` for no state.
         """
@@ -343,13 +346,13 @@ class SoftState:
         files = self._keys_of_files.files_with(self._files.all, keys)
         paths, large = [file.path for file in files], large_among(files)
         updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval, large=large)
-        self._cache.load(load_rows(merge_updates(updates)))
+        self._cache.load(load_rows(merge_updates(updates), self._state_version))
 
     def apply(
         self,
         updates: pa.Table,
         keys: Sequence[str],
-        states: Sequence[Encoded | None],
+        states: Sequence[StoredState | None],
         timers: Mapping[str, Timers],
         fingerprints: npt.NDArray[np.uint64] | None,
         clocks: tuple[int, int],

@@ -82,7 +82,13 @@ class IntervalWorker:
         self._objects = objects
         self._row_format = row_format
         reader = StoreRowReader(objects)
-        self._soft_state = SoftState(interval, reader, memory, keeps_records=node.time_sorted)
+        self._soft_state = SoftState(
+            interval,
+            reader,
+            memory,
+            keeps_records=node.time_sorted,
+            state_version=node.computation.state_version,
+        )
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._stopwatch = stopwatch
         self._work_us = 0

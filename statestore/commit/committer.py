@@ -14,16 +14,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX
+from millpond.statestore.app_ids import STATE_VERSION_PREFIX, SUPERSTEP_PREFIX
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.commit.rules import check_commit
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.gc_pause import collector_paused
-from millpond.statestore.log.action import Action, Add, JsonValue, Metadata, Protocol, Remove, Txn
+from millpond.statestore.log.action import (
+    Action,
+    Add,
+    CommitInfo,
+    JsonValue,
+    Metadata,
+    Protocol,
+    Remove,
+    Txn,
+)
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.live_file import row_file_moved, row_file_to_add
 from millpond.statestore.log.plan import CommitDraft, Committed
 from millpond.statestore.log.snapshot import Snapshot, catch_up, load
+from millpond.statestore.log.table import with_row_columns
 from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.types import Clock, Rng, TableVersion
@@ -148,7 +158,7 @@ class _RequestPlan:
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
         check_commit(request, snapshot)
-        actions = [*self._transactions(now_ms), *self._files(snapshot, now_ms)]
+        actions = [*self._columns(snapshot), *self._transactions(now_ms), *self._files(snapshot, now_ms)]
         return CommitDraft(
             operation=f"MILLPOND {request.kind.upper()}",
             actions=tuple(actions),
@@ -160,6 +170,7 @@ class _RequestPlan:
     def admit(self, winner: tuple[Action, ...]) -> None:
         taken_over = {write.interval.app_id for write in self.request.writes if write.fence.commit_number}
         removed = {path for write in self.request.writes for path in write.removed}
+        is_own = any(isinstance(action, CommitInfo) and action.millpond is not None for action in winner)
         for action in winner:
             match action:
                 case Txn() if action.app_id in taken_over:
@@ -168,10 +179,23 @@ class _RequestPlan:
                     raise ConflictError("another writer moved the position first", app_id=action.app_id)
                 case Remove() if action.path in removed:
                     raise ConflictError("another writer removed the file first", path=action.path)
+                case Metadata() if is_own and action == with_row_columns(action):
+                    # It has added a column that the files of this commit do without.
+                    pass
                 case Protocol() | Metadata():
                     raise ConflictError("another writer changed the table's protocol or metadata")
                 case _:
                     pass
+
+    def _columns(self, snapshot: Snapshot) -> list[Action]:
+        """
+        The table with a column for versions of states, if the commit records the first one and it lacks that.
+        """
+        is_needed = any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in self.request.positions)
+        if snapshot.metadata is None or not is_needed:
+            return []
+        complete = with_row_columns(snapshot.metadata)
+        return [] if complete == snapshot.metadata else [complete]
 
     def _transactions(self, now_ms: int) -> list[Action]:
         fences = {

@@ -7,10 +7,11 @@ every Delta reader and writer can work on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+import orjson
 import pyarrow as pa
 
 from millpond.statestore.app_ids import location_app_id
@@ -38,6 +39,7 @@ __all__ = [
     "create_table",
     "store_id_of",
     "table_id_of",
+    "with_row_columns",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -170,6 +172,20 @@ def store_id_of(snapshot: Snapshot) -> str:
     if not store_id:
         raise InvalidError("the Delta table is not a Millpond store", key=STORE_ID_KEY)
     return store_id
+
+
+def with_row_columns(metadata: Metadata) -> Metadata:
+    """
+    The metadata of a table of rows with all columns that rows have; those that it has stay as they are.
+    """
+    schema = orjson.loads(metadata.schema_string)
+    fields = schema.setdefault("fields", [])
+    names = {field["name"] for field in fields}
+    lacking = [field for field in ROW_SCHEMA if field.name not in names]
+    if not lacking:
+        return metadata
+    fields += orjson.loads(delta_schema(pa.schema(lacking)))["fields"]
+    return replace(metadata, schema_string=orjson.dumps(schema).decode())
 
 
 @dataclass(frozen=True, slots=True)

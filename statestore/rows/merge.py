@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.row import ROW_SCHEMA
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.row_shape import lengths_of, with_values
 from millpond.statestore.rows.wide_column import take_rows
 
@@ -29,6 +29,7 @@ MERGE_COLUMNS: Final = (
     "key",
     "state",
     "state_bytes",
+    "state_version",
     "timers",
     "hold",
     "superstep",
@@ -40,6 +41,7 @@ MERGE_COLUMNS: Final = (
 
 _SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in MERGE_COLUMNS])
 _TIMERS: Final = MERGE_COLUMNS.index("timers")
+_STATE_VERSION: Final = MERGE_COLUMNS.index(STATE_VERSION)
 _DELETED: Final = MERGE_COLUMNS.index("deleted")
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -56,7 +58,8 @@ def merge_updates(updates: pa.Table) -> pa.Table:
         updates: row updates with at least `MERGE_COLUMNS`, in any order.
 
     Returns:
-        `MERGE_COLUMNS` without ``deleted``; ``timers`` is an empty list where there are none.
+        `MERGE_COLUMNS` without ``deleted``; ``timers`` is an empty list where there are none, and
+        ``state_version`` is 0 of a state without one.
     """
     return split_rows(updates)[0]
 
@@ -67,11 +70,25 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
     """
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
-    is_row = _valid(combined, "state") | _valid(combined, "state_bytes") | (lengths_of(timers) > 0)
+    has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
+    is_row = has_state | (lengths_of(timers) > 0)
     rows = combined.set_column(_TIMERS, combined.schema.field(_TIMERS), timers).drop_columns(["deleted"])
+    versions = _versions(combined.column(STATE_VERSION), has_state)
+    rows = rows.set_column(_STATE_VERSION, combined.schema.field(_STATE_VERSION), versions)
     if is_row.all():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(is_row)), rows.filter(pa.array(~is_row))
+
+
+def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
+    """
+    The versions of states; null where there is no state.
+    """
+    if stored.null_count == len(stored):
+        versions = np.zeros(len(stored), np.int32)
+    else:
+        versions = pc.fill_null(stored, 0).to_numpy()
+    return pa.array(versions) if has_state.all() else pa.array(versions, mask=~has_state)
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:
@@ -128,6 +145,7 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
     taken = {
         "state": take_rows(table.column("state"), states),
         "state_bytes": take_rows(table.column("state_bytes"), states),
+        STATE_VERSION: take_rows(table.column(STATE_VERSION), states),
         "timers": _empty_lists(
             take_rows(table.column("timers"), _nullable(last_timers)), where=_at(deleted, last_timers)
         ),

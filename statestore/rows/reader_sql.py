@@ -18,6 +18,7 @@ ROWS_VIEW_COLUMNS: Final = (
     "key",
     "state",
     "state_bytes",
+    "state_version",
     "timers",
     "hold",
     "superstep",
@@ -57,6 +58,8 @@ merged as (
         key,
         max(case when position = state_position and not gone then state end) as state,
         max(case when position = state_position and not gone then state_bytes end) as state_bytes,
+        max(case when position = state_position and not gone then coalesce(state_version, 0) end)
+            as state_version,
         coalesce(max(case when position = timers_position then timers end), {empty_list}) as timers,
         max(case when position = last_position then hold end) as hold,
         max(case when position = last_position then superstep end) as superstep,

@@ -6,8 +6,8 @@ appended and never updated in place (a "blind write", §6.1.2). The reader's rul
 which `millpond.statestore.view` implements once for all readers:
 
 - updates of a key are ordered by (``sequencer``, ``commit_number``);
-- the state is that of the last update that set or deleted it (``state`` or
-  ``state_bytes`` not null, or ``deleted``);
+- the state, with its ``state_version``, is that of the last update that set or deleted it
+  (``state`` or ``state_bytes`` not null, or ``deleted``); a null version is 0;
 - the timers are those of the last update whose ``timers`` is not null or which is
   ``deleted`` (a deleting update with null ``timers`` leaves none);
 - the hold is the last update's;
@@ -32,6 +32,7 @@ __all__ = [
     "PRODUCTION_TYPE",
     "RECORD_ID_TYPE",
     "ROW_SCHEMA",
+    "STATE_VERSION",
     "TIMER_TYPE",
     "TIMESTAMP",
     "Fence",
@@ -83,6 +84,9 @@ PRODUCTION_TYPE: Final = pa.struct(
 PARTITION_COLUMN: Final = "computation"
 """The Delta partition column; the path and the add action hold it, the files do not."""
 
+STATE_VERSION: Final = "state_version"
+"""The column that says which version of the code's state a row has; null is version 0."""
+
 ROW_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.string()),
@@ -96,9 +100,14 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("productions", pa.list_(PRODUCTION_TYPE)),
         pa.field("hold", TIMESTAMP),
         pa.field("deleted", pa.bool_()),
+        pa.field(STATE_VERSION, pa.int32()),
     ]
 )
-"""Schema of a row-update file, sorted by ``key``; the table adds the partition column."""
+"""
+Schema of a row-update file, sorted by ``key``; the table adds the partition column.
+
+Files whose states all have version 0 do not have the column ``state_version``.
+"""
 
 _COMMIT_BITS: Final = 32
 

@@ -26,7 +26,7 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.rows.decoded_files import DecodedFiles
 from millpond.statestore.rows.page_index import SEAL_BYTES, pack_section
 from millpond.statestore.rows.pages import page_index_of
-from millpond.statestore.rows.row import ROW_SCHEMA
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.row_shape import check_names
 
 __all__ = [
@@ -60,7 +60,13 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "write_page_checksum": True,
     "store_schema": False,
     # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
-    "use_dictionary": ["sequencer", "commit_number", "superstep", "record_ids.list.element.arrived_at"],
+    "use_dictionary": [
+        "sequencer",
+        "commit_number",
+        "superstep",
+        "record_ids.list.element.arrived_at",
+        STATE_VERSION,
+    ],
     "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
     "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
 }
@@ -210,6 +216,9 @@ class ParquetRowFormat:
         The bytes of a Parquet file, readable by any Parquet reader.
         """
         sink = pa.BufferOutputStream()
+        if table.column(STATE_VERSION).null_count == table.num_rows:
+            # So that what does not use versions is neither longer nor unreadable for earlier programs.
+            table = table.drop_columns([STATE_VERSION])
         paged_bytes_min = PAGED_BYTES_MIN if self._paged_bytes_min is None else self._paged_bytes_min
         if table.nbytes < paged_bytes_min:
             pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)

@@ -291,6 +291,21 @@ class TestGoingOn:
         ids = {entry["id"] for row in rows for entry in row["record_ids"] or ()}
         assert {row["id"].encode() for row in (*write.REPEATED, *write.LATER)} <= ids
 
+    def test_it_gets_versions_of_state(self, old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A store of then has versions of states when code first has them, and every Delta reader sees them."""
+        monkeypatch.setattr(Tally, "state_version", 1)
+        monkeypatch.setattr(Tally, "upgrade_state", lambda _, state, __: state)
+        old.go_on()
+
+        expected = {
+            row["key"]: row["state_version"]
+            for row in old.open().rows_view("tally").to_arrow().to_pylist()
+            if row["state"] is not None
+        }
+        assert set(expected.values()) == {1}
+        versions = {row["state_version"] for row in rows_of(old.path / "rows")}
+        assert versions == {None, 1}
+
     def test_what_changed_since_is_refused(self, old: Old) -> None:
         """Another codec and a computation that is gone are told by what the store's log and rows hold."""
         topology = old.harbour.pipeline().check()

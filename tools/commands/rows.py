@@ -56,8 +56,8 @@ def rows(
     Show the rows of COMPUTATION in STORE: one per key, sorted by key.
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
-    the time at which it holds the watermark back (hold), and the superstep that last changed it. It also has
-    the ids of records that it has consumed, and productions that wait for their delivery: the table counts
+    the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
+    has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
     them, --json shows them. A key may have nothing else.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
@@ -73,8 +73,14 @@ def rows(
         title = f"{computation} at version {snapshot.version}"
         listed = list(_rows(shown))
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
-        columns = (*_COLUMNS, *(_EXTRAS[name] for name in extras))
-        print_table(title, columns, ((*_cells(row), *(len(row[name]) for name in extras)) for row in listed))
+        # Most computations have no versions, and their rows none.
+        numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
+        columns = (*_COLUMNS, *numbers, *(_EXTRAS[name] for name in extras))
+        cells = (
+            (*_cells(row), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
+            for row in listed
+        )
+        print_table(title, columns, cells)
     if shown.num_rows < table.num_rows:
         note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
 

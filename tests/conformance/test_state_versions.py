@@ -1,0 +1,215 @@
+"""
+Code that keeps its state in another form than the code before: rows are upgraded one by one, when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+import millpond as mp
+from millpond.testing.fixtures.both_runners import Play, plays
+from millpond.testing.fixtures.determinism import ManualClock
+
+Open = Callable[[Callable[[], Any]], Play]
+
+
+class Count(mp.Computation):
+    """
+    The first code: a number.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Count, or only look.
+        """
+        count = context.state.get(0)
+        if record.value["does"] == "count":
+            context.state.set(count + 1)
+
+
+class Named(Count):
+    """
+    The second code: a number by its name.
+    """
+
+    state_version = 1
+
+    def upgrade_state(self, state: Any, version: int) -> Any:
+        """
+        From the number alone.
+        """
+        if state == 13:
+            raise ArithmeticError("thirteen")
+        return {"count": state}
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Count, or only look; a look does not fail where there is a state of the new form.
+        """
+        count = context.state.get({"count": 0})["count"]
+        if record.value["does"] == "count":
+            context.state.set({"count": count + 1})
+
+
+class Packed(Named):
+    """
+    The third code: the same in MessagePack.
+    """
+
+    state_version = 2
+    codec = mp.MsgpackCodec()
+    codecs = {0: mp.JsonCodec(), 1: mp.JsonCodec()}  # noqa: RUF012 - as users write it
+
+    def upgrade_state(self, state: Any, version: int) -> Any:
+        """
+        From either of the earlier ones.
+        """
+        return super().upgrade_state(state, version) if version == 0 else state
+
+
+def pipeline(code: mp.Computation, name: str = "counts", **options: Any) -> Callable[[], mp.Pipeline]:
+    """
+    ``in`` → ``counts``; records have no ids, so that a look changes nothing of a row.
+    """
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        pipeline.inject("in", key="k", at="t").apply(code, name=name, **options)
+        return pipeline
+
+    return make
+
+
+def rows(*keys: str, does: str = "count", at: int = 1) -> list[dict[str, Any]]:
+    """
+    A record of each key.
+    """
+    return [{"k": key, "t": at, "does": does} for key in keys]
+
+
+def stored(play: Play, name: str = "counts") -> dict[str, tuple[Any, int]]:
+    """
+    The state and the version of each row.
+    """
+    table = play.store.rows_view(name).to_arrow().to_pylist()
+    return {
+        row["key"]: (
+            orjson.loads(row["state"])
+            if row["state"] is not None
+            else mp.MsgpackCodec().decode(row["state_bytes"]),
+            row["state_version"],
+        )
+        for row in table
+    }
+
+
+@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """
+    Starts a pipeline on either runner.
+    """
+    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
+
+
+def test_rows_are_upgraded_when_they_are_written(play: Open) -> None:
+    """A row that is written has the new form and its version; what is only read stays, and is seen in the new form."""
+    run = play(pipeline(Count()))
+    run.inject("in", rows("a", "b", "c"))
+    run.make = pipeline(Named())
+    run.restart()
+    run.inject("in", [*rows("a", at=2), *rows("b", does="look", at=2)])
+
+    assert stored(run) == {"a": ({"count": 2}, 1), "b": (1, 0), "c": (1, 0)}
+    run.inject("in", rows("b", at=3))
+    assert stored(run)["b"] == ({"count": 2}, 1)
+
+
+def test_versions_may_be_skipped_with_another_codec(play: Open) -> None:
+    """A row of any earlier version comes to the newest one, decoded by the codec of its own."""
+    run = play(pipeline(Count()))
+    run.inject("in", rows("a", "b"))
+    run.make = pipeline(Named())
+    run.restart()
+    run.inject("in", rows("b", "c", at=2))
+    run.make = pipeline(Packed())
+    run.restart()
+    run.inject("in", rows("a", "b", "c", "d", at=3))
+
+    assert stored(run) == {
+        "a": ({"count": 2}, 2),
+        "b": ({"count": 3}, 2),
+        "c": ({"count": 2}, 2),
+        "d": ({"count": 1}, 2),
+    }
+
+
+def test_older_code_is_refused(play: Open) -> None:
+    """What newer code has written is not read by older code, whether it declares a version or none."""
+    run = play(pipeline(Packed()))
+    run.inject("in", rows("a"))
+
+    for code, declared in ((Named(), 1), (Count(), 0)):
+        run.make = pipeline(code)
+        with pytest.raises(
+            mp.InvalidError,
+            match=rf"newer code.*rewind.*fork.*computation=.counts. stored=.2. state_version=.{declared}.",
+        ):
+            run.restart()
+    run.make = pipeline(Packed())
+    run.store = run._open_store()
+    run.start()
+    run.inject("in", rows("a", at=2))
+    assert stored(run) == {"a": ({"count": 2}, 2)}
+
+
+def test_an_upgrade_that_fails_is_the_records_failure(play: Open) -> None:
+    """The record whose code asks for the state becomes a dead letter that names key and version; the row stays."""
+    run = play(pipeline(Count()))
+    run.inject("in", rows(*["bad"] * 13, "good"))
+    run.make = pipeline(Named(), retries=0)
+    run.restart()
+    run.inject("in", rows("bad", "good", at=2))
+
+    (letter,) = run.store.rows_view("dead_letters").to_arrow(whole=True).to_pylist()
+    error = orjson.loads(letter["productions"][0]["value"] if letter["productions"] else letter["state"])[
+        "error"
+    ]
+    assert "cannot be upgraded" in error
+    assert "key=`bad` version=`0` state_version=`1`" in error
+    assert "ArithmeticError: thirteen" in error
+    assert stored(run) == {"bad": (13, 0), "good": ({"count": 2}, 1)}
+
+
+def test_an_upgrade_that_fails_may_stop_the_run(play: Open) -> None:
+    """With ``on_error="stop"`` the run ends, and the error names key and version."""
+    run = play(pipeline(Count()))
+    run.inject("in", rows(*["bad"] * 13))
+    run.make = pipeline(Named(), on_error="stop")
+    run.restart()
+
+    with pytest.raises(mp.InvalidError, match=r"key=.bad.*version=.0."):
+        run.inject("in", rows("bad", at=2))
+
+
+def test_a_rename_takes_versions_along(play: Open) -> None:
+    """A computation may get another name and another form of state at once."""
+    run = play(pipeline(Count()))
+    run.inject("in", rows("a", "b"))
+    run.make = pipeline(Named(), name="tally", renamed_from="counts")
+    run.restart()
+    run.inject("in", rows("a", at=2))
+
+    assert stored(run, "tally") == {"a": ({"count": 2}, 1), "b": (1, 0)}
+    run.make = pipeline(Count(), name="tally")
+    with pytest.raises(mp.InvalidError, match="newer code"):
+        run.restart()
+    run.make = pipeline(Named(), name="tally")
+    run.store = run._open_store()
+    run.start()
