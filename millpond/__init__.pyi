@@ -157,6 +157,7 @@ from .statestore.rows.codec import BytesCodec as BytesCodec
 from .statestore.rows.codec import Codec as Codec
 from .statestore.rows.codec import JsonCodec as JsonCodec
 from .statestore.rows.codec import MsgpackCodec as MsgpackCodec
+from .statestore.rows.model_codec import ModelCodec as ModelCodec
 from .statestore.rows.row import TimeDomain as TimeDomain
 from .statestore.store import LeaseFactory as LeaseFactory
 from .statestore.store import Store as Store

@@ -1,0 +1,251 @@
+"""
+States of declared classes: what is written can be read, and what cannot be is refused with its field.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+import millpond as mp
+
+
+@dataclass
+class Trip:
+    """
+    A part of a state.
+    """
+
+    port: str
+    at: datetime | None = None
+
+
+@dataclass
+class Ship:
+    """
+    A state.
+    """
+
+    tons: int = 0
+    load: float = 0.0
+    trips: list[Trip] = field(default_factory=list)
+    flags: tuple[str, ...] = ()
+
+
+@dataclass
+class Tanker(Ship):
+    """
+    A state with one more field.
+    """
+
+    oil: int = 0
+
+
+class Handmade:
+    """
+    A class with the two methods that Pydantic's models have.
+    """
+
+    def __init__(self, tons: int) -> None:
+        self.tons = tons
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handmade) and other.tons == self.tons
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def model_dump_json(self) -> str:
+        return json.dumps({"tons": self.tons})
+
+    @staticmethod
+    def model_validate_json(text: str) -> Handmade:
+        tons = json.loads(text)["tons"]
+        if not isinstance(tons, int):
+            raise _HandmadeError
+        return Handmade(tons)
+
+
+class _HandmadeError(ValueError):
+    def errors(self) -> list[dict[str, Any]]:
+        return [{"loc": ("trips", 0, "tons"), "msg": "not a number"}]
+
+
+def test_a_class_with_pydantics_methods_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects come back equal, and errors name the path of the field, where msgspec is not installed."""
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    codec = mp.ModelCodec(Handmade)
+
+    assert codec.decode(codec.encode(Handmade(3))) == Handmade(3)
+    assert codec.encode(Handmade(3)) == '{"tons": 3}'
+    with pytest.raises(mp.DataError, match=r"field=.trips\[0\].tons. reason=.not a number"):
+        codec.decode('{"tons": "x"}')
+    with pytest.raises(mp.InvalidError, match=r"field=.trips\[0\].tons."):
+        codec.encode(Handmade("x"))  # type: ignore[arg-type]  # what is refused
+
+
+def test_without_msgspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataclass needs it, and the error is one of the call."""
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[models\]'"):
+        mp.ModelCodec(Ship)
+
+
+@pytest.mark.parametrize("model", [int, dict, Ship(), "Ship"])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    """Only classes with declared fields are models."""
+    with pytest.raises(mp.InvalidError, match=r"a model is a"):
+        mp.ModelCodec(model)
+
+
+class TestDataclasses:
+    def test_objects_come_back(self) -> None:
+        """Nested objects, times and tuples come back as what they were, and the text is plain JSON."""
+        codec = mp.ModelCodec(Ship)
+        ship = Ship(3, 0.5, [Trip("Rotterdam", datetime(2026, 1, 2, tzinfo=UTC)), Trip("Oslo")], ("NL",))
+        text = codec.encode(ship)
+
+        assert codec.decode(text) == ship
+        assert json.loads(text)["trips"][0] == {"port": "Rotterdam", "at": "2026-01-02T00:00:00Z"}
+
+    def test_it_travels(self) -> None:
+        """A codec is pickled with its class."""
+        codec = pickle.loads(pickle.dumps(mp.ModelCodec(Ship)))
+
+        assert codec.decode(codec.encode(Ship(4))) == Ship(4)
+        assert repr(codec) == "ModelCodec(Ship)"
+
+    @pytest.mark.parametrize(
+        ("ship", "field_name"),
+        [
+            (Ship(tons="3"), "tons"),  # type: ignore[arg-type]
+            (Ship(trips=[Trip("a"), Trip(2)]), r"trips\[1\].port"),  # type: ignore[arg-type]
+            (Ship(load=float("nan")), "load"),
+            (Ship(flags=["a"]), "flags"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_what_would_not_come_back_is_refused_with_its_field(self, ship: Ship, field_name: str) -> None:
+        """A wrong type anywhere, NaN, and a list for a tuple are refused when they are set."""
+        with pytest.raises(mp.InvalidError, match=rf"model=.Ship.*field=.{field_name}. reason"):
+            mp.ModelCodec(Ship).encode(ship)
+
+    @pytest.mark.parametrize("value", [{"tons": 3}, None, Trip("a"), Tanker()])
+    def test_other_objects_are_refused(self, value: object) -> None:
+        """What is no object of the class, or of a class with more fields, is refused."""
+        with pytest.raises(mp.InvalidError, match="does not fit its model"):
+            mp.ModelCodec(Ship).encode(value)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ('{"tons":"x"}', "field=.tons."),
+            ('{"trips":[{}]}', r"field=.trips\[0\]. reason=.*missing required field `port`"),
+            ('{"tons":', "reason="),
+            ("[]", "Expected `object`"),
+        ],
+    )
+    def test_what_does_not_fit_is_no_state(self, text: str, message: str) -> None:
+        """Stored text that the class does not describe raises an error that names the field."""
+        with pytest.raises(mp.DataError, match=message):
+            mp.ModelCodec(Ship).decode(text)
+
+    def test_new_fields_have_their_defaults(self) -> None:
+        """A state of before has the default of a field that is new, and loses one that is gone."""
+        assert mp.ModelCodec(Tanker).decode('{"tons":3,"sails":2}') == Tanker(tons=3)
+
+
+def test_structs_of_msgspec() -> None:
+    """Its own classes are models."""
+    codec = mp.ModelCodec(msgspec.defstruct("Boat", [("tons", int)]))
+
+    boat = codec.decode('{"tons":3}')
+    assert boat.tons == 3
+    assert codec.encode(boat) == '{"tons":3}'
+
+
+def test_classes_of_attrs() -> None:
+    """They are models, with their defaults."""
+    boat = attrs.make_class("Boat", {"tons": attrs.field(default=1, type=int)})
+    codec = mp.ModelCodec(boat)
+
+    assert codec.decode("{}") == boat()
+    assert codec.decode(codec.encode(boat(tons=5))) == boat(tons=5)
+    with pytest.raises(mp.InvalidError, match=r"field=.tons."):
+        codec.encode(boat(tons="x"))
+
+
+def test_models_of_pydantic() -> None:
+    """They are models by their methods, and their errors name the field."""
+    boat = pydantic.create_model("Boat", tons=(int, 1), ports=(list[str], []))
+    codec = mp.ModelCodec(boat)
+
+    assert codec.decode(codec.encode(boat(tons=5, ports=["Oslo"]))) == boat(tons=5, ports=["Oslo"])
+    with pytest.raises(mp.DataError, match=r"field=.ports\[1\]."):
+        codec.decode('{"ports":["a",2]}')
+
+
+class Dict(mp.Computation):
+    """
+    A dict, as code without a model keeps it.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Keep what comes.
+        """
+        context.state.set({"tons": record.value["tons"]})
+
+
+class Modelled(mp.Computation):
+    """
+    The same with a model.
+    """
+
+    state_version = 1
+    codec: mp.Codec
+    codecs = {0: mp.JsonCodec()}  # noqa: RUF012 - as users write it
+
+    def __init__(self) -> None:
+        self.codec = mp.ModelCodec(Ship)
+
+    def upgrade_state(self, state: Any, version: int) -> Ship:
+        """
+        An object of the fields.
+        """
+        return Ship(**state)
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """
+        Add.
+        """
+        ship = context.state.get() or Ship()
+        ship.tons += record.value["tons"]
+        context.state.set(ship)
+
+
+def test_a_pipeline_gets_a_model() -> None:
+    """Rows of dicts are upgraded to objects, SQL reads them, and a wrong field is a dead letter with key and field."""
+    store = mp.Store.in_memory()
+    for code, values in ((Dict(), {"a": 3, "b": "heavy"}), (Modelled(), {"a": 4, "b": 1, "c": 2})):
+        pipeline = mp.Pipeline("p")
+        pipeline.inject("in", key="k", at="t").apply(code, name="ships", retries=0)
+        runner = mp.LocalRunner(store, progress=False)
+        with runner.start(pipeline, stepping=True) as run:
+            run.inject("in", [{"k": key, "t": 1, "tons": tons} for key, tons in values.items()])
+            run.run_until_quiet()
+
+    rows = {row["key"]: row for row in store.rows_view("ships").to_arrow().to_pylist()}
+    assert json.loads(rows["a"]["state"])["tons"] == 7
+    assert json.loads(rows["c"]["state"]) == {"tons": 2, "load": 0.0, "trips": [], "flags": []}
+    assert (rows["b"]["state"], rows["b"]["state_version"]) == ('{"tons":"heavy"}', 0)
+    (letter,) = store.rows_view("dead_letters").to_arrow().column("state").to_pylist()
+    assert json.loads(letter)["key"] == "b"
+    assert "field=`tons`" in json.loads(letter)["error"]
