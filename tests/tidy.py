@@ -163,7 +163,7 @@ WORDS_KEPT: Final[dict[str, str]] = {
     "tests/unit/dataflow/step/test_window_states.py": "news",  # the same
     "tests/unit/dataflow/test_retractions.py": "news",  # the same
     "testing/simulation/fault.py": "news",  # the name of a fault, which stored seeds have
-    "testing/simulation/simulation.py": "news",  # the same
+    "testing/simulation/line.py": "news",  # the same
     "tests/planted/README.md": "news",  # the same
     "tests/unit/executor/bundle/test_letter_value.py": "fold",  # an argument of Python's times
     "testing/servers/postgresql.py": "nobody",  # an account of the system

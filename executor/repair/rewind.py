@@ -9,14 +9,15 @@ retention or a savepoint keeps them. So a rewind can itself be rewound.
 from __future__ import annotations
 
 from millpond.executor.repair.plan import RepairPlan
+from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.integrity.table_history import TableState, read_histories
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log
-from millpond.statestore.types import Objects, TableVersion
+from millpond.statestore.types import Objects, Superstep, TableVersion
 from millpond.statestore.versions.replayed_log import replay_log
 
-__all__ = ["plan_rewind"]
+__all__ = ["plan_rewind", "sinks_of_rewind"]
 
 
 def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> RepairPlan:
@@ -36,7 +37,13 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
     log = Log(objects)
     latest = log.latest_version()
     histories = read_histories(log, mark)
-    if not histories or histories[0].newest != latest or (mark is not None and mark.version > latest):
+    # What lands meanwhile is seen by the one and not by the other, and then the commit finds its version taken.
+    if (
+        not histories
+        or latest is None
+        or histories[0].newest < latest
+        or (mark is not None and mark.version > latest)
+    ):
         raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
     history = histories[0]
     if not 0 <= version <= history.newest:
@@ -56,3 +63,19 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         source_offsets=dict(replayed.snapshot.source_offsets),
         watermarks=dict(replayed.snapshot.watermarks),
     )
+
+
+def sinks_of_rewind(plan: RepairPlan) -> dict[str, Superstep]:
+    """
+    By pipeline: the superstep to which a sink's table goes back with a store.
+
+    It is the one before the version's last, whose productions are undelivered there, and which is delivered again under
+    another number; also where no superstep is undone.
+    """
+    if not plan.is_rollback:
+        return {}
+    return {
+        app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(max(plan.state.txns.get(app_id, 0) - 1, 0))
+        for app_id in plan.txns
+        if app_id.startswith(SUPERSTEP_PREFIX)
+    }

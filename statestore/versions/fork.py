@@ -76,8 +76,8 @@ def fork_table(
     """
     Make a table that begins with a version of another one.
 
-    The caller sees to it that the version is not collected meanwhile. The table is there once its commit file is, which
-    is put last; what is left of a call that was killed before is no table.
+    The caller sees to it that the version is not collected meanwhile. The table is there once its checkpoint is, which
+    is put last, after its commit; what is left of a call that was killed before cannot be opened.
 
     Args:
         source: the root of the table.
@@ -121,11 +121,13 @@ def fork_table(
     info = CommitInfo(
         operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"}, millpond=fields
     )
-    target.put(checkpoint_path(began), write_part(actions, checkpoint_path(began)))
-    Log(target).name_checkpoint(began, len(actions))
     publish_log_boundary(target, began)
     target.sync()
     target.put_if_absent(commit_path(began), encode([info, *actions]))
+    # Last: a checkpoint is a table by itself, and without its commit it would lack watermarks and source offsets.
+    target.put(checkpoint_path(began), write_part(actions, checkpoint_path(began)))
+    Log(target).name_checkpoint(began, len(actions))
+    target.sync()
     return Forked(
         version=version,
         incarnation=incarnation,

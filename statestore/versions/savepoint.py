@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id, savepoints_of
 from millpond.statestore.commit.request import CommitRequest
-from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectExistsError
+from millpond.statestore.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    ObjectExistsError,
+    ObjectMissingError,
+)
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.log import LOG_FOLDER, Log
@@ -87,6 +93,7 @@ def make_savepoint(
     before = open_savepoints(snapshot.txns)
     known = next((savepoint for savepoint in before if savepoint.name == name), None)
     if known is not None and (version is None or known.version == version):
+        _check_whole(committer, log, known)
         return known
     if known is not None:
         raise InvalidError(
@@ -94,11 +101,14 @@ def make_savepoint(
             savepoint=name,
             version=known.version,
         )
+    oldest = collected_horizon(log.objects)
+    if kept < oldest and not _is_kept(before, kept, name):
+        raise _collected(kept, oldest)
     _write_checkpoint(log, kept)
     committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
-    is_kept = any(savepoint.version == kept for savepoint in before)
     oldest = collected_horizon(log.objects)
-    if not is_kept and kept < oldest:
+    # Another one of that version counts if it was there when this one was committed.
+    if kept < oldest and not _is_kept(open_savepoints(committer.snapshot.txns), kept, name):
         drop_savepoint(committer, name)
         raise _collected(kept, oldest)
     return Savepoint(name, kept)
@@ -145,6 +155,28 @@ def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest
         Log(objects).name_checkpoint(replayed.version, len(actions))
         reach("checkpoint.named")
     return True
+
+
+def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) -> bool:
+    return any(savepoint.version == version and savepoint.name != name for savepoint in savepoints)
+
+
+def _check_whole(committer: Committer, log: Log, known: Savepoint) -> None:
+    """
+    Drop a savepoint whose maker was killed before it saw that a collector had been quicker.
+    """
+    oldest = collected_horizon(log.objects)
+    if known.version >= oldest:
+        return
+    try:
+        files = replay_log(log, known.version).adds.keys()
+    except ObjectMissingError:
+        is_whole = False
+    else:
+        is_whole = files <= set(log.objects.list(""))
+    if not is_whole:
+        drop_savepoint(committer, known.name)
+        raise _collected(known.version, oldest)
 
 
 def _write_checkpoint(log: Log, version: TableVersion) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_format import decode_rows, file_name_of
 from millpond.statestore.types import TableVersion
+from millpond.testing.simulation.versions.bookmark import Audited
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World
@@ -33,6 +35,14 @@ _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SUPERSTEP: Final = "millpond/superstep/"
+_SAVEPOINT: Final = "millpond/savepoint/"
+_RESTORED: Final = "millpond/restored"
+_WATERMARK: Final = "millpond/watermark/"
+_LONG_AGO: Final = -(2**63)
+_COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/")
+_OF_A_FORK: Final = ("millpond/incarnation/", "millpond/fork/", "millpond/location/")
+_VERSION_OF: Final = {"rewind": "restored_version", "fork": "forked_version"}
+_DROPPED: Final = 2**63 - 1
 
 
 class Auditor:
@@ -50,6 +60,10 @@ class Auditor:
         fences: the packed fence of each interval.
         landed_us: when each table version landed, in the world's time.
         in_flight: productions that no consumer has consumed yet.
+        audited: called with each version that has been audited, and its kind: of a rewind with the version that is back.
+        undone: of each rewind, the first and the last superstep that it has undone.
+        gone: of each rewind, the versions that it has undone.
+        remembered: what was audited at a version that the store may go back to; raises `KeyError` for another one.
     """
 
     def __init__(self, world: World, workload: Workload, topology: Topology) -> None:
@@ -67,7 +81,43 @@ class Auditor:
         self._watermarks: dict[str, int] = {}
         self._cover: set[Interval] = set()
         self._digest = ""
+        self._first = 0
         self._known: dict[tuple[str, str], set[tuple[int, int]]] = {}
+        self.undone: list[tuple[int, int]] = []
+        self.gone: list[range] = []
+        self.audited: Callable[[int, str], None] = _nothing
+        self.remembered: Callable[[int], Audited] = _nothing_remembered
+
+    def at_present(self) -> Audited:
+        """
+        All that is known of the newest version.
+        """
+        return Audited(
+            version=self.version,
+            rows={computation: dict(rows) for computation, rows in self.rows.items()},
+            in_flight=tuple(self.in_flight),
+            live=frozenset(self.live),
+            fences=dict(self.fences),
+            cover=frozenset(self._cover),
+            positions=dict(self._positions),
+            watermarks=dict(self._watermarks),
+            known={row: frozenset(numbers) for row, numbers in self._known.items()},
+        )
+
+    def begin_with(self, audited: Audited) -> None:
+        """
+        Be the auditor of a fork: know what was known of the version that it begins with.
+        """
+        self.version, self._first = audited.version, audited.version + 1
+        self._take(audited)
+        self.fences, self._cover, self.live = dict(audited.fences), set(audited.cover), set(audited.live)
+        self._positions = dict(audited.positions)
+        self._known = {row: set(numbers) for row, numbers in audited.known.items()}
+
+    def _take(self, audited: Audited) -> None:
+        self.rows = {computation: dict(rows) for computation, rows in audited.rows.items()}
+        self.in_flight = list(audited.in_flight)
+        self._watermarks = dict(audited.watermarks)
 
     def landed(self, disk: str, path: str) -> None:
         """
@@ -112,7 +162,7 @@ class Auditor:
         """
         before_us = self._world.now_us - int(retention_ms * 1_000)
         settled = [version for version, at_us in self.landed_us.items() if at_us <= before_us]
-        return max(settled, default=0)
+        return max(settled, default=self._first)
 
     def _audit(self, version: int, data: bytes) -> None:
         actions = [orjson.loads(line) for line in data.splitlines()]
@@ -126,6 +176,11 @@ class Auditor:
         self.landed_us[version] = self._world.now_us
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         txns = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+        if kind in _VERSION_OF:
+            self._audit_return(version, kind, told, actions, txns)
+            self._world.tell("auditor", f"version {version} {kind}")
+            self.audited(version, f"{kind} {told[_VERSION_OF[kind]]}")
+            return
         fences = self._check_fences(txns, told.get("replaced", ()))
         self._check_positions(txns, kind)
         self._check_watermarks(told.get("watermarks", {}))
@@ -139,6 +194,7 @@ class Auditor:
             self.in_flight = produced
             self._workload.check_version(version, produced)
         self._world.tell("auditor", f"version {version} {kind} {len(produced)}")
+        self.audited(version, kind)
 
     def _check_chain(self, told: Mapping[str, Any], data: bytes) -> None:
         if self._digest:
@@ -195,8 +251,9 @@ class Auditor:
             if Interval.from_app_id(app_id) is not None:
                 continue
             before = self._positions.get(app_id)
+            is_free = before == _DROPPED and app_id.startswith(_SAVEPOINT)
             must(
-                before is None or version >= before,
+                before is None or version >= before or is_free,
                 "I2",
                 "a position never falls",
                 app_id=app_id,
@@ -215,6 +272,84 @@ class Auditor:
             before = self._watermarks.get(app_id)
             must(before is None or mark >= before, "I7", "a watermark never falls", before=before, after=mark)
             self._watermarks[app_id] = mark
+
+    # -- an older version comes back -------------------------------------------------------
+
+    def _audit_return(
+        self,
+        version: int,
+        kind: str,
+        told: Mapping[str, Any],
+        actions: Collection[Mapping[str, Any]],
+        txns: Mapping[str, int],
+    ) -> None:
+        """
+        A rewind or a fork: everything is what it was at its version, but for fences and supersteps, which rise.
+        """
+        back = self.remembered(told[_VERSION_OF[kind]])
+        before = self._positions
+        after = before | {app_id: at for app_id, at in txns.items() if Interval.from_app_id(app_id) is None}
+        expected = {app_id: at for app_id, at in before.items() if app_id not in back.positions}
+        expected |= {app_id: 0 for app_id in expected if app_id.startswith(_COUNTED)}
+        expected |= {app_id: _LONG_AGO for app_id in expected if app_id.startswith(_WATERMARK)}
+        expected |= back.positions
+        is_undone = kind == "rewind" and back.version < version - 1
+        for app_id, at in after.items():
+            if app_id == _RESTORED:
+                must(at == version, "I2", "processes are told that older files are back", restored=at)
+            elif app_id.startswith(_SUPERSTEP) and is_undone:
+                must(at > before[app_id], "I2", "supersteps rise over a rewind", before=before[app_id], at=at)
+            elif app_id.startswith(_SAVEPOINT):
+                kept = before.get(app_id) if kind == "rewind" else _DROPPED
+                must(at == kept, "I10", f"a {kind} leaves a store its own savepoints", app_id=app_id, at=at)
+            elif not (app_id.startswith(_OF_A_FORK) and kind == "fork"):
+                must(
+                    at == expected.get(app_id),
+                    "I2",
+                    "a position is where it was at the version that comes back",
+                    app_id=app_id,
+                    was=expected.get(app_id),
+                    at=at,
+                )
+        marks = told.get("watermarks", {})
+        for app_id, mark in back.watermarks.items():
+            must(marks.get(app_id, mark) == mark, "I7", "a watermark is where it was", app_id=app_id)
+        if kind == "rewind":
+            taken = {owned.app_id: txns[owned.app_id] for owned in self._cover if owned.app_id in txns}
+            must(len(taken) == len(self._cover), "I4", "a rewind fences every owner", taken=sorted(taken))
+            self._check_fences(taken, ())
+        if is_undone:
+            self.gone.append(range(back.version + 1, version))
+            self.undone.append((_superstep(back.positions), _superstep(before)))
+        self._positions = after
+        self._take(back)
+        self._check_files_of_return(back, actions, after, is_whole=kind == "fork", is_undone=is_undone)
+
+    def _check_files_of_return(
+        self,
+        back: Audited,
+        actions: Collection[Mapping[str, Any]],
+        positions: Mapping[str, int],
+        *,
+        is_whole: bool,
+        is_undone: bool,
+    ) -> None:
+        superstep = _superstep(positions)
+        removed = {action["remove"]["path"] for action in actions if "remove" in action}
+        added = [action["add"] for action in actions if "add" in action]
+        live = (set() if is_whole else self.live - removed) | {add["path"] for add in added}
+        must(len(live) == len(back.live), "I11", "as many files are live as were then", files=len(live))
+        undelivered: Counter[str] = Counter()
+        for add in added:
+            computation = add["partitionValues"]["computation"]
+            for key, update in self._read(add["path"], computation, self.version):
+                self._check_compacted(computation, key, self.rows.get(computation, {}).get(key), update)
+                if update.row.superstep == superstep:
+                    undelivered.update(map(repr, update.row.productions))
+        self.live = live
+        if is_undone or is_whole:
+            wanted = Counter(map(repr, self.in_flight))
+            must(undelivered == wanted, "I1", "what was undelivered then is undelivered again")
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -338,6 +473,10 @@ class _Update:
         )
 
 
+def _superstep(positions: Mapping[str, int]) -> int:
+    return max((at for app_id, at in positions.items() if app_id.startswith(_SUPERSTEP)), default=0)
+
+
 def _fence(packed: int | None) -> str:
     return "none" if packed is None else f"{packed >> 32}/{packed & 0xFFFFFFFF}"
 
@@ -349,3 +488,11 @@ def _micros(at: Any) -> int:
 def _value(production: Mapping[str, Any]) -> Any:
     text = production["value"]
     return production["value_bytes"] if text is None else orjson.loads(text)
+
+
+def _nothing(_version: int, _kind: str) -> None:
+    return
+
+
+def _nothing_remembered(version: int) -> Audited:
+    raise KeyError(version)

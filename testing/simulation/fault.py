@@ -16,7 +16,7 @@ from typing import Final
 from millpond.statestore.errors import InvalidError
 from millpond.testing.simulation.chance import Draw
 
-__all__ = ["DRAWN_ASIDE", "FAULTS", "OPERATOR_FAULTS", "Swarm"]
+__all__ = ["DRAWN_ASIDE", "FAULTS", "OPERATOR_FAULTS", "VERSION_FAULTS", "Swarm"]
 
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -53,6 +53,9 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "backup_restored": "a backup of the store is put back, and run with the sinks of now",
         "foreign_commit": "another engine restores, deletes, updates, merges or writes rows of the store",
         "keys_cut": "intervals are split and merged while the pipeline runs",
+        "savepoints": "savepoints are made and dropped while the pipeline runs and collects garbage",
+        "forked": "a store is forked, and both go on next to each other",
+        "rewound": "the store is taken back to an older version, and gets its input from there again",
     }
 )
 """Every kind of fault, with its effect."""
@@ -60,7 +63,10 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
 OPERATOR_FAULTS: Final = ("store_copied", "backup_restored", "foreign_commit")
 """Faults of operators and other engines: tried aside, so that they draw from a stream of their own."""
 
-DRAWN_ASIDE: Final = (*OPERATOR_FAULTS, "keys_cut")
+VERSION_FAULTS: Final = ("savepoints", "forked", "rewound")
+"""What operators do with versions of a store, by tools that faults strike like any process."""
+
+DRAWN_ASIDE: Final = (*OPERATOR_FAULTS, "keys_cut", *VERSION_FAULTS)
 """Faults that draw from streams of their own, so that a seed's other faults are the same with and without them."""
 
 _ON: Final = 0.25

@@ -32,6 +32,7 @@ from millpond.statestore.types import Objects, Rng, Superstep, WallTimeMicros
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import OPERATOR_FAULTS
+from millpond.testing.simulation.reader import live_files, superstep_of
 from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
@@ -153,6 +154,22 @@ class Operators:
         same = all(_contents(fork.disks[name]) == before for name, before in sinks.items())
         must(same, "I2", "a copy leaves the sinks of its original alone")
 
+    def check_fork(self, rows: Objects) -> None:
+        """
+        Check that a fork of the store does not write into the sinks of its original.
+
+        Args:
+            rows: the fork's table, which is copied before it is run.
+        """
+        fork = self._fork()
+        fork.disks |= {ROWS: _copy(rows), FOLDER: MemoryObjects(FOLDER)}
+        if any(_delivered(disk) for disk in fork.sinks().values()):
+            error = self._refusal(fork)
+            must(error is not None, "I2", "a fork does not write into the sinks of its original")
+        own = _Fork({ROWS: fork.rows, FOLDER: fork.disks[FOLDER]}, fork.registry)
+        error = self._refusal(own)
+        must(error is None, "I12", "a fork runs with sinks of its own", error=error)
+
     # -- a backup is put back --------------------------------------------------------------------
 
     def _restored(self) -> None:
@@ -179,7 +196,7 @@ class Operators:
         """
         Adopt the backup, take the sinks back, and go on: what runs again counts once.
         """
-        before = {name: _live(disk) for name, disk in ahead.items()}
+        before = {name: set(live_files(disk)) for name, disk in ahead.items()}
         self._adopt(fork, "restored")
         must(self._refusal(fork) is not None, "I2", "an adopted backup is refused by sinks ahead of it")
         with self._store(fork) as store:
@@ -187,12 +204,17 @@ class Operators:
             for disk in ahead.values():
                 take_back_sink(disk, lineage, {pipeline: Superstep(superstep)}, self._clock, self._rng())
         for name, disk in ahead.items():
-            left = {path for path in before[name] if _superstep_in(path) <= superstep}
-            must(_live(disk) == left, "I2", "what the backup has not seen goes out of the sink", sink=name)
+            left = {path for path in before[name] if superstep_of(path) <= superstep}
+            must(
+                set(live_files(disk)) == left,
+                "I2",
+                "what the backup has not seen goes out of the sink",
+                sink=name,
+            )
         with self._running(fork) as run:
             _steps(run)
         for disk in ahead.values():
-            supersteps = [_superstep_in(path) for path in _live(disk)]
+            supersteps = [superstep_of(path) for path in set(live_files(disk))]
             must(len(supersteps) == len(set(supersteps)), "I2", "a superstep is in the sink once")
 
     # -- another engine commits ------------------------------------------------------------------
@@ -381,17 +403,3 @@ def _known_adds(rows: MemoryObjects) -> dict[str, dict[str, Any]]:
 
 def _marked(disk: MemoryObjects) -> int:
     return max((int(path.rpartition("/")[2][:20]) for path in disk.list("high_water")), default=-1)
-
-
-def _live(disk: MemoryObjects) -> set[str]:
-    live: set[str] = set()
-    for action in _actions(disk):
-        if "remove" in action:
-            live.discard(action["remove"]["path"])
-        if "add" in action:
-            live.add(action["add"]["path"])
-    return live
-
-
-def _superstep_in(path: str) -> int:
-    return int(path.rsplit("-", 2)[1])

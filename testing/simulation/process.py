@@ -58,12 +58,14 @@ class Message:
         numbers: the records' numbers, to be acknowledged.
         promise: a watermark: no older record will follow, or no record at all (`TIME_MAX_US`);
             ``None`` for no promise.
+        rewinds: how often the store had been rewound when it was sent.
     """
 
     stream: str
     rows: tuple[dict[str, Any], ...] = ()
     numbers: tuple[int, ...] = ()
     promise: int | None = None
+    rewinds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,15 @@ their records for as long as ids are kept on the wall clock, which in such a wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from millpond.testing.simulation.process import Message, SimulatedProcess
 from millpond.testing.simulation.workload import Sent, Workload
 from millpond.testing.simulation.world import World
 
-__all__ = ["ID_SLACK_MS", "ID_SLACK_MS_LATE", "Publisher"]
+__all__ = ["ID_SLACK_MS", "ID_SLACK_MS_LATE", "Published", "Publisher"]
 
 ID_SLACK_MS: Final = 60_000
 """How long ids are kept in simulated stores; less than a message lives."""
@@ -33,6 +34,24 @@ _RESEND_US: Final = 2_000_000
 _DISORDER_US: Final = 4_000_000
 _AT_ONCE: Final = 6
 _DELAY_MS_MAX: Final = 15_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """
+    What publishers had done at a moment.
+
+    Attributes:
+        sent: how many records they had created.
+        unacknowledged: the numbers of those that were not acknowledged.
+        promised: the watermarks that they had promised, by stream.
+        fast: the streams whose clock was fast.
+    """
+
+    sent: int
+    unacknowledged: frozenset[int]
+    promised: Mapping[str, int]
+    fast: frozenset[str]
 
 
 class Publisher:
@@ -62,6 +81,44 @@ class Publisher:
         self._promised: dict[str, int] = {}
         self._fast: set[str] = set()
         self._streams = tuple(streams)
+        self._rewinds = 0
+
+    def published(self) -> Published:
+        """
+        What has been done up to now.
+        """
+        return Published(
+            sent=len(self.sent),
+            unacknowledged=frozenset(self._unacknowledged),
+            promised=dict(self._promised),
+            fast=frozenset(self._fast),
+        )
+
+    def begin_with(self, sent: Iterable[Sent], published: Published) -> None:
+        """
+        Be the publishers of a fork: those of the original as they were, who know nothing of what came later.
+        """
+        self.sent = [
+            replace(
+                one, acknowledged_us=None if one.number in published.unacknowledged else one.acknowledged_us
+            )
+            for one in list(sent)[: published.sent]
+        ]
+        self.go_back(published)
+
+    def go_back(self, published: Published) -> None:
+        """
+        Send again what had not been acknowledged then; what is under way is lost.
+        """
+        self._rewinds += 1
+        self._promised, self._fast = dict(published.promised), set(published.fast)
+        again = [
+            one for one in self.sent if one.number >= published.sent or one.number in published.unacknowledged
+        ]
+        for one in again:
+            one.acknowledged_us = None
+        self._unacknowledged = {one.number: one for one in again}
+        self._last_sent_us.clear()
 
     @property
     def waits(self) -> bool:
@@ -118,7 +175,7 @@ class Publisher:
         """
         A process reports that the effects of a message's records are durable.
         """
-        if self._world.swarm.strikes("ack_lost"):
+        if message.rewinds != self._rewinds or self._world.swarm.strikes("ack_lost"):
             return
         for number in message.numbers:
             sent = self._unacknowledged.pop(number, None)
@@ -148,6 +205,7 @@ class Publisher:
 
     def _transmit(self, message: Message) -> None:
         swarm, world = self._world.swarm, self._world
+        message = replace(message, rewinds=self._rewinds)
         if swarm.strikes("message_lost"):
             world.tell("network", f"loses {message.numbers}")
             return
@@ -158,6 +216,8 @@ class Publisher:
                 self._deliver(message)
 
     def _deliver(self, message: Message) -> None:
+        if message.rewinds != self._rewinds:
+            return
         targets = self._targets()
         too_old = self.promised(message.stream) - _LIFETIME_US
         is_mortal = message.stream not in self._fast

@@ -16,12 +16,12 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.types import TableVersion
+from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.view import RowsView
 from millpond.testing.simulation.workload import End, Sent
 from millpond.testing.simulation.world import ROWS, World
 
-__all__ = ["read_end", "read_states"]
+__all__ = ["live_files", "read_end", "read_sink", "read_states", "superstep_of"]
 
 
 def read_states(world: World, topology: Topology, version: int) -> dict[str, dict[str, Any]]:
@@ -41,15 +41,28 @@ def read_states(world: World, topology: Topology, version: int) -> dict[str, dic
     return states
 
 
-def read_end(world: World, topology: Topology, sent: Sequence[Sent]) -> End:
+def read_end(
+    world: World,
+    topology: Topology,
+    sent: Sequence[Sent],
+    before: Mapping[str, Sequence[Mapping[str, Any]]],
+    undone: Sequence[tuple[int, int]],
+) -> End:
     """
     The final state of the store and its sinks.
+
+    Args:
+        world: has the disks.
+        topology: the pipeline's.
+        sent: all records.
+        before: rows that count as those of the sinks, before their own.
+        undone: first and last of supersteps whose deliveries do not count.
     """
     disk = world.disk(ROWS)
     newest = load(Log(disk))
     letters = RowsView.of(newest, disk, DEAD_LETTERS).to_arrow().column("state").to_pylist()
     sinks = {
-        name: _read_sink(world, name)
+        name: [*before.get(name, ()), *read_sink(world, name, undone=undone)]
         for name, node in topology.sinks.items()
         if isinstance(node.sink, DeltaSink)
     }
@@ -61,22 +74,49 @@ def read_end(world: World, topology: Topology, sent: Sequence[Sent]) -> End:
     )
 
 
-def _read_sink(world: World, name: str) -> list[Mapping[str, Any]]:
+def read_sink(
+    world: World, name: str, *, undone: Sequence[tuple[int, int]] = (), until: int | None = None
+) -> list[Mapping[str, Any]]:
     """
     A sink's rows in the order of its commits, with JSON text decoded.
+
+    Args:
+        world: has the disk.
+        name: the sink's.
+        undone: first and last of supersteps that are left out.
+        until: the first superstep that is left out, with all later ones.
     """
     disk = world.disk(name)
-    log = Log(disk)
-    rows: list[Mapping[str, Any]] = []
-    latest = log.latest_version()
-    for version in range(0 if latest is None else latest + 1):
-        data = log.read(TableVersion(version)) or b""
-        for line in data.splitlines():
-            add = orjson.loads(line).get("add")
-            if add is not None:
-                table = pq.read_table(pa.BufferReader(disk.get(add["path"])), use_threads=False)
-                rows += [_decoded(row) for row in table.to_pylist()]
-    return rows
+    return [
+        _decoded(row)
+        for path in live_files(disk)
+        for at in (superstep_of(path),)
+        if not any(first <= at <= last for first, last in undone) and (until is None or at < until)
+        for row in pq.read_table(pa.BufferReader(disk.get(path)), use_threads=False).to_pylist()
+    ]
+
+
+def live_files(disk: Objects) -> list[str]:
+    """
+    The files of a table whose log nothing cleans up, oldest first, from the plain JSON of its commits.
+    """
+    live: dict[str, None] = {}
+    for path in disk.list("_delta_log"):
+        if path.endswith(".json"):
+            for line in disk.get(path).splitlines():
+                action = orjson.loads(line)
+                if "remove" in action:
+                    live.pop(action["remove"]["path"], None)
+                if "add" in action:
+                    live[action["add"]["path"]] = None
+    return list(live)
+
+
+def superstep_of(path: str) -> int:
+    """
+    The superstep in the name of a sink's file.
+    """
+    return int(path.rsplit("-", 2)[1])
 
 
 def _decoded(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
@@ -77,6 +78,23 @@ class Mortal(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Machines:
+    """
+    What the world of a store and the worlds of its forks have in common: time, disks, and who takes a turn.
+    """
+
+    now_us: int = START_US
+    power_cuts: int = 0
+    files: PowerCutFiles = field(default_factory=PowerCutFiles)
+    turns: list[Mortal] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
+    violations: list[Violation] = field(default_factory=list)
+    failpoints: Counter[str] = field(default_factory=Counter)
+    numbers: Iterator[int] = field(default_factory=count)
+    agenda: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+
+
 class World:
     """
     The state that processes and actors share.
@@ -85,37 +103,57 @@ class World:
         seed: the source of randomness.
         kinds: kinds of faults to enable; ``None`` draws them.
         deaths: failpoints; the first process to reach the first of them dies there, then the second …
+        original: the world of the store that this one's is a fork of: with the same time and file system, but disks,
+            leases and draws of its own.
 
     Attributes:
         others_act: lets others act while a process is paused; set by the simulation.
         landed: called with each object that is created on a disk; set by the simulation.
         all_die: ends every process; set by the simulation.
-        power_cuts: how often the power has failed.
     """
 
     def __init__(
-        self, seed: int | str, kinds: Iterable[str] | None = None, deaths: Iterable[str] = ()
+        self,
+        seed: int | str,
+        kinds: Iterable[str] | None = None,
+        deaths: Iterable[str] = (),
+        *,
+        original: World | None = None,
     ) -> None:
         self.seed = seed
         self.draw: Draw = Draw(f"{seed}/world")
         self.swarm: Swarm = Swarm(Draw(f"{seed}/swarm"), kinds, aside=Draw(f"{seed}/swarm/aside"))
         self.deaths: deque[str] = deque(deaths)
         self.deaths_planned: bool = bool(self.deaths)
-        self.trace: Trace = Trace()
-        self.now_us: int = START_US
+        machines: _Machines = _Machines() if original is None else original._machines  # noqa: SLF001 - an instance of this class
+        self._machines: _Machines = machines
+        self._place = "/world" if original is None else f"/{seed}"
+        self.trace: Trace = machines.trace
         self.registry: MemoryRegistry = MemoryRegistry()
-        self.files: PowerCutFiles = PowerCutFiles()
-        self.files.before = self._before_file_call
-        self.power_cuts: int = 0
+        self.files: PowerCutFiles = machines.files
         self.disks: dict[str, LocalObjects] = {}
-        self.failpoints: Counter[str] = Counter()
-        self.turns: list[Mortal] = []
-        self.violations: list[Violation] = []
+        self.failpoints: Counter[str] = machines.failpoints
+        self.turns: list[Mortal] = machines.turns
+        self.violations: list[Violation] = machines.violations
         self.others_act: Callable[[], None] = _nothing
         self.landed: Callable[[str, str], None] = _nothing_landed
         self.all_die: Callable[[str], None] = _none_die
-        self._numbers = count()
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        if original is None:
+            self.files.before = self._before_file_call
+
+    @property
+    def now_us(self) -> int:
+        """
+        The time.
+        """
+        return self._machines.now_us
+
+    @property
+    def power_cuts(self) -> int:
+        """
+        How often the power has failed.
+        """
+        return self._machines.power_cuts
 
     def disk(self, name: str) -> LocalObjects:
         """
@@ -129,7 +167,7 @@ class World:
         """
         The disk of that name for a process of its own: the store of production, on the world's file system.
         """
-        mounted = LocalObjects(f"/world/{name}", files=self.files)
+        mounted = LocalObjects(f"{self._place}/{name}", files=self.files)
         # Operators copy all disks that the world knows.
         self.disks.setdefault(name, mounted)
         return mounted
@@ -139,7 +177,7 @@ class World:
         End all processes, and let the disks forget what was not synced, or some of it.
         """
         self.tell("world", "loses its power")
-        self.power_cuts += 1
+        self._machines.power_cuts += 1
         self.all_die("as the power fails")
         # Half the time the operating system had written nothing of its own accord, else any part.
         had_written = self.draw.chance(0.5)
@@ -173,18 +211,19 @@ class World:
         Schedule an action after a delay.
         """
         due_us = self.now_us + int(delay_ms * 1_000)
-        heapq.heappush(self._agenda, (due_us, next(self._numbers), action))
+        heapq.heappush(self._machines.agenda, (due_us, next(self._machines.numbers), action))
 
     def pass_time(self, duration_ms: float) -> None:
         """
         Advance the time, and run what is due.
         """
         until_us = self.now_us + max(int(duration_ms * 1_000), 1)
-        while self._agenda and self._agenda[0][0] <= until_us:
-            due_us, _, action = heapq.heappop(self._agenda)
-            self.now_us = max(self.now_us, due_us)
+        machines = self._machines
+        while machines.agenda and machines.agenda[0][0] <= until_us:
+            due_us, _, action = heapq.heappop(machines.agenda)
+            machines.now_us = max(machines.now_us, due_us)
             action()
-        self.now_us = max(self.now_us, until_us)
+        machines.now_us = max(machines.now_us, until_us)
 
     def make_peace(self) -> None:
         """

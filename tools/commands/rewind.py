@@ -13,10 +13,9 @@ import click
 
 from millpond.executor.repair.plan import RepairPlan
 from millpond.executor.repair.repair import repair_store
-from millpond.executor.repair.rewind import plan_rewind
+from millpond.executor.repair.rewind import plan_rewind, sinks_of_rewind
 from millpond.executor.repair.spark_checkpoint import reached_batches
 from millpond.executor.sinks.take_back import TakenBack, take_back_sink
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.identity.location import place_of
@@ -25,7 +24,7 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import store_id_of
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Objects, Superstep, TableVersion
+from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.versions.savepoint import open_savepoints
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.tools.terminal.cli_help import TeachingCommand
@@ -127,12 +126,7 @@ def rewind(
 
 
 def _take_back(table: Objects, sink: str, lineage: Lineage, plan: RepairPlan) -> tuple[TakenBack, ...]:
-    # What the last superstep produced is undelivered at its version, and is delivered again under a new number.
-    supersteps = {
-        app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(max(kept - 1, 0))
-        for app_id, (kept, _) in plan.supersteps().items()
-    }
-    taken = take_back_sink(table, lineage, supersteps, SystemClock(), SystemRng())
+    taken = take_back_sink(table, lineage, sinks_of_rewind(plan), SystemClock(), SystemRng())
     for part in taken:
         click.echo(
             f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "

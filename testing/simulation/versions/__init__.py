@@ -1,0 +1,3 @@
+"""
+What operators do with the versions of a simulated store: savepoints, forks and rewinds.
+"""
