@@ -100,7 +100,7 @@ class Simulation:
         self._steps = steps
         self._workload = workload
         settings = self._draw_settings()
-        self.line = Line(self.world, workload, workload.pipeline().check(), settings)
+        self.line: Line = Line(self.world, workload, workload.pipeline().check(), settings)
         self._operators = Operators(self.world, workload, settings.row_format)
         self._forks = Forks(self.line, self._operators)
         self._versions = Versions(self.line, self._forks)

@@ -39,7 +39,8 @@ def fork(
     on from those of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.
     Checkpoints of Spark's queries that lie in the folder of STORE are copied and taken back to that version.
 
-    Start a pipeline on NEW, with the same code or other code, and sinks of its own: those of STORE refuse it.
+    Start a pipeline on NEW, with the same code or other code. Its sinks are tables in NEW/sinks, in place of those that
+    STORE has written, and begin with what STORE had delivered by that version.
     """
     with (
         result_as_json(as_json) as result,

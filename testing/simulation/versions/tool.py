@@ -45,11 +45,11 @@ class Tool:
     def __init__(self, world: World, name: str, row_format: RowFormat, *, is_safe: bool = False) -> None:
         self.name = name
         self.clock: ProcessClock = ProcessClock(lambda: world.now_us, self._sleep)
-        self.rng = SeededRng(f"{world.seed}/{name}")
-        self.leases = MemoryLeases(world.registry, self.clock, writer_id=name)
+        self.rng: SeededRng = SeededRng(f"{world.seed}/{name}")
+        self.leases: MemoryLeases = MemoryLeases(world.registry, self.clock, writer_id=name)
         self.store_away_until_us = 0
         self.error: Exception | None = None
-        self.is_dead = False
+        self.is_dead: bool = False
         self._world = world
         self._row_format = row_format
         draw, knows = Draw(f"{world.seed}/{name}/faults"), world.swarm.knows
