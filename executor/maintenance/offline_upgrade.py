@@ -1,0 +1,288 @@
+"""
+Upgrading by hand: every row whose state earlier code wrote gets the form that today's code keeps.
+
+A running pipeline upgrades the rows that it comes to; this does the rest, for a pipeline that is stopped. It opens the
+pipeline as a run does, with leases and fences, reads the rows of each interval in the order of their keys, and commits
+the upgraded states piece by piece as row updates. What is committed stays if it is killed, and the next call passes over
+it, because those rows have today's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.computation.stored_state import Encoded, FormerState
+from millpond.executor.computation.upgrading_state import upgrade
+from millpond.executor.ownership.evolution import plan_evolution
+from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.ownership.stored_states import check_states
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.positions import superstep_of
+from millpond.executor.pipeline.topology import Topology
+from millpond.gc.compaction import stretches
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.maintenance_lock import exclusive
+from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.files import (
+    ParquetRowFormat,
+    combine_updates,
+    read_row_files,
+    write_row_file,
+)
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
+from millpond.statestore.rows.stream import Run, open_runs
+from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Rng
+
+__all__ = ["FAILURES_NAMED_MAX", "Upgraded", "upgrade_by_hand"]
+
+FAILURES_NAMED_MAX: Final = 20
+"""How many rows that cannot be upgraded are named, of each computation."""
+
+_ROWS_AT_ONCE: Final = 20_000
+"""How many rows are upgraded by a commit."""
+
+_BYTES_AT_ONCE: Final = 1 << 26
+"""Files of an interval that are larger together are read through the local disk."""
+
+_PAUSE_TIMEOUT_MS: Final = 60_000.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Upgraded:
+    """
+    What was done, or would be, to a computation's rows.
+
+    Attributes:
+        computation: its name.
+        state_version: that of its code.
+        rows: how many rows were upgraded.
+        current: how many rows needed nothing.
+        failed: how many could not be upgraded, and are as they were.
+        failures: the first of those, key and reason.
+    """
+
+    computation: str
+    state_version: int
+    rows: int = 0
+    current: int = 0
+    failed: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def upgrade_by_hand(
+    store: Store,
+    topology: Topology,
+    clock: Clock,
+    rng: Rng,
+    *,
+    computations: Collection[str] = (),
+    dry_run: bool = False,
+    tell: Callable[[int], None] | None = None,
+) -> list[Upgraded]:
+    """
+    Upgrade the states of all rows of a stopped pipeline.
+
+    Args:
+        store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
+        topology: the pipeline as its code declares it now.
+        clock: the source of time.
+        rng: the source of file names.
+        computations: only these; all that declare a version by default.
+        dry_run: call the code, and write nothing.
+        tell: told after each piece how many rows it had.
+
+    Returns:
+        What was done, by computation.
+
+    Raises:
+        ConflictError: the pipeline is running, or another process repairs the store or collects its garbage offline.
+        DataError: a file is missing or its bytes are wrong.
+        InvalidError: a computation is unknown or declares no version, the pipeline's code does not fit the store, or
+            it renames or drops computations, which its next start has to do first.
+        UnavailableError: the store or ZooKeeper is away.
+    """
+    nodes = _chosen(topology, computations)
+    if dry_run:
+        snapshot = store.snapshot()
+        _check(topology, snapshot, store)
+        return [_Upgrade(store, node, tell).look(snapshot) for node in nodes]
+    with exclusive(store.leases):
+        _check(topology, store.committer.refresh(), store)
+        owner = Ownership(
+            store, topology, clock=clock, intervals=1, on_held="refuse", pause_timeout_ms=_PAUSE_TIMEOUT_MS
+        )
+        owner.open()
+        try:
+            names = OwnedNames(rng, topology.name, lambda: owner.control.fence.sequencer)
+            return [_Upgrade(store, node, tell).write(owner, names, topology.name) for node in nodes]
+        finally:
+            owner.close()
+
+
+def _chosen(topology: Topology, computations: Collection[str]) -> list[ComputationNode]:
+    nodes = [topology.computation(name) for name in computations] or list(topology.computations.values())
+    for node in nodes:
+        if computations and not node.computation.state_version:
+            raise InvalidError(
+                "the computation declares no state_version, so there is nothing to upgrade to",
+                computation=node.name,
+            )
+    return [node for node in nodes if node.computation.state_version]
+
+
+def _check(topology: Topology, snapshot: Snapshot, store: Store) -> None:
+    evolution = plan_evolution(topology, snapshot)
+    if evolution:
+        raise InvalidError(
+            "the pipeline renames or drops computations: start it once, and upgrade then",
+            pipeline=topology.name,
+            renamed=dict(evolution.renames),
+            dropped=sorted(evolution.drops),
+        )
+    check_states(topology, snapshot, evolution, store.objects)
+
+
+class _Upgrade:
+    """
+    The upgrade of one computation.
+    """
+
+    def __init__(self, store: Store, node: ComputationNode, tell: Callable[[int], None] | None) -> None:
+        self._store = store
+        self._node = node
+        self._tell = tell
+        self._done = Upgraded(computation=node.name, state_version=node.computation.state_version)
+
+    def look(self, snapshot: Snapshot) -> Upgraded:
+        """
+        Call the code for each former state, and forget what it gives.
+        """
+        for interval in snapshot.live_intervals(self._node.name):
+            for rows in self._former(interval, snapshot.files_of(interval)):
+                self._upgraded(rows)
+        return self._done
+
+    def write(self, owner: Ownership, rng: Rng, pipeline: str) -> Upgraded:
+        """
+        Commit the upgraded states of each interval.
+        """
+        for owned in owner.of(self._node.name):
+            interval = owned.interval
+            snapshot = self._store.committer.snapshot
+            superstep = superstep_of(snapshot.txns, pipeline)
+            for rows in self._former(interval, snapshot.files_of(interval)):
+                table = self._updates(rows, owned.next_fence)
+                if not table.num_rows:
+                    continue
+                file = write_row_file(
+                    self._store.objects,
+                    interval,
+                    table,
+                    superstep=superstep,
+                    fence=owned.next_fence,
+                    token=rng.token(),
+                    row_format=self._store.row_format,
+                )
+                write = IntervalWrite(interval=interval, fence=owned.next_fence, added=(file,))
+                request = CommitRequest(
+                    kind="upgrade",
+                    writes=(write,),
+                    metadata={"pipeline": pipeline, "computation": self._node.name},
+                )
+                owner.commit(request)
+        return self._done
+
+    def _former(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
+        """
+        The rows of an interval whose states earlier code wrote, piece by piece, keys rising.
+        """
+        for updates in self._pieces(interval, files):
+            rows = combine_updates(updates)
+            versions = pc.fill_null(rows.column(STATE_VERSION), 0).to_numpy()
+            has_state = pc.or_(rows.column("state").is_valid(), rows.column("state_bytes").is_valid())
+            states = has_state.to_numpy().astype(np.bool_)
+            is_former = states & (versions < self._node.computation.state_version)
+            self._done.current += int((states & ~is_former).sum())
+            former = rows.filter(pa.array(is_former))
+            for start in range(0, former.num_rows, _ROWS_AT_ONCE):
+                yield former.slice(start, _ROWS_AT_ONCE)
+            if self._tell is not None:
+                self._tell(updates.num_rows)
+
+    def _pieces(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
+        paths = [file.path for file in files]
+        is_small = sum(file.size_bytes for file in files) <= _BYTES_AT_ONCE
+        if is_small or not isinstance(self._store.row_format, ParquetRowFormat):
+            yield read_row_files(self._store.objects, paths, interval=interval)
+            return
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="millpond-upgrade-")))
+            runs: list[Run] = []
+            for number, path in enumerate(paths):
+                scratch = folder / str(number)
+                scratch.mkdir()
+                batch_bytes = max(_BYTES_AT_ONCE // len(paths), 1 << 20)
+                runs += open_runs(
+                    self._store.objects, path, interval=interval, scratch=scratch, batch_bytes=batch_bytes
+                )
+            yield from stretches(runs)
+
+    def _upgraded(self, rows: pa.Table) -> dict[int, Encoded]:
+        """
+        By the row's number, the new states of those that can be upgraded.
+        """
+        done, node, states = self._done, self._node, {}
+        columns = (rows.column(name).to_pylist() for name in ("key", "state", "state_bytes", STATE_VERSION))
+        for number, (key, text, blob, version) in enumerate(zip(*columns, strict=True)):
+            former = FormerState(blob if text is None else text, version or 0)
+            try:
+                upgraded = upgrade(node.computation, node.name, key, former).upgraded
+            except InvalidError as error:
+                done.failed += 1
+                if len(done.failures) < FAILURES_NAMED_MAX:
+                    done.failures.append((key, str(error.details.get("reason", error))))
+                continue
+            if upgraded is not None:
+                states[number] = upgraded
+        done.rows += len(states)
+        return states
+
+    def _updates(self, rows: pa.Table, fence: Fence) -> pa.Table:
+        """
+        Row updates that change nothing but the state and its version.
+        """
+        states = self._upgraded(rows)
+        kept = rows.take(pa.array(list(states), pa.int64()))
+        count = kept.num_rows
+        is_text = self._node.computation.codec.is_text
+        columns: dict[str, Any] = {
+            "key": kept.column("key"),
+            "sequencer": pa.array(np.full(count, fence.sequencer, np.int64)),
+            "commit_number": pa.array(np.full(count, fence.commit_number, np.int64)),
+            "superstep": kept.column("superstep"),
+            "state" if is_text else "state_bytes": pa.array(
+                list(states.values()), pa.string() if is_text else pa.binary()
+            ),
+            # The last update's hold is the row's.
+            "hold": kept.column("hold"),
+            "deleted": pa.array(np.zeros(count, np.bool_)),
+            STATE_VERSION: pa.array(np.full(count, self._node.computation.state_version, np.int32)),
+        }
+        nothing = {column.name: pa.nulls(count, column.type) for column in ROW_SCHEMA}
+        return pa.Table.from_arrays(
+            [(nothing | columns)[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA
+        )

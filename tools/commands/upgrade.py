@@ -1,0 +1,121 @@
+"""
+``millpond upgrade``: the states that earlier code wrote, brought up to today's code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+
+from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_by_hand
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.zookeeper.security import ZooKeeperSecurity
+from millpond.tools.terminal.application import load_pipeline
+from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.output import note, print_json, print_table
+
+__all__ = ["upgrade"]
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond upgrade pond --app orders:pipeline --dry-run",
+        "millpond upgrade pond --app orders:pipeline",
+        "millpond upgrade pond --app orders:pipeline --computation visits --json",
+    ),
+)
+@store_argument
+@click.option(
+    "--app", required=True, metavar="MODULE:PIPELINE",
+    help="The pipeline, or a function that returns it; modules of the current folder are found.",
+)  # fmt: skip
+@click.option(
+    "--computation", "computations", metavar="C", multiple=True,
+    help="Only this computation's rows; may be repeated.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Call the code for every row, and change nothing.")
+@zookeeper_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per computation, one per line.")
+@click.pass_context
+def upgrade(
+    context: click.Context,
+    store: str,
+    storage_options: tuple[str, ...],
+    app: str,
+    computations: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """
+    Upgrade the rows of STORE whose state was written by code with a lower state_version.
+
+    A running pipeline upgrades a row when its code asks for the row's state. This command does the same for all
+    rows that are left, with the upgrade_state of your code, so that the code may forget the earlier versions.
+    Stop the pipeline before. Timers, record ids and watermarks stay what they are.
+
+    Rows are upgraded some thousands at a time, each in a commit. If it is killed, run it again: it goes on where it
+    was. A row whose upgrade fails stays as it is, and the first ones are named; the exit code is 1 then. With
+    --dry-run nothing is taken or written, and the pipeline may run.
+    """
+    topology = load_pipeline(app).check()
+    clock, rng = SystemClock(), SystemRng()
+    with Store.open(
+        store,
+        zookeeper=zookeeper,
+        zookeeper_security=zookeeper_security,
+        storage_options=read_options(storage_options),
+        create=False,
+        read_only=dry_run,
+        clock=clock,
+        rng=rng,
+    ) as opened:
+        names = set(computations) or {
+            name for name, node in topology.computations.items() if node.computation.state_version
+        }
+        with _progress(_updates_of(opened.snapshot(), names)) as tell:
+            done = upgrade_by_hand(
+                opened, topology, clock, rng, computations=computations, dry_run=dry_run, tell=tell
+            )
+    if as_json:
+        print_json({**asdict(one), "failures": dict(one.failures)} for one in done)
+    else:
+        _print(done, dry_run=dry_run)
+    context.exit(1 if any(one.failed for one in done) else 0)
+
+
+def _updates_of(snapshot: Snapshot, names: set[str]) -> int:
+    return sum(file.num_records or 0 for name in names for file in snapshot.files_in(name))
+
+
+@contextmanager
+def _progress(updates: int) -> Iterator[Callable[[int], None]]:
+    """
+    A bar on standard error, where that is a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=max(updates, 1), label="row updates", file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _print(done: list[Upgraded], *, dry_run: bool) -> None:
+    rows = [(one.computation, one.state_version, one.rows, one.current, one.failed) for one in done]
+    went = "would be upgraded" if dry_run else "upgraded"
+    print_table("", ("computation", "state_version", went, "up to date", "failed"), rows)
+    for one in done:
+        for key, reason in one.failures:
+            note(f"{one.computation} {key}: {reason}")
+    if not done:
+        note("no computation of the pipeline declares a state_version")
