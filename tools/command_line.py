@@ -31,12 +31,9 @@ _HOMES: Final = {
     "fork": "millpond.tools.commands.fork",
     "load": "millpond.tools.commands.load",
     "rewind": "millpond.tools.commands.rewind",
-<<<<<<< HEAD
     "replay": "millpond.tools.commands.replay",
     "diff": "millpond.tools.commands.diff",
-=======
     "upgrade": "millpond.tools.commands.upgrade",
->>>>>>> ceea67a (millpond upgrade brings the rows of a stopped pipeline to the form of state that its code keeps)
     "gc": "millpond.tools.commands.collect",
     "bench": "millpond.tools.commands.bench",
     "completion": "millpond.tools.commands.completion",
@@ -70,12 +67,7 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-<<<<<<< HEAD
-    `run`, `load`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and `withdraw`, and
-    `intervals --split` and `--merge` change a store. All others only read it: they take no lease and start no server,
-    so you can use them while the pipeline runs.
-=======
-    All commands except `gc`, `repair`, `rewind`, `upgrade`, `adopt`, `savepoint` and `intervals --split` or
-    `--merge` only read. They take no lease and start no server, so you can use them while the pipeline runs.
->>>>>>> ceea67a (millpond upgrade brings the rows of a stopped pipeline to the form of state that its code keeps)
+    `run`, `load`, `upgrade`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and
+    `withdraw`, and `intervals --split` and `--merge` change a store. All others only read it: they take no lease and
+    start no server, so you can use them while the pipeline runs.
     """

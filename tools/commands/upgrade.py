@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
@@ -16,10 +13,11 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.terminal.application import load_pipeline
+from millpond.tools.terminal.apps import load_pipeline, wrong_usage
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.terminal.output import note, print_json, print_table
+from millpond.tools.terminal.output import json_option, note, print_json, print_table
+from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["upgrade"]
 
@@ -27,10 +25,11 @@ __all__ = ["upgrade"]
 @click.command(
     cls=TeachingCommand,
     examples=(
-        "millpond upgrade pond --app orders:pipeline --dry-run",
-        "millpond upgrade pond --app orders:pipeline",
-        "millpond upgrade pond --app orders:pipeline --computation visits --json",
+        "millpond upgrade pond --app flights:pipeline --dry-run",
+        "millpond upgrade pond --app flights:pipeline",
+        "millpond upgrade pond --app flights:pipeline --json",
     ),
+    exit_codes={1: "rows that could not be upgraded, or an error, of the store, the data or a service"},
 )
 @store_argument
 @click.option(
@@ -43,7 +42,7 @@ __all__ = ["upgrade"]
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Call the code for every row, and change nothing.")
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per computation, one per line.")
+@json_option("One JSON object per computation, one per line.")
 @click.pass_context
 def upgrade(
     context: click.Context,
@@ -68,7 +67,8 @@ def upgrade(
     was. A row whose upgrade fails stays as it is, and the first ones are named; the exit code is 1 then. With
     --dry-run nothing is taken or written, and the pipeline may run.
     """
-    topology = load_pipeline(app).check()
+    with wrong_usage():
+        topology = load_pipeline(app).check()
     clock, rng = SystemClock(), SystemRng()
     with Store.open(
         store,
@@ -83,7 +83,14 @@ def upgrade(
         names = set(computations) or {
             name for name, node in topology.computations.items() if node.computation.state_version
         }
-        with _progress(_updates_of(opened.snapshot(), names)) as tell:
+        updates, seen = _updates_of(opened.snapshot(), names), 0
+
+        def tell(more: int) -> None:
+            nonlocal seen
+            seen += more
+            told(seen, updates)
+
+        with progress_bar("upgrading row updates") as told:
             done = upgrade_by_hand(
                 opened, topology, clock, rng, computations=computations, dry_run=dry_run, tell=tell
             )
@@ -96,18 +103,6 @@ def upgrade(
 
 def _updates_of(snapshot: Snapshot, names: set[str]) -> int:
     return sum(file.num_records or 0 for name in names for file in snapshot.files_in(name))
-
-
-@contextmanager
-def _progress(updates: int) -> Iterator[Callable[[int], None]]:
-    """
-    A bar on standard error, where that is a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=max(updates, 1), label="row updates", file=sys.stderr) as bar:
-        yield bar.update
 
 
 def _print(done: list[Upgraded], *, dry_run: bool) -> None:

@@ -137,9 +137,9 @@ def test_rows_show_their_version(pond: Pond) -> None:
     ("app", "message"),
     [
         ("pipeline", ""),
-        ("missing", "cannot be imported"),
-        ("nothing", "no pipeline"),
-        ("", "module:pipeline"),
+        ("missing", "no such name"),
+        ("nothing", "neither a pipeline"),
+        ("", "module:name"),
     ],
 )
 def test_what_is_no_pipeline_is_refused(pond: Pond, app: str, message: str) -> None:
