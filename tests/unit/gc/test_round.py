@@ -266,6 +266,31 @@ def test_a_savepoint_that_comes_too_late_is_refused(pond):
     assert open_savepoints(pond.store.committer.refresh().txns) == ()
 
 
+def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pond):
+    """
+    It is in the log, and a collector was quicker, which its maker did not live to see.
+    """
+    pond.collect()
+    pond.store.committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 3}))
+
+    with pytest.raises(ConflictError, match="has been collected"):
+        pond.savepoint("mine", TableVersion(3))
+    assert open_savepoints(pond.store.committer.refresh().txns) == ()
+
+
+def test_a_savepoint_that_is_made_again_long_after_is_the_one_that_is_there(pond):
+    """
+    Though its version is behind what collectors have passed.
+    """
+    version = TableVersion(12)
+    made = pond.savepoint("mine", version)
+    pond.collect()
+    pond.steps(3)
+
+    assert pond.collect().horizon > version
+    assert pond.savepoint("mine", version) == made
+
+
 class Interrupted:
     """
     Objects that do something else right before they put a file for the first time.
