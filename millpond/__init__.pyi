@@ -92,6 +92,7 @@ from .executor.injectors.policy import InjectorLogic as InjectorLogic
 from .executor.injectors.policy import ManualWatermark as ManualWatermark
 from .executor.injectors.policy import WatermarkPolicy as WatermarkPolicy
 from .executor.local.intake import Receipt as Receipt
+from .executor.local.row_source import RowSource as RowSource
 from .executor.local.rows import RowsLike as RowsLike
 from .executor.local.run import LocalRun as LocalRun
 from .executor.local.runner import LocalRunner as LocalRunner

@@ -51,6 +51,7 @@ def _version() -> str:
     cls=TeachingGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     examples=(
+        "millpond run flights:pipeline --store pond --input flights=flights",
         "millpond status pond",
         "millpond rows pond window_counter --key EWR",
         "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
@@ -61,7 +62,7 @@ def _version() -> str:
 @click.version_option(_version(), prog_name="millpond")
 def main() -> None:
     """
-    Inspect and maintain Millpond stores.
+    Run pipelines on files, and inspect and maintain Millpond stores.
 
     A store is a folder (or a URL) in which a pipeline keeps, for each computation, one row per
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
@@ -70,4 +71,7 @@ def main() -> None:
     `run`, `load`, `upgrade`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and
     `withdraw`, and `intervals --split` and `--merge` change a store. All others only read it: they take no lease and
     start no server, so you can use them while the pipeline runs.
+
+    Each command prints JSON with `--json`, the result alone on standard output. `millpond completion bash` makes the
+    shell complete names.
     """

@@ -24,7 +24,14 @@ _BEGINNING: Final = """# The command line
 `millpond` itself says which commands change a store; all others take no lease and start no server, so they may be used
 while a pipeline runs.
 
-This page is made of the help of each command.
+- **Exit codes**: 0 is done, 1 an error of the store, the data or a service, or what a command was asked to find, 2
+  wrong usage. The help of each command states them.
+- **`--json`**: each command prints one JSON object, or one a line where it lists several, with the names of the Python
+  API. Messages go to standard error, so standard output is the result alone.
+- **Completion**: `millpond completion bash`, `zsh` or `fish` prints a script for your shell.
+- **Progress** is shown on standard error, in a terminal only.
+
+The examples of each command are run by the test suite. This page is made of the help of each command.
 """
 
 
