@@ -219,6 +219,6 @@ def test_a_pipeline_that_is_not_there_is_wrong_usage() -> None:
     """
     With the nearest name.
     """
-    result = run("", *FILES, pipeline="counts_of_test:pipelin")
+    result = run("", *FILES, pipeline="counts_of_test:pipelines")
 
     assert (result.exit_code, "did you mean pipeline" in result.stderr) == (2, True)
