@@ -19,7 +19,7 @@ from pyarrow import csv as arrow_csv
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["FileFormat", "format_of"]
+__all__ = ["Csv", "FileFormat", "format_of"]
 
 _SUFFIXES: Final = {
     ".parquet": "parquet",
@@ -172,6 +172,15 @@ class Csv(FileFormat):
         self._text_columns = frozenset(text_columns)
         self._types: dict[str, pa.DataType] = {}
 
+    def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
+        """
+        The columns of all files, in their order, with their types.
+        """
+        names = [name for path in paths for name in self._names(path)]
+        # Read to their end: then the types are known.
+        sum(self.counts(paths))
+        return {name: self._types.get(name, pa.string()) for name in names}
+
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         """
         How many rows each file has. On the way columns are found that are of numbers.
@@ -209,13 +218,19 @@ class Csv(FileFormat):
         ]
         return pa.Table.from_arrays(columns, names=names)
 
-    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+    def _names(self, path: Path) -> list[str]:
         if path.stat().st_size == 0:
-            return
+            return []
         with arrow_csv.open_csv(path, parse_options=_PARSE) as header:
-            names = header.schema.names
+            names: list[str] = header.schema.names
         if len(set(names)) < len(names):
             raise InvalidError("a CSV file has two columns of one name", file=path, columns=", ".join(names))
+        return names
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        names = self._names(path)
+        if not names:
+            return
         convert = arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
             strings_can_be_null=True,

@@ -4,12 +4,14 @@ The same files as streaming DataFrames of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
-from millpond.tools.terminal.file_formats import format_of
+from millpond.tools.terminal.file_formats import Csv, FileFormat, format_of
 from millpond.tools.terminal.row_files import files_in
 
 if TYPE_CHECKING:
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["stream_of_files"]
 
-_OPTIONS = {"csv": {"header": "true", "multiLine": "true"}}
+# By its place alone a column would be taken for another one where files have them in another order.
+_OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
+_TYPES: Final[Mapping[pa.DataType, str]] = {
+    pa.int64(): "bigint",
+    pa.float64(): "double",
+    pa.bool_(): "boolean",
+    pa.string(): "string",
+}
 
 
 def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str]) -> DataFrame:
@@ -27,25 +36,36 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
 
     Args:
         spark: the session.
-        path: a file or a folder, on this machine or wherever Spark can read; of a URL the name says the format, or else
-            its files are Parquet.
+        path: a file or a folder on this machine; or a URL that Spark can read, whose name says the format: without a
+            suffix it is Parquet.
         text_columns: the columns of CSV files that are text, whatever is in them.
 
     Raises:
         InvalidError: there is nothing at the path, or files of no known format or of several.
     """
+    schema: StructType | str
     if "://" in path:
         name = format_of(Path(path)).name if Path(path).suffix else "parquet"
+        schema = _schema_by_spark(spark, name, path, text_columns)
     else:
-        name = files_in(Path(path))[0].name
-        path = str(Path(path).resolve())
-    options = _OPTIONS.get(name, {})
-    schema = _schema(spark, name, path, text_columns)
-    reader = spark.readStream.schema(schema).options(**options).option("recursiveFileLookup", "true")
-    return reader.format(name).load(path)
+        found, paths = files_in(Path(path), text_columns)
+        name, path = found.name, str(Path(path).resolve())
+        schema = _schema_of(found, paths) or _schema_by_spark(spark, name, path, text_columns)
+    reader = spark.readStream.schema(schema).options(**_OPTIONS.get(name, {}))
+    return reader.option("recursiveFileLookup", "true").format(name).load(path)
 
 
-def _schema(spark: SparkSession, name: str, path: str, text_columns: Collection[str]) -> StructType:
+def _schema_of(found: FileFormat, paths: list[Path]) -> str | None:
+    """
+    The columns of CSV files with the types that the local runner gives them; of other formats Spark knows.
+    """
+    if not isinstance(found, Csv):
+        return None
+    columns = found.types(paths).items()
+    return ", ".join(f"`{name.replace('`', '``')}` {_TYPES[kind]}" for name, kind in columns)
+
+
+def _schema_by_spark(spark: SparkSession, name: str, path: str, text_columns: Collection[str]) -> StructType:
     from pyspark.errors import AnalysisException
     from pyspark.sql.types import (
         BooleanType,
@@ -68,7 +88,7 @@ def _schema(spark: SparkSession, name: str, path: str, text_columns: Collection[
         ) from error
     if name != "csv":
         return found
-    # As the local runner reads them: times, and whatever else is no plain number, stay text.
+    # Times, and whatever else is no plain number, stay text.
     plain = (BooleanType, DoubleType, IntegerType, LongType)
     fields = [
         field

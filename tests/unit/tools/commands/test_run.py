@@ -166,6 +166,24 @@ def test_a_run_that_was_interrupted_is_continued(
     assert sum(sums().values()) == sum(range(40))
 
 
+def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> None:
+    """
+    From the row where it stood at that version, although the store had been further.
+    """
+    write("1.json", range(10))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    with mp.Store.open("pond", read_only=True) as store:
+        version = store.snapshot().version
+    write("2.json", range(10, 30))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    given = ["rewind", "pond", "--version", str(version), "--yes", "--zookeeper", zookeeper_hosts]
+    assert CliRunner().invoke(main, given).exit_code == 0
+    assert sum(sums().values()) == sum(range(10))
+
+    assert summary_of(run(zookeeper_hosts, *FILES, "--json"))["run"]["injected"] == 20
+    assert sum(sums().values()) == sum(range(30))
+
+
 def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
     """
     What it returns goes to the runner as it is.
