@@ -97,6 +97,7 @@ from .executor.local.rows import RowsLike as RowsLike
 from .executor.local.run import LocalRun as LocalRun
 from .executor.local.runner import LocalRunner as LocalRunner
 from .executor.maintenance.policy import UpkeepPolicy as UpkeepPolicy
+from .executor.pipeline.backfill import Backfill as Backfill
 from .executor.pipeline.key_extractor import KeyExtractor as KeyExtractor
 from .executor.pipeline.names import DEAD_LETTERS as DEAD_LETTERS
 from .executor.pipeline.nodes import FieldExtractor as FieldExtractor

@@ -241,6 +241,7 @@ class WatermarkAuthority:
             return
         holds = {name: intervals.least for name, intervals in self._intervals.items()}
         bases = {name: self._base(node) for name, node in self._topology.computations.items()}
+        bases |= {name: min(bases[name], at) for name, at in self._held_back.items()}
         for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
             self._inputs[name] = max(self._inputs[name], solved)
             # A hold behind the published input comes from late records and binds as it is.
@@ -251,7 +252,7 @@ class WatermarkAuthority:
     def _base(self, node: ComputationNode) -> EventTimeMicros:
         undelivered = (self._undelivered[stream] for stream in node.inbox if stream in self._undelivered)
         outside = (self._outside_bound(subscription.stream) for subscription in node.subscriptions)
-        return min([*undelivered, *outside, self._held_back.get(node.name, TIME_MAX_US)])
+        return min([*undelivered, *outside])
 
     def _outside_bound(self, stream: str) -> EventTimeMicros:
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +28,9 @@ class Kept(mp.Computation):
         """
         Insert the record.
         """
-        context.state.set(
-            sorted([*context.state.get([]), [record.at, json.dumps(record.value, sort_keys=True)]])
-        )
+        value = record.value
+        shown = [value["window"], value["value"]] if "pane" in value else [record.at, value]
+        context.state.set(sorted([*context.state.get([]), json.dumps(shown, sort_keys=True)]))
 
 
 def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
@@ -41,6 +42,9 @@ def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
     stream.apply(Count(("old",)), name="old")
     for name, kind in JOINING.items() if joins else ():
         stream.apply(kind((name,)), name=name, backfill=backfill).apply(Kept(), name=f"kept_{name}")
+    if joins:
+        windows = stream.window(mp.FixedWindows("10s")).combine(mp.Sum("n"), name="sums", backfill=backfill)
+        windows.apply(Kept(), name="kept_sums")
     return made
 
 
@@ -48,7 +52,12 @@ def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]
     """
     The rows of what joins, after these runs of one store, the last of which ends the input.
     """
-    with mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as store:
+    with (
+        mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # A history of several pieces, so that its watermark has to move.
+        patch.setattr("millpond.executor.local.worker.BUNDLE_RECORDS_MAX", 4)
         for number, (made, rows) in enumerate(runs, 1):
             runner = mp.LocalRunner(store, progress=False, upkeep=None, rng=SeededRng(number))
             runner.run(made, {"in": rows}, finish=number == len(runs))
@@ -57,7 +66,7 @@ def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]
                 (row["key"], row["state"], row["state_bytes"], row["timers"])
                 for row in store.rows_view(name).to_arrow().to_pylist()
             ]
-            for joined in JOINING
+            for joined in (*JOINING, "sums")
             for name in (joined, f"kept_{joined}")
         }
 
