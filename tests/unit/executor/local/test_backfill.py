@@ -51,6 +51,16 @@ class Seen(mp.Computation):
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
 
 
+class Forward(Count):
+    """
+    Counts, and produces each record again.
+    """
+
+    def process_record(self, context, record):
+        super().process_record(context, record)
+        context.produce("forward", record.value)
+
+
 class Alarm(mp.Computation):
     """
     Sets a timer two seconds after each record, and keeps the numbers and alarms in their order.
@@ -209,6 +219,31 @@ def test_histories_of_several_streams_go_on_together(store: mp.Store) -> None:
     told = states(store, "seen")["all"]
     assert sorted(n for n, _ in told) == list(range(22))
     assert not any(late for _, late in told)
+
+
+@pytest.mark.parametrize("mode", ["weak", "time_sorted", "cut into intervals"])
+def test_history_goes_through_every_kind_of_computation(store: mp.Store, mode: str) -> None:
+    """
+    One whose productions do not wait for the commit, one that sorts its records, one of many intervals.
+    """
+    options: dict[str, Any] = {
+        "weak": {"productions": "weak"},
+        "time_sorted": {"time_sorted": True},
+        "cut into intervals": {"intervals": 2},
+    }[mode]
+    made = mp.Pipeline("p")
+    stream = made.inject("s", key="k", at="at")
+    stream.apply(Count(), name="old")
+    runner(store).run(made, {"s": ROWS[:11]}, finish=False)
+    forwarded = stream.apply(Forward(), name="forward", backfill="input", **options)
+    forwarded.apply(Seen(), name="seen", key=lambda value: "all")
+
+    runner(store).run(made, {"s": ROWS}, finish=True)
+
+    told = states(store, "seen")["all"]
+    assert sorted(n for n, _ in told) == list(range(22))
+    assert not any(late for _, late in told)
+    assert states(store, "forward") == WHOLE
 
 
 def test_unreadable_history_becomes_dead_letters_of_the_one_that_joins(store: mp.Store) -> None:
