@@ -118,6 +118,7 @@ from .executor.replay.spark_replay import replay_on_spark as replay_on_spark
 from .executor.reporting.summary import RunSummary as RunSummary
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
+from .executor.run.pipeline_update import PipelineUpdate as PipelineUpdate
 from .executor.sinks.record import SinkRecord as SinkRecord
 from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import RecordingSink as RecordingSink
@@ -135,6 +136,7 @@ from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals
 from .executor.watermark.stream_time import MemberStatus as MemberStatus
 from .gc.compaction_plan import CompactionPolicy as CompactionPolicy
+from .statestore.catalog.topology_change import TopologyChange as TopologyChange
 from .statestore.errors import ConflictError as ConflictError
 from .statestore.errors import DataError as DataError
 from .statestore.errors import ErrorKind as ErrorKind

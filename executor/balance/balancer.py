@@ -78,6 +78,12 @@ class Balancer:
         """
         self.loads.forget(cut.replaced)
 
+    def follow_update(self, former: Balancer) -> None:
+        """
+        Go on from what is known of the intervals that the pipeline had before it changed.
+        """
+        self.parallelism, self.loads = former.parallelism, former.loads
+
     def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
         """
         The cuts to make now, each with the positions to record in its commit.

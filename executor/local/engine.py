@@ -27,6 +27,7 @@ from millpond.executor.maintenance.helper_thread import HelperThread
 from millpond.executor.maintenance.inline import INLINE
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.coordinator import Coordinator
@@ -38,6 +39,7 @@ from millpond.executor.superstep.delivery import (
 )
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import UndeliveredProductions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
@@ -111,21 +113,60 @@ class LocalEngine:
         self._clock = clock
         self._memory = MemoryBudget(cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
-        has_helper = bool(writers and coordinator.topology.fused)
-        self._helper = HelperThread("millpond-weak") if has_helper else None
-        self._weak = WeakRounds(
-            coordinator,
-            self._worker_of,
-            self._files_of,
-            clock=clock,
-            checkpoint_after_ms=checkpoint_after_ms,
-            helper=self._helper,
-        )
+        self._has_threads = bool(writers)
+        self._checkpoint_after_ms = checkpoint_after_ms
+        self._helper: HelperThread | None = None
+        self._weak = self._weak_rounds()
         self._workers: dict[Interval, IntervalWorker] = {}
         self._produced: dict[str, pa.Table] = {}
         self.on_stuck: OnStuck = _log_stuck
         coordinator.on_recut = self._follow
         self._version: TableVersion | None = None
+
+    def _weak_rounds(self) -> WeakRounds:
+        """
+        The rounds of the pipeline as it is, with a thread of their own where a consumer may be left behind.
+        """
+        if self._helper is not None:
+            self._helper.shutdown(wait=True)
+        has_helper = self._has_threads and bool(self._coordinator.topology.fused)
+        self._helper = HelperThread("millpond-weak") if has_helper else None
+        return WeakRounds(
+            self._coordinator,
+            self._worker_of,
+            self._files_of,
+            clock=self._clock,
+            checkpoint_after_ms=self._checkpoint_after_ms,
+            helper=self._helper,
+        )
+
+    def update(self, parts: TopologyParts) -> TableVersion:
+        """
+        Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
+
+        Soft state is rows as they are stored, so that of a computation with other code stays valid. What was
+        produced and waits is read from the committed files, as after a restart.
+
+        Args:
+            parts: the changed pipeline, prepared.
+
+        Raises:
+            InvalidError: user code that was left behind cannot be interrupted.
+            FencedError: another process has taken over.
+            UnavailableError: a service is away for longer than the runner waits.
+        """
+        self._weak.await_code()
+        former = self._coordinator.topology.computations
+        version = self._coordinator.update(parts)
+        self._produced = {}
+        for interval in list(self._workers):
+            node, before = parts.topology.computations.get(interval.computation), former[interval.computation]
+            if node is not None and _keep_rows_alike(node, before):
+                self._workers[interval].take_code(node)
+            else:
+                self._workers.pop(interval).leave()
+        self._weak = self._weak_rounds()
+        return version
 
     def prepare(
         self,
@@ -410,6 +451,14 @@ class _Writing:
         manifest = self.worker.finish(self.bundle, self.result, self.file.result())
         productions = flatten_productions(self.result.updates) if self.result.productions else None
         return manifest, productions
+
+
+def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
+    """
+    Whether two computations keep the same things of their rows in memory.
+    """
+    kept = (node.time_sorted, node.exactly_once, node.computation.state_version)
+    return kept == (former.time_sorted, former.exactly_once, former.computation.state_version)
 
 
 def _by_file(

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from millpond.executor.local.fit import check_still_fits
 from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.status import WatermarkUpdate
 from millpond.statestore.errors import UnavailableError
 
@@ -88,12 +90,14 @@ class Arrival:
         rows: the rows.
         count: how many there are.
         receipt: tells when they are durable.
+        checked: the topology that they fit; ``None`` if no update can come in between.
     """
 
     stream: str
     rows: Rows
     count: int
     receipt: Receipt
+    checked: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,10 +108,12 @@ class UpdateEntry:
     Attributes:
         update: the update.
         receipt: tells when it is durable.
+        checked: the topology that it fits; ``None`` if no update can come in between.
     """
 
     update: WatermarkUpdate
     receipt: Receipt
+    checked: Topology | None = None
 
     @property
     def stream(self) -> str:
@@ -133,6 +139,18 @@ class Taken:
     def __bool__(self) -> bool:
         return bool(self.updates or self.arrivals)
 
+    def fitting(self, topology: Topology) -> Taken:
+        """
+        What fits the pipeline as it is; the senders of the rest are told why theirs does not.
+
+        Args:
+            topology: the pipeline that runs; entries that wait may have been checked against a former one.
+        """
+        return Taken(
+            updates=[entry for entry in self.updates if _fits(entry, topology)],
+            arrivals=[entry for entry in self.arrivals if _fits(entry, topology)],
+        )
+
     def settle(self, failure: BaseException | None = None) -> None:
         """
         Settle all receipts.
@@ -144,6 +162,21 @@ class Taken:
             update.receipt.settle(failure)
         for arrival in self.arrivals:
             arrival.receipt.settle(failure)
+
+
+def _fits(entry: Arrival | UpdateEntry, topology: Topology) -> bool:
+    former = entry.checked
+    if former is None or former is topology:
+        return True
+    try:
+        if isinstance(entry, UpdateEntry):
+            entry.update.check(topology)
+        else:
+            check_still_fits(topology, former, entry.stream, entry.rows)
+    except Exception as refusal:  # noqa: BLE001 - a key extractor of the user's may raise anything
+        entry.receipt.settle(refusal)
+        return False
+    return True
 
 
 class Intake:
@@ -161,6 +194,7 @@ class Intake:
         self._held: dict[str, list[Arrival | UpdateEntry]] = {}
         self._records = 0
         self._idle = False
+        self._is_woken = False
         self._ended: BaseException | None = None
 
     # -- producers -------------------------------------------------------------------------
@@ -277,12 +311,22 @@ class Intake:
             self._records = sum(entry.count for entry in self._entries if isinstance(entry, Arrival))
             self._condition.notify_all()
 
+    def wake(self) -> None:
+        """
+        End the `rest` under way, or else the next one, though no entry has arrived.
+        """
+        with self._condition:
+            self._idle = False
+            self._is_woken = True
+            self._condition.notify_all()
+
     def rest(self, timeout_ms: float) -> None:
         """
         Note that nothing is left to do, and sleep until an entry arrives, or for ``timeout_ms``.
         """
         with self._condition:
-            if not self._entries and self._ended is None:
+            is_woken, self._is_woken = self._is_woken, False
+            if not self._entries and self._ended is None and not is_woken:
                 self._idle = True
                 self._condition.notify_all()
                 self._condition.wait(timeout_ms / 1_000)

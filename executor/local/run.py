@@ -14,15 +14,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from millpond.executor.event_time.clocks import PercentileTimes
+from millpond.executor.local.fit import check_fit
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.row_source import RowSource
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.changes import flat_rows
-from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
+from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import SuperstepReport
+from millpond.executor.run.pipeline_update import PipelineUpdate
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.superstep.plan import InputPosition
@@ -48,7 +51,8 @@ class LocalRun(Run[Receipt]):
             worker.coordinator.topology, worker.lifecycle, clock, first=worker.status, release=release
         )
         self._worker = worker
-        self._checked: set[str] = set()
+        # Replaced with the topology, so that any thread reads both of one time.
+        self._gate: tuple[Topology, set[str]] = self._topology, set()
 
     # -- input -----------------------------------------------------------------------------
 
@@ -75,13 +79,17 @@ class LocalRun(Run[Receipt]):
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
             MillpondError: the error that ended the run.
         """
-        given = self.read_rows(stream, rows)
-        self.check_rows(stream, given)
+        topology, checked = self._gate
+        given = _read_rows(topology, stream, rows)
+        check_fit(topology, stream, given, with_mappings=stream not in checked)
+        if given and not isinstance(given, pa.Table):
+            checked.add(stream)
         self._refuse_if_ended(stream)
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
         receipt = Receipt(len(cut))
         for count, piece in cut:
-            self._put(Arrival(stream=stream, rows=piece, count=count, receipt=receipt), timeout_ms)
+            arrival = Arrival(stream=stream, rows=piece, count=count, receipt=receipt, checked=topology)
+            self._put(arrival, timeout_ms)
         return receipt
 
     def inject_durably(self, stream: str, rows: RowsLike) -> None:
@@ -118,10 +126,7 @@ class LocalRun(Run[Receipt]):
         Raises:
             InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
         """
-        change = self._topology.injector(stream).change
-        # Changes are put in order, so all of them are needed.
-        given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
-        return given if change is None else flat_rows(change, given)
+        return _read_rows(self._topology, stream, rows)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
         """
@@ -133,15 +138,7 @@ class LocalRun(Run[Receipt]):
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
         """
-        injector = self._topology.injector(stream)
-        keys = [consumer.subscription.key for consumer in self._topology.consumers_of(stream)]
-        if isinstance(rows, pa.Table):
-            # A missing column is an error of this call and must not end the run.
-            for key in keys:
-                read_injected(injector, key, rows.slice(0, 0))
-        elif rows and stream not in self._checked:
-            check_fields(injector, keys, rows)
-            self._checked.add(stream)
+        check_fit(self._topology, stream, rows)
 
     def _put(self, entry: Arrival | UpdateEntry, timeout_ms: float | None = None) -> None:
         self._worker.check_active()
@@ -313,7 +310,7 @@ class LocalRun(Run[Receipt]):
 
     def _accept(self, update: WatermarkUpdate) -> Receipt:
         receipt = Receipt()
-        self._put(UpdateEntry(update=update, receipt=receipt))
+        self._put(UpdateEntry(update=update, receipt=receipt, checked=self._topology))
         return receipt
 
     def _signal(self, rows: pa.Table) -> Receipt:
@@ -321,6 +318,12 @@ class LocalRun(Run[Receipt]):
 
     def _finish(self, stream: str) -> Receipt:
         return self._accept(WatermarkUpdate(stream=stream, at=TIME_MAX_US))
+
+    def _change(self, topology: Topology) -> PipelineUpdate:
+        return self._worker.update(topology, then=lambda: self._follow(topology))
+
+    def _follow(self, topology: Topology) -> None:
+        self._topology, self._gate = topology, (topology, set())
 
     def _say(self, text: str) -> None:
         self._worker.say(text)
@@ -333,3 +336,10 @@ class LocalRun(Run[Receipt]):
 
     def _close(self) -> None:
         self._worker.close()
+
+
+def _read_rows(topology: Topology, stream: str, rows: RowsLike) -> Rows:
+    change = topology.injector(stream).change
+    # Changes are put in order, so all of them are needed.
+    given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
+    return given if change is None else flat_rows(change, given)

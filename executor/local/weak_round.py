@@ -156,6 +156,23 @@ class WeakRounds:
                     self._run_part(round_, node, part, own, weak)
         return round_.done, round_.letters
 
+    def await_code(self) -> None:
+        """
+        Wait for the bundles that were left behind, and forget them: their records come again from their checkpoints.
+
+        Raises:
+            InvalidError: user code cannot be interrupted.
+        """
+        for interval, running in list(self._running.items()):
+            self._await(running)
+            del self._running[interval]
+            self._worker_of(interval, True)
+
+    def _await(self, running: _Running) -> None:
+        wait([running.future, self._stranded], return_when=FIRST_COMPLETED)
+        if not running.future.done():
+            self._stranded.result()
+
     def strand(self, error: InvalidError) -> None:
         """
         Give up on user code that cannot be interrupted: waiting for a bundle that was left behind raises the error.
@@ -264,9 +281,7 @@ class WeakRounds:
         Raises:
             InvalidError: its user code cannot be interrupted.
         """
-        wait([running.future, self._stranded], return_when=FIRST_COMPLETED)
-        if not running.future.done():
-            self._stranded.result()
+        self._await(running)
         own_records = sum(len(deliveries.at) for deliveries in own)
         if own_records != running.records or running.future.exception() is not None:
             self._worker_of(part.interval, True)

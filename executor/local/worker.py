@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -21,9 +21,12 @@ from millpond.executor.local.engine import LocalEngine, Prepared
 from millpond.executor.local.input import OutsideRows
 from millpond.executor.local.intake import Intake, Taken
 from millpond.executor.local.row_source import RowSource
+from millpond.executor.local.update_requests import UpdateRequests
 from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
+from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
 from millpond.executor.run.status import RunStatus
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
@@ -79,6 +82,7 @@ class LocalWorker:
         self._pause_timeout_ms = pause_timeout_ms
         self.lifecycle: Lifecycle = Lifecycle()
         self._thread: threading.Thread | None = None
+        self._updates = UpdateRequests()
         self._taken = Taken()
         engine.on_stuck = self._strand
         coordinator.sinks.on_failure = self._end_by_sink
@@ -99,7 +103,7 @@ class LocalWorker:
         backfilled = self.backfill_step()
         if backfilled is not None:
             return backfilled
-        taken = self._taken = self.intake.take(BUNDLE_RECORDS_MAX)
+        taken = self._taken = self.intake.take(BUNDLE_RECORDS_MAX).fitting(self.coordinator.topology)
         try:
             with self._failing():
                 report = self._handle(taken)
@@ -206,6 +210,52 @@ class LocalWorker:
             self._superstep(
                 outside, position=position, is_bounded=is_bounded, after=after if is_bounded else None
             )
+
+    def update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
+        """
+        Go on with a changed pipeline; waits until the superstep under way has ended.
+
+        Args:
+            topology: the changed pipeline.
+            then: called once it runs, before the next superstep.
+
+        Raises:
+            InvalidError: the pipeline cannot go on like this; the old one does.
+            MillpondError: what ended the run.
+        """
+        self.check_active()
+        if self._thread is None:
+            return self._update(topology, then)
+        if self._thread is threading.current_thread():
+            raise InvalidError("a pipeline's own code cannot update it: the update would wait for itself")
+        asked = self._updates.put(topology, then)
+        self.intake.wake()
+        return asked.result()
+
+    def _update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
+        former, began_us = self.coordinator.topology, self._clock.monotonic_us()
+        # What is refused here leaves the run as it is.
+        parts = self.coordinator.prepare_update(topology)
+        with self._failing():
+            version = self.engine.update(parts)
+            self.status = RunStatus.of(self.coordinator)
+            then()
+            self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
+        elapsed_us = self._clock.monotonic_us() - began_us
+        return update_between(former, topology, version, elapsed_us)
+
+    def _update_as_asked(self) -> None:
+        """
+        Make the updates that other threads wait for; one that is refused ends nothing.
+        """
+        while (request := self._updates.take()) is not None:
+            try:
+                request.outcome.set_result(self._update(request.topology, request.then))
+            except BaseException as failure:
+                request.outcome.set_exception(failure)
+                if self.lifecycle.error is not None:
+                    raise
+                _LOG.info("an update was refused, and the pipeline goes on as it is: %s", failure)
 
     def say(self, text: str) -> None:
         """
@@ -316,10 +366,13 @@ class LocalWorker:
     def _work(self) -> None:
         try:
             while self.lifecycle.phase is Phase.RUNNING:
+                self._update_as_asked()
                 if self.step() is None:
                     self.intake.rest(self._rest_ms())
         except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that injects or waits
             _LOG.debug("the run has ended: %s", failure)
+        finally:
+            self._updates.end(self.lifecycle.error or InvalidError("the run has been stopped"))
 
     def _rest_ms(self) -> float:
         due = self.coordinator.next_wall_timer()

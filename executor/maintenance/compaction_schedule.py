@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -111,15 +111,30 @@ class CompactionSchedule:
         """
         Drop what is prepared of intervals that were replaced, and look at those that replace them.
         """
-        for interval in cut.replaced:
-            self._files.pop(interval, None)
-            small, large = self._in_flight.pop(interval, None), self._large.pop(interval, None)
-            self._overtaken += [future for future in (small, large and large[1]) if future is not None]
+        self._forget(cut.replaced)
         snapshot = self._store.committer.snapshot
         for interval in cut.by:
             self._files[interval] = len(snapshot.files_of(interval))
         # A cut puts a file that cannot be read into one part or the other.
         self._damaged.difference_update(cut.replaced)
+
+    def update(self, topology: Topology) -> None:
+        """
+        Follow a pipeline that has changed: drop what is prepared of intervals that it no longer has, and look at new ones.
+        """
+        self._topology = topology
+        held = {owned.interval for owned in self._ownership.all()}
+        known = {*self._files, *self._in_flight, *self._large}
+        self._forget(known - held)
+        snapshot = self._store.committer.snapshot
+        for interval in held - known:
+            self._files[interval] = len(snapshot.files_of(interval))
+
+    def _forget(self, intervals: Iterable[Interval]) -> None:
+        for interval in intervals:
+            self._files.pop(interval, None)
+            small, large = self._in_flight.pop(interval, None), self._large.pop(interval, None)
+            self._overtaken += [future for future in (small, large and large[1]) if future is not None]
 
     def throttle(self) -> None:
         """

@@ -90,6 +90,13 @@ class PartingSchedule:
         if cut.kind == "split":
             self._due_after[cut.by[0].computation] = self._superstep + self._policy.fan_in
 
+    def update(self) -> None:
+        """
+        Note that the pipeline has changed, and with it the intervals.
+        """
+        self._due_after.clear()
+        self.open()
+
     def start(
         self,
         superstep: Superstep,

@@ -105,6 +105,13 @@ class Upkeep:
         self._compactions.follow(cut)
         self._partings.follow(cut)
 
+    def update(self, topology: Topology) -> None:
+        """
+        Follow a pipeline that has changed: what is prepared of intervals that it gave back is dropped.
+        """
+        self._compactions.update(topology)
+        self._partings.update()
+
     def note(self, request: CommitRequest) -> None:
         """
         Intervals have got files.

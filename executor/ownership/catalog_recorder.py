@@ -9,31 +9,32 @@ indefinitely.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import cast
 
-import cloudpickle
-
+from millpond.executor.pipeline.code_fingerprint import code_fingerprint
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     PipelineDefinition,
+    SinkDefinition,
     StreamDefinition,
     SubscriptionDefinition,
 )
-from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.facts import CommitFacts, definition_to_metadata
 from millpond.statestore.catalog.journal import CatalogJournal
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 
-__all__ = ["CatalogRecorder", "definition_of"]
+__all__ = ["CatalogRecorder", "definition_metadata", "definition_of"]
 
 _LOG = logging.getLogger("millpond")
 _OPENING_S = 0.5
@@ -175,12 +176,12 @@ class CatalogRecorder:
 
 def definition_of(topology: Topology) -> PipelineDefinition:
     """
-    A topology in the catalog's form; the code's version is a hash of the pickled computation.
+    A topology in the catalog's form; see `code_fingerprint` for what is taken for the code.
     """
     computations = tuple(
         ComputationDefinition(
             name=node.name,
-            code_hash=hashlib.sha256(cloudpickle.dumps(node.computation)).hexdigest(),
+            code_hash=code_fingerprint(node.computation, [one.key for one in node.subscriptions]),
             codec=node.computation.codec.name,
             options={
                 "exactly_once": node.exactly_once,
@@ -212,9 +213,25 @@ def definition_of(topology: Topology) -> PipelineDefinition:
         )
         for name in sorted(names)
     )
-    return PipelineDefinition(
-        name=topology.name, computations=computations, streams=streams, subscriptions=subscriptions
+    sinks = tuple(
+        SinkDefinition(name=node.name, stream=node.stream, destination=node.sink.identity)
+        for node in topology.sinks.values()
     )
+    return PipelineDefinition(
+        name=topology.name,
+        computations=computations,
+        streams=streams,
+        subscriptions=subscriptions,
+        sinks=sinks,
+    )
+
+
+def definition_metadata(topology: Topology) -> dict[str, JsonValue]:
+    """
+    What a commit tells readers of the log about the pipeline that runs from it on.
+    """
+    definition = cast("JsonValue", definition_to_metadata(definition_of(topology)))
+    return {"pipeline": topology.name, "definition": definition}
 
 
 def _text(extractor: object) -> str:
@@ -222,4 +239,5 @@ def _text(extractor: object) -> str:
         return "the record's own key"
     if isinstance(extractor, str):
         return extractor
-    return getattr(extractor, "__qualname__", repr(extractor))
+    # The text of an object may have its address, which differs from process to process.
+    return str(getattr(extractor, "__qualname__", type(extractor).__qualname__))

@@ -11,7 +11,7 @@ partitions of live files, in rows), so a lost catalog changes nothing. A mismatc
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
@@ -42,6 +42,7 @@ from millpond.statestore.app_ids import (
     declared_intervals_app_id,
     state_version_app_id,
 )
+from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
@@ -52,6 +53,7 @@ __all__ = [
     "Evolution",
     "check_codecs",
     "codec_records",
+    "evolution_request",
     "intervals_of",
     "moved_intervals",
     "moved_positions",
@@ -98,12 +100,12 @@ def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
     evolution = Evolution(
         renames=dict(_renames(topology, snapshot, stored)), drops=frozenset(topology.drop & stored)
     )
-    vanished = sorted(stored - topology.computations.keys() - evolution.leaving)
+    vanished = sorted(stored - topology.computations.keys() - evolution.leaving - topology.retire)
     if vanished:
         fresh = sorted(topology.computations.keys() - claimed - set(evolution.renames.values()))
         raise InvalidError(
             "the store has rows of a computation that the pipeline no longer has: set renamed_from= in the "
-            "computation that takes them over, or drop= in the pipeline to remove them",
+            "computation that takes them over, or in the pipeline drop= to remove them or retire= to keep them",
             pipeline=topology.name,
             computation=vanished[0],
             **({"vanished": vanished} if len(vanished) > 1 else {}),
@@ -279,6 +281,26 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
     if declared is not None:
         moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1
     return moved
+
+
+def evolution_request(
+    topology: Topology, snapshot: Snapshot, evolution: Evolution, writes: Iterable[IntervalWrite]
+) -> CommitRequest:
+    """
+    The commit that moves or removes the rows of computations that the pipeline no longer has.
+    """
+    return CommitRequest(
+        kind="evolution",
+        writes=tuple(writes),
+        positions=moved_positions(topology, snapshot, evolution),
+        metadata={
+            "pipeline": topology.name,
+            "renamed": dict(evolution.renames),
+            "dropped": sorted(evolution.drops),
+        },
+        renames=evolution.renames,
+        drops=evolution.drops,
+    )
 
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:

@@ -17,43 +17,35 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.ownership.catalog_recorder import definition_metadata
+from millpond.executor.ownership.claims import claims_of, refuse_claimed, sequencers_before
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.evolution import (
     Evolution,
+    evolution_request,
     intervals_of,
     moved_intervals,
-    moved_positions,
     plan_evolution,
 )
 from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.ownership.scan import IntervalSummary, scan_interval
 from millpond.executor.ownership.service_retry import ServiceRetry
-from millpond.executor.ownership.stored_states import check_states, state_records
+from millpond.executor.ownership.stored_states import check_states
 from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import (
-    conflicting_pipeline,
-    id_slack_position,
-    pipeline_number,
-    stream_number,
-)
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import (
-    bare_ids_app_id,
-    claim_app_id,
-    declared_intervals_app_id,
-    id_slack_app_id,
-)
+from millpond.statestore.app_ids import declared_intervals_app_id
 from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, LeaseState, OnHeld
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Sequencer, WallTimeMicros
+from millpond.statestore.types import Clock, TableVersion, WallTimeMicros
 
 __all__ = ["KeepUndelivered", "Ownership"]
 
@@ -149,25 +141,82 @@ class Ownership:
         """
         self._store.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
-        new_names = frozenset(self._plan_evolution().renames.values())
+        new_names = frozenset(self._plan_evolution(self._topology).renames.values())
         known = [interval for interval in self._known() if interval.computation not in new_names]
         self._take_known([self._control, *known], new_names)
         try:
-            # A former owner may have cut keys until that fence; no process can after it.
-            evolution = self._plan_evolution()
-            new_names = frozenset(evolution.renames.values())
-            missed = [
-                interval
-                for interval in self._known()
-                if interval not in self._owned and interval.computation not in new_names
-            ]
-            if missed:
-                self._take(missed)
-            if evolution:
-                self._evolve(evolution)
+            self._take_rest()
         except InvalidError:
             self.close()
             raise
+
+    def check_update(self, topology: Topology) -> None:
+        """
+        Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched.
+
+        Raises:
+            FencedError: another process owns the pipeline.
+            InvalidError: a computation belongs to another pipeline of the store, or the pipeline has changed
+                in a way that its rows do not allow; see `plan_evolution`.
+        """
+        self.check_owner()
+        refuse_claimed(self._store.committer.snapshot.txns, topology.name, topology.computations)
+        self._plan_evolution(topology)
+
+    def update(self, topology: Topology) -> TableVersion:
+        """
+        Go on with a changed pipeline, between two supersteps: the leases on what it keeps stay held.
+
+        Intervals of computations that it no longer has are given back, and those that the table has of the
+        others are taken, as `open` takes them. The last commit says in the log which pipeline runs from it on.
+
+        Args:
+            topology: the changed pipeline, which `check_update` has let pass.
+
+        Returns:
+            The version of that commit.
+        """
+        former, self._topology = self._topology, topology
+        for interval in [one for one in self._owned if one != self._control]:
+            if interval.computation not in topology.computations:
+                self._store.leases.release(self._owned.pop(interval).lease)
+        self._index()
+        reach("update.leases_released")
+        self._take_rest()
+        if topology.percentiles != former.percentiles:
+            # What is known of an interval is known for each percentile.
+            self._scan([*self._owned])
+        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
+        kept = frozenset(one.computation for one in self._owned if one != self._control)
+        request = CommitRequest(
+            kind="topology",
+            writes=(control,),
+            positions=claims_of(self._store, topology, kept, frozenset()),
+            metadata=definition_metadata(topology),
+        )
+        committed = self.commit(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
+        reach("update.committed")
+        return committed.version
+
+    def _take_rest(self) -> None:
+        """
+        Take what the table has and is not held, and let rows follow the changes of the pipeline.
+
+        A former owner may have cut keys until it was fenced; no process can after that.
+        """
+        evolution = self._plan_evolution(self._topology)
+        new_names = frozenset(evolution.renames.values())
+        missed = [
+            interval
+            for interval in self._known()
+            if interval not in self._owned and interval.computation not in new_names
+        ]
+        if missed:
+            self._take(missed)
+        if evolution:
+            self._evolve(evolution)
 
     def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
         """
@@ -192,10 +241,10 @@ class Ownership:
                 return
         raise ConflictError("another process keeps cutting the keys", pipeline=self._topology.name)
 
-    def _plan_evolution(self) -> Evolution:
+    def _plan_evolution(self, topology: Topology) -> Evolution:
         snapshot = self._store.committer.snapshot
-        evolution = plan_evolution(self._topology, snapshot)
-        check_states(self._topology, snapshot, evolution, self._store.objects)
+        evolution = plan_evolution(topology, snapshot)
+        check_states(topology, snapshot, evolution, self._store.objects)
         return evolution
 
     def _evolve(self, evolution: Evolution) -> None:
@@ -220,18 +269,7 @@ class Ownership:
                 for interval in (*leaving, *coming)
             ),
         ]
-        request = CommitRequest(
-            kind="evolution",
-            writes=tuple(writes),
-            positions=moved_positions(self._topology, snapshot, evolution),
-            metadata={
-                "pipeline": self._topology.name,
-                "renamed": dict(evolution.renames),
-                "dropped": sorted(evolution.drops),
-            },
-            renames=evolution.renames,
-            drops=evolution.drops,
-        )
+        request = evolution_request(self._topology, snapshot, evolution, writes)
         committed = self.commit(request)
         if self._on_taken is not None:
             self._on_taken(request, committed)
@@ -302,7 +340,7 @@ class Ownership:
         Raises:
             FencedError: another process has taken an interval.
         """
-        for owned in self._owned.values():
+        for owned in [*self._owned.values()]:
             if owned.lease.state is LeaseState.LOST:
                 owned.lease.check()
 
@@ -373,19 +411,12 @@ class Ownership:
             is_scanned: whether to scan their rows for timers and holds.
         """
         snapshot = self._store.committer.refresh()
-        claims = {
-            **self._claims(intervals, frozenset(interval.computation for interval in above or ())),
-            **(records or {}),
-        }
+        names = frozenset(interval.computation for interval in intervals if interval != self._control)
+        moved = frozenset(interval.computation for interval in above or ())
+        claims = claims_of(self._store, self._topology, names, moved) | dict(records or {})
         owned_before = self._owned.get(self._control)
-        wanted = {i: _stored_sequencer(snapshot.fence_of(i)) for i in intervals}
         replaced = () if cut is None else cut.replaced
-        former = [
-            *(above or {}).items(),
-            *((by, one) for by in intervals for one in replaced if one.overlaps(by)),
-        ]
-        for interval, one in former:
-            wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(one)))
+        wanted = sequencers_before(snapshot, intervals, replaced, above or {})
         timeout_ms = TIMEOUT_MS
         if self._on_held == "wait" and owned_before is None:
             # Arrow imports pandas when it first sees a numpy array: half a second, which a standby has now.
@@ -407,7 +438,7 @@ class Ownership:
             kind="fence" if cut is None else cut.kind,
             writes=tuple(writes),
             positions=claims,
-            metadata={} if cut is None else {"replaced": [one.app_id for one in replaced]},
+            metadata=self._metadata(intervals, replaced),
         )
         committed = self._commit_settled(request)
         self._move_on(request)
@@ -431,33 +462,13 @@ class Ownership:
                 )
         reach("recovery.scanned")
 
-    def _claims(self, intervals: Sequence[Interval], moved: frozenset[str]) -> dict[str, int]:
+    def _metadata(self, taken: Collection[Interval], replaced: Collection[Interval]) -> dict[str, JsonValue]:
         """
-        The claims of the commit that takes ``intervals``, none of which another pipeline may have.
-
-        The rows that computations in ``moved`` receive have scoped ids already.
+        What readers of the log are told of a commit that takes intervals; a new owner says which pipeline it runs.
         """
-        pipeline, positions = self._topology.name, self._store.committer.snapshot.txns
-        names = {interval.computation for interval in intervals if interval != self._control}
-        for name in sorted(names):
-            rival = conflicting_pipeline(positions, pipeline, name)
-            if rival is not None:
-                raise InvalidError(
-                    "the computation's rows belong to another pipeline of this store: choose another name",
-                    computation=name,
-                    pipeline=pipeline,
-                    belongs_to=rival,
-                )
-        claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
-        claims |= self._store.lineage.unrecorded_location(self._store.path)
-        for name in sorted((names & self._topology.computations.keys()) - moved):
-            stream = self._topology.bare_stream(name)
-            if stream is not None and bare_ids_app_id(name) not in positions:
-                claims[bare_ids_app_id(name)] = stream_number(stream)
-            slack = id_slack_app_id(name)
-            if stream is not None:
-                claims[slack] = id_slack_position(positions.get(slack), self._topology.id_slack_us(name))
-        return claims | state_records(self._topology, self._store.committer.snapshot, frozenset(names))
+        if replaced:
+            return {"replaced": [one.app_id for one in replaced]}
+        return definition_metadata(self._topology) if self._control in taken else {}
 
     def _move_on(self, request: CommitRequest) -> None:
         for write in request.writes:
@@ -484,7 +495,3 @@ class Ownership:
             return self._store.committer.commit(request)
 
         return self.patience.run(commit)
-
-
-def _stored_sequencer(fence: Fence | None) -> Sequencer:
-    return Sequencer(0) if fence is None else fence.sequencer

@@ -109,6 +109,10 @@ def _gone_computations_are_gone(topology: Topology) -> None:
             "the pipeline still has the computation that it drops: give it another name to start it empty",
             computation=name,
         )
+    for name in sorted(topology.retire & topology.computations.keys()):
+        raise InvalidError("the pipeline still has the computation that it retires", computation=name)
+    for name in sorted(topology.retire & topology.drop):
+        raise InvalidError("the rows of a former computation stay, or they are dropped", computation=name)
     seen: dict[str, str] = {}
     for node in topology.computations.values():
         former = node.renamed_from
@@ -121,7 +125,7 @@ def _gone_computations_are_gone(topology: Topology) -> None:
                 renamed_from=former,
             )
         other = seen.setdefault(former, node.name)
-        if former in topology.drop or other != node.name:
+        if former in topology.drop | topology.retire or other != node.name:
             raise InvalidError(
                 "the rows of a former computation can go to one other, or be dropped",
                 computation=node.name,

@@ -66,6 +66,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             opens; without that, a pipeline does not open that lacks a computation of which the store
             has rows. What they have produced is still delivered. Names of which the store has no rows
             are ignored, so it may stay in the code.
+        retire: the names of computations that the pipeline no longer has, and whose rows stay in the store as they
+            are: readable, with their timers, but nothing runs. Once the pipeline has such a computation again, it
+            goes on from them; the records of the time in between it has not seen. Names of which the store has no
+            rows are ignored.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -73,17 +77,16 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Stream('queries' of 'zeitgeist')
 
     Raises:
-        InvalidError: a name is empty or contains a character that is not allowed, or ``drop`` is no list.
+        InvalidError: a name is empty or contains a character that is not allowed, or ``drop`` or ``retire`` is no list.
     """
 
     stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
     """The class of this pipeline's streams; a subclass sets it together with the type parameter."""
 
-    def __init__(self, name: str, *, drop: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, *, drop: Sequence[str] = (), retire: Sequence[str] = ()) -> None:
         self.name: str = check_name("pipeline", name)
-        if isinstance(drop, str):
-            raise InvalidError("drop is a list of computations", pipeline=name, drop=drop)
-        self._drop = frozenset(check_name("computation", dropped) for dropped in drop)
+        self._drop = _gone("drop", drop, name)
+        self._retire = _gone("retire", retire, name)
         super().__init__()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
@@ -327,6 +330,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 computations=dict(self._computations),
                 sinks=dict(self._sinks),
                 drop=self._drop,
+                retire=self._retire,
                 composites=self._composites.steps,
                 backfills=dict(self._backfills),
             )
@@ -335,6 +339,12 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         if inputs is not None:
             check_inputs(topology, inputs)
         return topology
+
+
+def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:
+    if isinstance(names, str):
+        raise InvalidError(f"{argument} is a list of computations", pipeline=pipeline, given=names)
+    return frozenset(check_name("computation", name) for name in names)
 
 
 def _with_cycles(topology: Topology) -> Topology:

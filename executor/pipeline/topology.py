@@ -46,6 +46,7 @@ class Topology:
         computations: the computations, by name.
         sinks: the sinks, by name.
         drop: computations that it no longer has, whose rows are removed.
+        retire: computations that it no longer has, whose rows stay.
         composites: the computations of each composite, by its name.
         backfills: by computation, what each is given of its streams before their records, by stream.
     """
@@ -55,6 +56,7 @@ class Topology:
     computations: Mapping[str, ComputationNode]
     sinks: Mapping[str, SinkNode]
     drop: frozenset[str] = frozenset()
+    retire: frozenset[str] = frozenset()
     composites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     backfills: Mapping[str, Mapping[str, Backfill]] = field(default_factory=dict)
 

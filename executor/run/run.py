@@ -13,10 +13,12 @@ from typing import Generic, Self, TypeVar, get_args
 import pyarrow as pa
 
 from millpond.executor.event_time.duration import Instant, instant_us
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.lifecycle import Lifecycle
+from millpond.executor.run.pipeline_update import PipelineUpdate, refuse_other_pipeline
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import InvalidError
@@ -141,7 +143,7 @@ class Run(ABC, Generic[_Accepted]):
         return self._finish(stream)
 
     def _update(self, update: WatermarkUpdate) -> _Accepted:
-        self._topology.injector(update.stream).check_member(update.member)
+        update.check(self._topology)
         return self._accept(update)
 
     @abstractmethod
@@ -203,6 +205,47 @@ class Run(ABC, Generic[_Accepted]):
         Inject a checked signal, after the records injected so far.
         """
 
+    # -- changes of the pipeline ------------------------------------------------------------
+
+    def update(self, pipeline: EnginePipeline) -> PipelineUpdate:
+        """
+        Go on with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
+
+        It is what a restart with this pipeline would do, without the restart. The pipeline is checked as a whole, as
+        at a start, and refused with the same errors; then the old one goes on as if nothing had been asked. Otherwise
+        it takes effect between two supersteps: the leases stay held, input that waits is kept, and one commit says
+        from which version on the new pipeline runs (``millpond history --topology``).
+
+        - A computation that is new gets the records from then on, and productions that wait to be delivered.
+        - One that stays keeps its rows, whatever its code is now.
+        - One that is gone is named in ``retire``, ``drop`` or ``renamed_from``, unless it has no rows. Retired ones
+          can be read as before, and go on from their rows once an update, or a restart, brings them back.
+        - Records that wait for a stream which is no longer injected are refused: their receipts raise.
+
+        Args:
+            pipeline: the changed pipeline, of the same name. It may share computations and sinks with the old one.
+
+        Returns:
+            What has changed, from which version on, and how long supersteps paused for it.
+
+        Raises:
+            InvalidError: the pipeline cannot run, or its store does not allow the change; nothing has changed.
+            UnavailableError: a service is away; unless `is_active` says otherwise nothing has changed.
+            MillpondError: the error that ended the run.
+
+        Example:
+            ``run.update(pipeline_with_an_alert())``
+        """
+        topology = pipeline.check()
+        refuse_other_pipeline(topology, self._topology)
+        return self._change(topology)
+
+    @abstractmethod
+    def _change(self, topology: Topology) -> PipelineUpdate:
+        """
+        Go on with a checked topology from the next superstep on.
+        """
+
     # -- status ----------------------------------------------------------------------------
 
     @property
@@ -232,7 +275,12 @@ class Run(ABC, Generic[_Accepted]):
         Raises:
             InvalidError: the pipeline has no such computation.
         """
-        return self._status().watermarks[self._topology.computation(computation).name]
+        marks = self._status().watermarks
+        if computation not in marks:
+            raise InvalidError(
+                "the pipeline has no such computation", pipeline=self._topology.name, computation=computation
+            )
+        return marks[computation]
 
     def summary(self) -> RunSummary:
         """

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
@@ -77,6 +78,16 @@ class WatermarkUpdate:
     status: MemberStatus | None = None
     member: str | None = None
     percentile: float = EXACT
+
+    def check(self, topology: Topology) -> None:
+        """
+        Refuse an update of a stream, a member or a percentile that the pipeline does not have.
+
+        Raises:
+            InvalidError: names it.
+        """
+        topology.injector(self.stream).check_member(self.member)
+        topology.percentile(self.percentile)
 
     def apply(self, watermarks: PipelineWatermarks) -> None:
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import cloudpickle
@@ -19,6 +20,7 @@ import pyarrow as pa
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.executor.python_workers.hand_over import has_abstract_addresses
 from millpond.executor.python_workers.task import make_task
@@ -46,11 +48,12 @@ from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
 from millpond.statestore.objects.disk_options import DiskOptions
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng, TableVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,12 +112,36 @@ class SparkEngine:
         coordinator.on_recut = self._slots.follow
         coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
-        self._routers = {name: Router(node) for name, node in coordinator.topology.injectors.items()}
-        # Between tasks weak productions travel in their producers' files.
-        topology = coordinator.topology
-        self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
-        self._setting = WorkerSetting.of(store, coordinator.topology.computations, cache_bytes, disk)
+        self._setting_of = partial(WorkerSetting.of, store, cache_bytes=cache_bytes, disk=disk)
+        self._follow(coordinator.topology)
         self._secret = rng.token() if has_abstract_addresses() else None
+
+    def _follow(self, topology: Topology) -> None:
+        """
+        Note what depends on the topology; tasks of other code than their process has load theirs first.
+        """
+        self._routers = {name: Router(node) for name, node in topology.injectors.items()}
+        # Between tasks weak productions travel in their producers' files.
+        self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
+        self._setting = self._setting_of(topology.computations)
+
+    def update(self, parts: TopologyParts) -> TableVersion:
+        """
+        Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
+
+        Args:
+            parts: the changed pipeline, prepared.
+
+        Raises:
+            FencedError: another process has taken over.
+            UnavailableError: a service is away for longer than the runner waits.
+        """
+        version = self._coordinator.update(parts)
+        self._slots.keep(
+            one for name in parts.topology.computations for one in self._coordinator.intervals_of(name)
+        )
+        self._follow(parts.topology)
+        return version
 
     def consume(
         self, frame: DataFrame, position: InputPosition, *, is_last: bool = False

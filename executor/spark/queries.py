@@ -10,7 +10,7 @@ refused.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -123,6 +123,8 @@ class Queries:
             with spark_calls():
                 return bool(query.awaitTermination(1))
         except Exception as error:
+            if feed not in self._feeds:
+                return True  # an update has removed its stream
             if not _is_conflict(error):
                 raise
             return not self._start_again(feed, query, error)
@@ -142,6 +144,20 @@ class Queries:
                 error = None if query.isActive else query.exception()
             if error is not None and _is_conflict(error):
                 self._start_again(feed, query, error)
+
+    def stop_others(self, streams: Container[str]) -> None:
+        """
+        Stop the queries of all streams but these, and watch them no more.
+
+        Raises:
+            UnavailableError: Spark's JVM has ended, and the queries with it.
+        """
+        with self._lock:
+            others = [feed for feed in self._feeds if feed.stream not in streams]
+            self._feeds = [feed for feed in self._feeds if feed.stream in streams]
+        for feed in others:
+            with spark_calls():
+                feed.query.stop()
 
     def stop(self) -> None:
         """

@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress, SuperstepReport
 from millpond.executor.run.lifecycle import Lifecycle, Phase
+from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
 from millpond.executor.spark.backfill import backfill_frames
@@ -55,6 +57,7 @@ class SparkRun(Run[None]):
         clock: measures times.
         progress: reports supersteps.
         release: closes the store if the run owns it; called once by `stop`.
+        adapt: checks a changed pipeline against the session and the frames that feed the run, and completes it.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class SparkRun(Run[None]):
         clock: Clock,
         progress: Progress,
         release: Callable[[], None],
+        adapt: Callable[[Topology], Topology] = lambda topology: topology,
     ) -> None:
         lifecycle = Lifecycle()
         first = RunStatus.of(coordinator)
         super().__init__(coordinator.topology, lifecycle, clock, first=first, release=release)
         self._engine = engine
+        self._adapt = adapt
         self._coordinator = coordinator
         coordinator.sinks.on_failure = lifecycle.fail
         self._progress = progress
@@ -142,7 +147,7 @@ class SparkRun(Run[None]):
         Raises:
             MillpondError: the error that ended the run.
         """
-        with self._guarded():
+        with self._guarded(position.stream):
             report = self._reported(self._engine.consume(frame, position))
             if report is not None:
                 self._fed.add(position.stream)
@@ -169,7 +174,7 @@ class SparkRun(Run[None]):
         if not table.num_rows:
             return
         self._wait_for_slower(stream)
-        with self._guarded():
+        with self._guarded(stream):
             self._reported(self._engine.inject(self._engine.frame(table), stream))
             self._fed.add(stream)
 
@@ -221,14 +226,14 @@ class SparkRun(Run[None]):
             return self._reported(self._engine.advance())
 
     def _accept(self, update: WatermarkUpdate) -> None:
-        with self._guarded():
+        with self._guarded(update.stream):
             update.apply(self._coordinator.watermarks)
 
     def _signal(self, rows: pa.Table) -> None:
         self.inject_durably(SIGNALS, rows)
 
     def _finish(self, stream: str) -> None:
-        with self._guarded():
+        with self._guarded(stream):
             self._coordinator.watermarks.finish(stream)
 
     def has_work(self) -> bool:
@@ -428,6 +433,23 @@ class SparkRun(Run[None]):
                 self.note_skipped(stream, reason)
         self.note_nothing()
 
+    def _change(self, topology: Topology) -> PipelineUpdate:
+        with spark_calls():
+            topology = self._adapt(topology)
+        with self._lock:
+            self._lifecycle.check_phase(Phase.RUNNING)
+            former, began_us = self._topology, self._clock.monotonic_us()
+            # What is refused here leaves the run as it is.
+            parts = self._coordinator.prepare_update(topology)
+            with self._guarded():
+                version = self._engine.update(parts)
+                self._topology = topology
+                self._watermarks = input_watermarks(self._coordinator)
+            done = update_between(former, topology, version, self._clock.monotonic_us() - began_us)
+        # Without the lock: a batch that is under way for such a stream waits for it, and is refused.
+        self._queries.stop_others(topology.injectors)
+        return done
+
     def _say(self, text: str) -> None:
         self._progress.note(text)
 
@@ -465,13 +487,17 @@ class SparkRun(Run[None]):
             self._progress.close()
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self, stream: str | None = None) -> Iterator[None]:
         """
         Let one superstep run at a time; the first failure ends the run for every thread.
+
+        A ``stream`` that an update has removed meanwhile is refused, and ends nothing.
         """
         with self._lock:
             # A batch that is under way while the run stops is finished, but without leases none begins.
             self._lifecycle.check_phase(Phase.RUNNING, Phase.STOPPING)
+            if stream is not None:
+                self._topology.injector(stream)
             try:
                 with spark_calls():
                     yield

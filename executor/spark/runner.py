@@ -257,12 +257,11 @@ class SparkRunner:
         """
         with spark_calls():
             topology = pipeline.check(inputs)
-            _check_frames(topology, inputs or {})
-            topology = with_frame_watermarks(topology, inputs or {})
             spark = self._spark or spark_session(pipeline.name)
-            check_importable(spark, topology)
+            adapt = partial(_adapted, spark, inputs or {})
+            topology = adapt(topology)
             run = self._options.open_run(
-                lambda store, release: self._open_run(topology, spark, store, release)
+                lambda store, release: self._open_run(topology, spark, store, release, adapt)
             )
         try:
             run.backfill(inputs or {})
@@ -283,7 +282,12 @@ class SparkRunner:
         return f"{root}/checkpoints/{quote(stream, safe='')}"
 
     def _open_run(
-        self, topology: Topology, spark: SparkSession, store: Store, release: Callable[[], None]
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        store: Store,
+        release: Callable[[], None],
+        adapt: Callable[[Topology], Topology],
     ) -> SparkRun:
         options = self._options
         intervals = options.intervals or max(1, spark.sparkContext.defaultParallelism)
@@ -309,6 +313,7 @@ class SparkRunner:
             clock=options.clock,
             progress=options.progress_of(topology.name),
             release=release,
+            adapt=adapt,
         )
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
@@ -351,6 +356,18 @@ def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: 
     for stream, frame in inputs.items():
         if not frame.isStreaming:
             run.consume_bounded(stream, frame, finish=finish)
+
+
+def _adapted(spark: SparkSession, inputs: Mapping[str, DataFrame], topology: Topology) -> Topology:
+    """
+    A pipeline that these frames feed: it can read them, and has their watermarks where it declares none.
+
+    Frames of streams that it does not have are left alone.
+    """
+    frames = {stream: frame for stream, frame in inputs.items() if stream in topology.injectors}
+    _check_frames(topology, frames)
+    check_importable(spark, topology)
+    return with_frame_watermarks(topology, frames)
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, object]) -> None:

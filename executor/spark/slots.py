@@ -82,6 +82,14 @@ class Slots:
             self._work_us[interval] = work_us / len(cut.by)
             self.position_of(interval)
 
+    def keep(self, intervals: Iterable[Interval]) -> None:
+        """
+        Forget all other intervals: the pipeline no longer has them.
+        """
+        for gone in self._positions.keys() - set(intervals):
+            del self._positions[gone]
+            self._work_us.pop(gone, None)
+
     def level(self) -> Interval | None:
         """
         Move an interval from the slot with the most work to the one with the least, where that evens them out much.

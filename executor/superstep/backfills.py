@@ -78,6 +78,20 @@ class Backfills:
         for name in self.pending:
             self._watermarks.hold_back(name, _BEGINNING)
 
+    def refuse_pending(self) -> None:
+        """
+        Refuse a change of a running pipeline by which computations would have to be given history.
+
+        Raises:
+            InvalidError: there is such a computation.
+        """
+        for name in self.pending:
+            raise InvalidError(
+                "a running pipeline cannot give a computation its backfill: stop it, and start it with the change",
+                pipeline=self._topology.name,
+                computation=name,
+            )
+
     @property
     def pending(self) -> tuple[str, ...]:
         """

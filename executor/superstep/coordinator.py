@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from millpond.executor.balance.balancer import Balancer
 from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
@@ -33,42 +32,31 @@ from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.ownership.file_names import OwnedNames
-from millpond.executor.ownership.owned_interval import OwnedInterval
 from millpond.executor.ownership.ownership import Ownership
-from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.backfills import Backfills
-from millpond.executor.superstep.dead_letters import DeadLetters
 from millpond.executor.superstep.delivery import keys_of, read_productions
-from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks
-from millpond.executor.superstep.input_admission import InputAdmission
 from millpond.executor.superstep.interval_plans import interval_plans
 from millpond.executor.superstep.pending import (
-    PendingProductions,
     keep_undelivered,
     pending_of,
-    recover_pending,
 )
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport, report_of
 from millpond.executor.superstep.request import superstep_request
-from millpond.executor.superstep.sink_delivery import SinkDelivery
-from millpond.executor.superstep.totals import Totals, count
-from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import bare_ids_app_id
+from millpond.executor.superstep.topology_parts import PartOptions, PartsInUse, TopologyParts
+from millpond.executor.superstep.totals import count
 from millpond.statestore.failpoint import reach
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep, WallTimeMicros
+from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep, TableVersion, WallTimeMicros
 
 __all__ = ["Coordinator"]
 
 
-class Coordinator:
+class Coordinator(PartsInUse):
     """
     Owns a pipeline's intervals, plans its supersteps and commits their manifests.
 
@@ -90,10 +78,6 @@ class Coordinator:
 
     Attributes:
         names: the source of file names that are unique to this owner; usable once it is open.
-        watermarks: the injectors and watermarks of the pipeline.
-        backfills: the computations that are given history before anything else.
-        sinks: the sinks that committed supersteps are delivered to.
-        balancer: decides on cuts; the runner tells it how many tasks run at once.
         on_recut: called after each cut of a computation's keys.
     """
 
@@ -115,7 +99,6 @@ class Coordinator:
         threads: bool = True,
         dead_letter_limit: DeadLetterLimit | None = None,
     ) -> None:
-        self.topology = topology
         self._store = store
         self._clock = clock
         self._journal = CatalogRecorder(store, topology, clock)
@@ -134,16 +117,17 @@ class Coordinator:
         self.names: OwnedNames = OwnedNames(
             rng, topology.name, lambda: self._ownership.control.fence.sequencer
         )
-        self.watermarks: PipelineWatermarks = PipelineWatermarks(topology, clock)
-        self.inputs: InputAdmission = InputAdmission(
-            store,
-            topology,
-            self.watermarks,
+        self._options = PartOptions(
+            store=store,
+            clock=clock,
+            names=self.names,
             accept_checkpoint=accept_checkpoint,
             accept_ended=accept_ended,
+            balance=balance,
+            threads=threads,
+            dead_letter_limit=dead_letter_limit,
         )
-        self.backfills: Backfills = Backfills(store, topology, self._ownership, self.watermarks)
-        self.sinks: SinkDelivery = SinkDelivery(store, topology, clock, self.names, in_background=threads)
+        super().__init__(TopologyParts.of(topology, self._ownership, self._options))
         self._upkeep = Upkeep(
             store,
             self._ownership,
@@ -154,12 +138,6 @@ class Coordinator:
             policy=upkeep,
             compaction_workers=compaction_workers,
         )
-        self.balancer: Balancer = Balancer(self._ownership, tuple(topology.computations), clock, balance)
-        self._letters = DeadLetters(store, topology, clock, dead_letter_limit, self.id_scope)
-        self._forgotten = ForgottenWatermarks(topology, self.watermarks)
-        self._pending = PendingProductions()
-        self._superstep = Superstep(0)
-        self._totals = Totals()
         self.on_recut: Callable[[Cut], None] | None = None
 
     # -- life cycle ------------------------------------------------------------------------
@@ -175,17 +153,10 @@ class Coordinator:
             InvalidError: the pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
         self._ownership.open()
-        self.backfills.open()
-        positions = self._store.committer.snapshot.txns
-        pipeline = self.topology.name
-        self._superstep = superstep_of(positions, pipeline)
-        self.watermarks.restore(positions)
-        self._totals = Totals.restored(positions, pipeline)
-        self._set_pending(recover_pending(self._store, self.topology, self._superstep))
-        reach("recovery.productions_found")
-        for owned in self._ownership.all():
-            self._observe(owned)
-        self.sinks.open(self._superstep, self._pending.sources)
+        parts = self._parts
+        parts.restore(self._store, self._ownership)
+        parts.sinks.open(parts.superstep)
+        parts.sinks.catch_up(parts.superstep, parts.pending.sources)
         self._journal.open()
         self._upkeep.open()
 
@@ -200,26 +171,47 @@ class Coordinator:
             self._journal.close()
             self._ownership.close()
 
-    @property
-    def superstep(self) -> Superstep:
+    def prepare_update(self, topology: Topology) -> TopologyParts:
         """
-        The number of the last committed superstep; 0 before the first.
-        """
-        return self._superstep
+        Check a changed pipeline of the same name between two supersteps, and open its sinks; the old one may go on.
 
-    @property
-    def totals(self) -> Totals:
+        Raises:
+            InvalidError: the pipeline cannot go on like this; see `plan_evolution`.
+            DataError: a sink is ahead of the store.
+            FencedError: another process has taken the pipeline.
         """
-        The counts over the pipeline's whole life.
-        """
-        return self._totals
+        self.sinks.wait()
+        self._ownership.check_update(topology)
+        parts = TopologyParts.of(topology, self._ownership, self._options)
+        parts.backfills.refuse_pending()
+        parts.sinks.open(self.superstep)
+        reach("update.checked")
+        return parts
 
-    @property
-    def undelivered(self) -> int:
+    def update(self, parts: TopologyParts) -> TableVersion:
         """
-        The number of productions to deliver in the next superstep.
+        Go on with a changed pipeline; the leases on what it keeps stay held.
+
+        After an error the run cannot go on. The store is as of the last superstep, for either pipeline.
+
+        Args:
+            parts: what `prepare_update` returned, before any other call.
+
+        Returns:
+            The version of the commit that says that it runs.
+
+        Raises:
+            FencedError: another process has taken the pipeline.
+            UnavailableError: a service is away for longer than the runner waits.
         """
-        return self._pending.count
+        self.sinks.close()
+        version = self._ownership.update(parts.topology)
+        parts.restore(self._store, self._ownership, former=self._parts)
+        self._parts = parts
+        parts.sinks.catch_up(parts.superstep, parts.pending.sources)
+        self._upkeep.update(parts.topology)
+        reach("update.done")
+        return version
 
     def give_up(self) -> None:
         """
@@ -253,11 +245,11 @@ class Coordinator:
         """
         if self.watermarks.has_changed:
             return True
-        if any(self.topology.consumers_of(stream) for stream in self._pending.summaries):
+        if any(self.topology.consumers_of(stream) for stream in self._parts.pending.summaries):
             return True
         now, mark = self._clock.now_us(), self.watermarks.mark
         is_due = any(owned.is_due(now, mark) for owned in self._ownership.all())
-        return is_due or self._letters.retries.is_waiting()
+        return is_due or self._parts.letters.retries.is_waiting()
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """
@@ -288,8 +280,7 @@ class Coordinator:
         """
         The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
         """
-        bare = self._store.committer.snapshot.txns.get(bare_ids_app_id(computation))
-        return self.topology.id_scope(computation, stream, bare)
+        return self._parts.id_scope(computation, stream)
 
     def intervals_of(self, computation: str) -> tuple[Interval, ...]:
         """
@@ -310,7 +301,7 @@ class Coordinator:
         """
         self._ownership.recut(cut, answer or {})
         for interval in cut.by:
-            self._observe(self._ownership.get(interval))
+            self._parts.observe(self._ownership.get(interval))
         self._upkeep.follow(cut)
         self.balancer.follow(cut)
         if self.on_recut is not None:
@@ -338,22 +329,22 @@ class Coordinator:
             after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
         """
         self.watermarks.tick(inputs)
-        self._ownership.patience.run(self._letters.retries.choose)
+        self._ownership.patience.run(self._parts.letters.retries.choose)
         self._create_downstream_intervals()
         conditions = self.watermarks.conditions()
         now = conditions.wall_time
-        concerned = self.topology.readers_of([*inputs, *self._pending.summaries]) | {backfilled}
+        concerned = self.topology.readers_of([*inputs, *self._parts.pending.summaries]) | {backfilled}
         plans = [
             self.parts_of(name, now, only_due=name not in concerned, with_files=with_files, after=after)
             for name in self.topology.computations
         ]
         reach("superstep.planned")
         return SuperstepPlan(
-            superstep=Superstep(self._superstep + 1),
+            superstep=Superstep(self._parts.superstep + 1),
             conditions=conditions,
             started_us=self._clock.monotonic_us(),
             intervals=tuple(part for parts in plans for part in parts),
-            sources=self._pending.sources,
+            sources=self._parts.pending.sources,
         )
 
     @collector_paused()
@@ -377,7 +368,7 @@ class Coordinator:
             watermarks=self.watermarks,
             files_in=self._store.committer.snapshot if with_files else None,
             after=after or {},
-            retried_in=self._letters.retries.of,
+            retried_in=self._parts.letters.retries.of,
         )
 
     def commit(
@@ -405,16 +396,16 @@ class Coordinator:
             OutcomeUnknownError: the store is unavailable for longer than the runner waits.
             UnavailableError: ZooKeeper is unavailable for longer than the runner waits.
         """
-        letters = self._letters.judge(manifests, dead_letters)
+        letters = self._parts.letters.judge(manifests, dead_letters)
         self.watermarks.observe(inputs)
         ordered = sorted(manifests, key=lambda manifest: manifest.interval)
         control = self._ownership.control
         written_letters = self._ownership.patience.run(
-            lambda: self._letters.write(letters, plan, control.next_fence, self.names.token())
+            lambda: self._parts.letters.write(letters, plan, control.next_fence, self.names.token())
         )
         written = [(self._ownership.get(m.interval), m.file) for m in ordered if m.file is not None]
         counts = count(ordered, letters.new, inputs)
-        totals = self._totals.plus(counts)
+        totals = self._parts.totals.plus(counts)
         request = superstep_request(
             plan,
             [(control, written_letters.file), *written],
@@ -435,13 +426,13 @@ class Coordinator:
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
         self.balancer.note(ordered)
-        self._letters.note(letters)
-        self._forgotten.note(counts)
-        self._totals = totals
-        self._superstep = plan.superstep
+        self._parts.letters.note(letters)
+        self._parts.forgotten.note(counts)
+        self._parts.totals = totals
+        self._parts.superstep = plan.superstep
         self._apply(ordered, written_letters)
         reach("superstep.applied")
-        self.sinks.deliver(plan.superstep, self._pending.sources)
+        self.sinks.deliver(plan.superstep, self._parts.pending.sources)
         return report_of(
             plan,
             committed.version,
@@ -450,7 +441,7 @@ class Coordinator:
             elapsed_us=self._clock.monotonic_us() - plan.started_us,
             watermark=self.watermarks.low_watermark(),
             commit_ms=commit_ms,
-            pending=self._pending.count,
+            pending=self._parts.pending.count,
         )
 
     def maintain(self) -> None:
@@ -460,8 +451,8 @@ class Coordinator:
         Raises:
             FencedError: another process has taken an interval.
         """
-        self._upkeep.run(self._superstep, self.watermarks.input_watermark)
-        self._letters.answer(self._ownership.record)
+        self._upkeep.run(self._parts.superstep, self.watermarks.input_watermark)
+        self._parts.letters.answer(self._ownership.record)
         for cut, answer in self.balancer.due(self._store.committer.snapshot.txns):
             self.recut(cut, answer)
 
@@ -470,28 +461,17 @@ class Coordinator:
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)
             owned.observe(manifest.result)
-            self._observe(owned)
+            self._parts.observe(owned)
             written.append((manifest.file, manifest.result.productions))
-        self._set_pending(pending_of(written, self.topology, self._superstep))
+        self._parts.wait_for(pending_of(written, self.topology, self._parts.superstep))
         self.watermarks.take_effect()
         self.watermarks.note_commit()
 
-    def _set_pending(self, pending: PendingProductions) -> None:
-        self._pending = pending
-        self.watermarks.set_undelivered(pending.summaries)
-
-    def _observe(self, owned: OwnedInterval) -> None:
-        if owned.interval.computation != DEAD_LETTERS:
-            summary = owned.summary
-            self.watermarks.update_interval(
-                owned.interval, owned.fence.sequencer, summary.hold, summary.percentile_holds
-            )
-
     def _create_downstream_intervals(self) -> None:
-        for name, keys in self._letters.retries.computations().items():
+        for name, keys in self._parts.letters.retries.computations().items():
             if not self._ownership.of(name):
                 self.create_intervals(name, pa.array(keys, pa.string()))
-        if missing := self.computations_without_intervals(self._pending.summaries):
-            productions = read_productions(self._store.objects, self._pending.sources)
+        if missing := self.computations_without_intervals(self._parts.pending.summaries):
+            productions = read_productions(self._store.objects, self._parts.pending.sources)
             for node in missing:
                 self.create_intervals(node.name, keys_of(productions, node))

@@ -89,6 +89,7 @@ class IntervalWorker:
             keeps_records=node.time_sorted,
             state_version=node.computation.state_version,
         )
+        self._on_stuck = on_stuck
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._stopwatch = stopwatch
         self._work_us = 0
@@ -100,6 +101,15 @@ class IntervalWorker:
         Evict what others of the process need more; no other step may run at the same time.
         """
         self._soft_state.shrink()
+
+    def take_code(self, node: ComputationNode) -> None:
+        """
+        Run other code from now on, between two bundles; soft state is rows as they are stored, and stays.
+
+        Args:
+            node: the computation, as `time_sorted` as it was.
+        """
+        self._processor = IntervalProcessor(node, self._interval, self._soft_state, self._on_stuck)
 
     def leave(self) -> None:
         """

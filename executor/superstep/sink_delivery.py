@@ -54,9 +54,9 @@ class SinkDelivery:
         self._running: Future[None] | None = None
         self.on_failure: Callable[[BaseException], None] = _log_failure
 
-    def open(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+    def open(self, superstep: Superstep) -> None:
         """
-        Open the sinks, and deliver the last superstep if a crash prevented it.
+        Open the sinks; nothing is written yet, see `catch_up`.
 
         Raises:
             DataError: a sink is ahead of the store.
@@ -67,7 +67,15 @@ class SinkDelivery:
         self._writers = [
             (node.stream, self._open_sink(node, superstep)) for node in self._topology.sinks.values()
         ]
-        if self._in_background:
+
+    def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+        """
+        Deliver the last superstep to the sinks that do not have it: a crash prevented it, or they are new.
+
+        Raises:
+            MillpondError: what a sink raised.
+        """
+        if self._in_background and self._writers:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
         self._write(superstep, sources)
 

@@ -42,9 +42,14 @@ class PipelineWatermarks:
         self._ended_before: frozenset[str] = frozenset()
         self._imposed: tuple[Conditions, Mapping[str, int]] | None = None
 
-    def restore(self, positions: Mapping[str, int]) -> None:
+    def restore(self, positions: Mapping[str, int], former: PipelineWatermarks | None = None) -> None:
         """
         Go on from the watermarks that the last commits journaled.
+
+        Args:
+            positions: the transactions of the table.
+            former: the time of the pipeline before it was changed in this process, all of which is committed:
+                injectors that are as they were go on with what they have seen.
         """
         pipeline = self._topology.name
         for name, injector in self._topology.injectors.items():
@@ -81,7 +86,20 @@ class PipelineWatermarks:
                 }
             )
         self._ended_before = self.ended
+        if former is not None:
+            self._go_on_from(former)
         self._settle()
+
+    def _go_on_from(self, former: PipelineWatermarks) -> None:
+        # What this run has ended takes late records until its end.
+        self._ended_before -= former._injectors.keys() - former._ended_before
+        if self._percentiles.keys() != former._percentiles.keys():
+            return
+        nodes, former_nodes = self._topology.injectors, former._topology.injectors
+        self._injectors |= {
+            name: one for name, one in former._injectors.items() if nodes.get(name) == former_nodes[name]
+        }
+        self._has_changed = former._has_changed
 
     def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
         """

@@ -33,6 +33,7 @@ __all__ = [
     "LeaseEntry",
     "PipelineDefinition",
     "SavepointEntry",
+    "SinkDefinition",
     "StreamDefinition",
     "SubscriptionDefinition",
     "SuperstepEntry",
@@ -102,15 +103,29 @@ class SubscriptionDefinition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkDefinition:
+    """
+    A sink: the stream that flows into it, and where it writes.
+    """
+
+    name: str
+    stream: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDefinition:
     """
     The whole topology of a pipeline; recording it replaces the previous topology.
+
+    The catalog has no table for ``sinks``: they are told by the log alone.
     """
 
     name: str
     computations: tuple[ComputationDefinition, ...] = ()
     streams: tuple[StreamDefinition, ...] = ()
     subscriptions: tuple[SubscriptionDefinition, ...] = ()
+    sinks: tuple[SinkDefinition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     InputPositionEntry,
     PipelineDefinition,
+    SinkDefinition,
     StreamDefinition,
     SubscriptionDefinition,
     SuperstepEntry,
@@ -177,6 +178,7 @@ def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefiniti
                 for fields in value["streams"]
             ),
             subscriptions=tuple(SubscriptionDefinition(**fields) for fields in value["subscriptions"]),
+            sinks=tuple(SinkDefinition(**fields) for fields in value.get("sinks", ())),
         )
     except (KeyError, TypeError) as error:
         raise DataError("a commit carries a malformed pipeline definition") from error

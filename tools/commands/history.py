@@ -13,6 +13,7 @@ import click
 
 from millpond.statestore.catalog.facts import fences_of, superstep_of
 from millpond.statestore.catalog.rebuild import facts_of
+from millpond.statestore.catalog.topology_log import logged_topologies
 from millpond.statestore.log.action import Action, Add, CommitInfo, Remove
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
@@ -21,6 +22,7 @@ from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument
 from millpond.tools.terminal.output import print_json, print_table, time_text
 from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
+from millpond.tools.terminal.topologies import print_topologies
 
 __all__ = ["history"]
 
@@ -52,6 +54,7 @@ class _Entry:
     examples=(
         "millpond history pond",
         "millpond history pond --limit 100",
+        "millpond history pond --topology",
         "millpond history pond --json | jq 'select(.what == \"fence\")'",
     ),
 )
@@ -60,8 +63,14 @@ class _Entry:
     "--limit", type=click.IntRange(min=1), default=_COMMITS, show_default=True, metavar="N",
     help="Show at most the newest N commits.",
 )  # fmt: skip
+@click.option(
+    "--topology", "of_topology", is_flag=True,
+    help="Show which computations, sinks and code there were from which version on, oldest first.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json: bool) -> None:
+def history(
+    store: str, storage_options: tuple[str, ...], limit: int, *, of_topology: bool, as_json: bool
+) -> None:
     """
     Show the commits of STORE, newest first.
 
@@ -69,12 +78,20 @@ def history(store: str, storage_options: tuple[str, ...], limit: int, *, as_json
     rows` or `millpond sql` as --version. A commit is one of: create (the store was created),
     fence (a writer took over intervals: later writes of the former owner are refused),
     superstep (a round of the pipeline: state, timers, productions and input positions together,
-    which are shown as far as the commit moved them),
+    which are shown as far as the commit moved them), topology (a running pipeline was changed),
     compaction or other maintenance, or an operation of another Delta engine.
     Old commits are cleaned up over time, so the history may not reach back to the first version.
+
+    With --topology it shows each version in which a pipeline was started with other computations, sinks or
+    code than before, or was changed while it ran: of each computation the code, as the first digits of a
+    fingerprint, and what is new (+), gone (-) or different (~). It reads all commits that are left; --limit
+    then counts such versions.
     """
     with open_to_read(store, storage_options) as opened:
         newest = opened.snapshot().version
+        if of_topology:
+            print_topologies(logged_topologies(opened.log, newest)[-limit:], as_json=as_json)
+            return
         entries = list(_entries(opened.log, newest, limit))
     if as_json:
         print_json(map(asdict, entries))

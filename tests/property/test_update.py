@@ -1,0 +1,115 @@
+"""
+Updates of a running pipeline change nothing that stopping and starting with the same pipelines would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.superstep.totals import Totals
+from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.integrity.verification import verify_store
+from millpond.testing.fixtures.case_player import CasePlayer
+from millpond.testing.fixtures.pipelines import Case, Node, cases, graphs
+
+Graph = tuple[tuple[Node, ...], bool]
+_NAMES = tuple(f"c{number}" for number in range(4))
+
+
+class Player(CasePlayer):
+    """
+    Plays a case twice over, and changes its computations after the steps that it is told.
+
+    Args:
+        case: the first pipeline, and its input.
+        has_updates: whether the run is updated; otherwise it is stopped and started.
+    """
+
+    def __init__(self, case: Case, *, has_updates: bool) -> None:
+        self.has_updates = has_updates
+        compaction = CompactionPolicy(fan_in=3, files_max=5)
+        super().__init__(case, UpkeepPolicy(compaction=compaction, retention="0s", collect_every=6))
+        self.watermarks: list[dict[str, int]] = []
+        self.refused: list[int] = []
+
+    def pipeline(self) -> EnginePipeline:
+        names = _NAMES[len(self.case.nodes) :]
+        return self.case.pipeline(retire=names)
+
+    def play(self, changes: Mapping[int, Graph]) -> None:
+        for number, step in enumerate((*self.case.steps, *self.case.steps)):
+            self.take(step)
+            if number in changes:
+                nodes, back_edge = changes[number]
+                self.change(number, replace(self.case, nodes=nodes, back_edge=back_edge))
+            self.watermarks.append(
+                {name: self.run.watermark(name) for name in self.run.topology.computations}
+            )
+        self.finish()
+
+    def change(self, number: int, case: Case) -> None:
+        former, self.case = self.case, case
+        try:
+            self.pipeline().check()
+            if self.has_updates:
+                self.run.update(self.pipeline())
+            else:
+                self.restart()
+        except InvalidError:
+            self.refused.append(number)
+            self.case = former
+            if not self.run.is_active:
+                self.store.close()
+                self.open()
+
+    def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
+        """
+        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
+        """
+        return {
+            name: {
+                row["key"]: (
+                    row["state"],
+                    row["state_bytes"],
+                    str(row["timers"]),
+                    row["hold"],
+                    row["superstep"],
+                )
+                for row in self.store.rows_view(name).to_arrow().to_pylist()
+            }
+            for name in (*_NAMES, "dead_letters")
+        }
+
+    def totals(self) -> Totals:
+        return self.run.summary().totals
+
+
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=60
+)
+@given(case=cases(), changes=st.dictionaries(st.integers(0, 7), graphs(), min_size=1, max_size=4))
+def test_an_update_is_a_restart_without_the_restart(case: Case, changes: dict[int, Graph]) -> None:
+    """
+    States, timers, holds, dead letters, counts and watermarks are those of a run that is stopped and started with
+    each of the pipelines; both refuse the same ones; the store is sound.
+    """
+    updated, restarted = Player(case, has_updates=True), Player(case, has_updates=False)
+
+    updated.play(changes)
+    restarted.play(changes)
+
+    event(f"refused: {len(updated.refused)} of {len(changes)}")
+    assert updated.refused == restarted.refused
+    assert updated.watermarks == restarted.watermarks
+    assert updated.rows() == restarted.rows()
+    assert updated.totals() == restarted.totals()
+    assert updated.opened == 1
+    assert not verify_store(updated.disk).findings
