@@ -103,7 +103,7 @@ class LocalWorker:
         backfilled = self.backfill_step()
         if backfilled is not None:
             return backfilled
-        taken = self._taken = self.intake.take(BUNDLE_RECORDS_MAX).fitting(self.coordinator.topology)
+        taken = self._taken = self._take()
         try:
             with self._failing():
                 report = self._handle(taken)
@@ -141,6 +141,16 @@ class LocalWorker:
             self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
             rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
             return self._superstep([rows], position=piece.position, after={})
+
+    def _take(self) -> Taken:
+        """
+        The next input that fits the pipeline as it is; of what waits since before an update some may not.
+        """
+        while taken := self.intake.take(BUNDLE_RECORDS_MAX):
+            fitting = taken.fitting(self.coordinator.topology)
+            if fitting:
+                return fitting
+        return taken
 
     def consume(
         self,

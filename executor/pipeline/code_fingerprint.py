@@ -146,7 +146,8 @@ class _Description:
         if attributes:
             return [(name, self.of(attributes[name])) for name in sorted(attributes)]
         try:
-            reduced = value.__reduce_ex__(2)
+            known = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(2) if known is None else known(value)
         except Exception:  # noqa: BLE001 - any __reduce__ may raise anything; then the type alone counts
             return None
         return reduced if isinstance(reduced, str) else [self.of(part) for part in reduced[1:3]]

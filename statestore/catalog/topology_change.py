@@ -53,6 +53,7 @@ def change_between(former: PipelineDefinition | None, present: PipelineDefinitio
         present: the later one.
 
     Example:
+        >>> from millpond.statestore.catalog.entries import ComputationDefinition
         >>> change_between(None, PipelineDefinition(name="p", computations=(
         ...     ComputationDefinition(name="count", code_hash="1"),))).added
         ('count',)

@@ -1,0 +1,159 @@
+"""
+A computation's fingerprint is that of its code: the same in every process, and another once the code changes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from millpond.dataflow.combiners.combiners import CombineFn, Count, Sum
+from millpond.dataflow.pipeline import Pipeline
+from millpond.dataflow.windows.fixed_windows import FixedWindows
+from millpond.executor.pipeline.code_fingerprint import code_fingerprint
+
+CODE = """
+import enum
+import re
+from dataclasses import dataclass, field
+from functools import partial
+
+from millpond.executor.computation.computation import Computation
+
+LIMIT = 5
+NAMES = frozenset({"a", "b", "c", "d", "e"})
+
+class Kind(enum.Enum):
+    LOUD = 1
+    QUIET = 2
+
+@dataclass
+class Options:
+    words: set = field(default_factory=lambda: {"x", "y", "z"})
+    kind: Kind = Kind.LOUD
+
+def helper(value):
+    return value * 2
+
+class Base(Computation):
+    def finish(self, value):
+        return value
+
+class Alert(Base):
+    pattern = re.compile("a+")
+
+    def __init__(self, at=3):
+        self.at = at
+        self.options = Options()
+        self.scale = partial(helper, value=2)
+        self.myself = self
+
+    def process_record(self, context, record):
+        # a remark
+        if record.value > LIMIT and record.key in {"p", "q", "r"}:
+            context.produce("alerts", [self.finish(helper(one)) for one in NAMES])
+
+made = Alert()
+"""
+
+
+def fingerprint(code: str, made: str = "made") -> str:
+    """
+    The fingerprint of what a module makes.
+    """
+    module = ModuleType("written")
+    sys.modules["written"] = module
+    try:
+        exec(compile(code, "written.py", "exec", dont_inherit=True), module.__dict__)
+        return code_fingerprint(eval(made, module.__dict__))
+    finally:
+        del sys.modules["written"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("value * 2", "value * 3"),
+        ("LIMIT = 5", "LIMIT = 6"),
+        ('"d", "e"}', '"d", "f"}'),
+        ("return value\n", "return -value\n"),
+        ("at=3", "at=4"),
+        ('"y", "z"', '"y", "w"'),
+        ("= Kind.LOUD", "= Kind.QUIET"),
+        ("value=2", "value=1"),
+        ('"p", "q"', '"p", "o"'),
+        ('"alerts"', '"alarms"'),
+        ('compile("a+")', 'compile("b+")'),
+        ("class Alert(Base)", "class Other(Base):\n    more = 1\n\nclass Alert(Other)"),
+    ],
+)
+def test_a_change_of_the_code_changes_it(old: str, new: str) -> None:
+    """
+    Of the class, its bases, what it names in its module, and the values of the instance.
+    """
+    assert CODE.count(old) == 1
+    assert fingerprint(CODE.replace(old, new)) != fingerprint(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("# a remark", "# another"), ("\n\ndef helper", "\n\n\n\n\ndef helper"), ('"c", "d"', '"d", "c"')],
+)
+def test_what_runs_as_before_keeps_it(old: str, new: str) -> None:
+    """
+    Comments, line numbers, and the order in which a set is written.
+    """
+    assert CODE.count(old) == 1
+    assert fingerprint(CODE.replace(old, new)) == fingerprint(CODE)
+
+
+def test_two_processes_agree(tmp_path: Path) -> None:
+    """
+    Whatever hashes they give to text, whether they compile a module or load it, and where it lies.
+    """
+    (tmp_path / "written.py").write_text(CODE)
+    program = (
+        "from millpond.executor.pipeline.code_fingerprint import code_fingerprint;"
+        "import written; print(code_fingerprint(written.made))"
+    )
+    paths = os.pathsep.join((str(tmp_path), *filter(None, sys.path)))
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": paths},
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed in (1, 2, 3)
+    }
+    assert answers == {fingerprint(CODE)}
+
+
+def test_a_windowed_step_has_that_of_its_options() -> None:
+    """
+    Its class is Millpond's own: windows and combiners tell two of them apart.
+    """
+
+    def step(size: str, combiner: CombineFn[Any, Any, Any]) -> str:
+        pipeline = Pipeline("p")
+        pipeline.inject("s", key="k", at="t").window(FixedWindows(size)).combine(combiner, name="step")
+        return code_fingerprint(pipeline.check().computations["step"].computation)
+
+    assert step("1m", Count()) == step("1m", Count())
+    assert len({step("1m", Count()), step("2m", Count()), step("1m", Sum())}) == 3
+
+
+def test_a_key_extractor_is_part_of_it() -> None:
+    """
+    It decides what a computation gets, and for which key.
+    """
+    assert code_fingerprint(1, [lambda value: value["a"]]) != code_fingerprint(1, [lambda value: value["b"]])
+    assert code_fingerprint(1, ["a"]) != code_fingerprint(1, ["b"])
