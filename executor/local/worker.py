@@ -339,6 +339,7 @@ class LocalWorker:
         """
         self.lifecycle.fail(error, is_stranded=True)
         self.intake.end(error)
+        self._updates.end(error)
         self._taken.settle(error)
 
     def _end_by_sink(self, error: BaseException) -> None:

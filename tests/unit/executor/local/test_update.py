@@ -17,7 +17,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.run.pipeline_update import PipelineUpdate
-from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import FAILPOINTS, listening
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
@@ -307,6 +307,67 @@ def test_a_process_that_dies_within_an_update_leaves_a_store_for_either_pipeline
     assert states(second, "sum") == {"k": "15"}
     # The number that came while it was retired waits for it as long as no superstep follows.
     assert states(second, "last") == {"k": "4" if goes_on == "new" else "3"}
+
+
+@pytest.mark.parametrize("point", [None, "update.checked", "update.leases_released"])
+def test_an_owner_that_was_fenced_updates_nothing(point: str | None) -> None:
+    """
+    Another process that has taken the pipeline, or takes it within the update, goes on alone.
+    """
+    disk, registry = MemoryObjects(), MemoryRegistry()
+    first, second = (
+        Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(number))
+        for number in (1, 2)
+    )
+    fenced = started(first, pipeline(), stepping=True)
+    fenced.inject_durably("s", {"k": "k", "n": 1})
+    fenced.run_until_quiet()
+    owners: list[LocalRun] = []
+
+    def take_over(name: str | None) -> None:
+        if name == point and not owners:
+            owners.append(started(second, pipeline(), stepping=True))
+
+    if point is None:
+        take_over(None)
+    with listening(take_over), pytest.raises(FencedError):
+        fenced.update(pipeline(1, with_last=False))
+
+    (owner,) = owners
+    owner.inject_durably("s", {"k": "k", "n": 2})
+    owner.run_until_quiet()
+    with pytest.raises(FencedError):
+        fenced.inject_durably("s", {"k": "k", "n": 4})
+    owner.stop()
+    assert (states(second, "sum"), states(second, "last")) == ({"k": "3"}, {"k": "2"})
+
+
+def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
+    """
+    When code that cannot be interrupted has ended the run, the update says so.
+    """
+    release, began = threading.Event(), threading.Event()
+
+    class Hangs(Computation):
+        def process_record(self, context: Any, record: Any) -> None:
+            began.set()
+            # In one call of C, which no exception from outside can interrupt.
+            release.wait()
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Last, ()
+
+    made = EnginePipeline("p")
+    made.inject("s", key="k", at="n").apply(Hangs(), name="hangs", user_code_timeout_ms=200)
+    run = started(store, made)
+    try:
+        run.inject("s", {"k": "k", "n": 2})
+        assert began.wait(60)
+        with pytest.raises(InvalidError, match="hangs"):
+            run.update(made)
+    finally:
+        release.set()
+        run.abandon()
 
 
 def test_a_service_that_goes_away_midway_ends_the_run_with_its_error(store: Store) -> None:
