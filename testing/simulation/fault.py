@@ -56,6 +56,7 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "savepoints": "savepoints are made and dropped while the pipeline runs and collects garbage",
         "forked": "a store is forked, and both go on next to each other",
         "rewound": "the store is taken back to an older version, and gets its input from there again",
+        "pipeline_updated": "the running pipeline is updated, and a computation comes and goes",
     }
 )
 """Every kind of fault, with its effect."""
@@ -66,7 +67,7 @@ OPERATOR_FAULTS: Final = ("store_copied", "backup_restored", "foreign_commit")
 VERSION_FAULTS: Final = ("savepoints", "forked", "rewound")
 """What operators do with versions of a store, by tools that faults strike like any process."""
 
-DRAWN_ASIDE: Final = (*OPERATOR_FAULTS, "keys_cut", *VERSION_FAULTS)
+DRAWN_ASIDE: Final = (*OPERATOR_FAULTS, "keys_cut", *VERSION_FAULTS, "pipeline_updated")
 """Faults that draw from streams of their own, so that a seed's other faults are the same with and without them."""
 
 _ON: Final = 0.25

@@ -30,6 +30,7 @@ from millpond.testing.fixtures.cuts import random_cut
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw, ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.guest import add_guest
 from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
@@ -44,6 +45,8 @@ _STANDBY_ROUNDS: Final = 8
 _STANDBY_MS: Final = 2_000
 _MARKED: Final = 0.5
 _KEYS_CUT: Final = 0.25
+_UPDATED: Final = 0.25
+_HERE: Final = 0.5
 _TURN_US_MAX: Final = 3_600_000_000
 
 
@@ -129,6 +132,7 @@ class SimulatedProcess:
         self._store: Store | None = None
         self._marks = Draw(f"{world.seed}/{name}/marks")
         self._cuts = Draw(f"{world.seed}/{name}/cuts")
+        self._updates = Draw(f"{world.seed}/{name}/updates")
         self._rests = False
         self._planned: list[PlannedFault] = []
         self._dies_after: int | None = None
@@ -167,6 +171,7 @@ class SimulatedProcess:
             else:
                 self._take_in(self._run)
                 self._cut_keys(self._run._worker.coordinator)  # noqa: SLF001 - as its balancer would
+                self._update(self._run)
                 report = self._run.step()
                 self._rests = report is None
                 world.tell(self.name, "rests" if report is None else f"superstep {report.superstep}")
@@ -298,6 +303,18 @@ class SimulatedProcess:
             coordinator.recut(cut)
             world.tell(self.name, f"{cut.kind}: {[interval.app_id for interval in cut.by]}")
 
+    def _update(self, run: LocalRun) -> None:
+        world = self.world
+        if (
+            not world.swarm.active
+            or not world.swarm.knows("pipeline_updated")
+            or not self._updates.chance(_UPDATED)
+        ):
+            return
+        world.swarm.struck["pipeline_updated"] += 1
+        done = run.update(self._pipeline())
+        world.tell(self.name, f"updates its pipeline in version {done.version}: {done.change}")
+
     def _end(self, error: Exception) -> None:
         if self.is_alive:
             self.ended_by = error
@@ -364,6 +381,8 @@ class SimulatedProcess:
 
     def _pipeline(self) -> EnginePipeline:
         pipeline = self._make_pipeline()
+        if self.world.swarm.knows("pipeline_updated"):
+            add_guest(pipeline, is_here=self._updates.chance(_HERE))
         simulate_sinks(pipeline, lambda sink: SimulatedDisk(self.world, self, sink), self.clock, self._rng)
         injectors = pipeline._injectors  # noqa: SLF001 - publishers give up earlier than real ones
         for stream, injector in injectors.items():

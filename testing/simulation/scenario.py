@@ -104,7 +104,9 @@ def pairs_of_deaths(failpoints: Iterable[str]) -> list[Scenario]:
 
 
 def _death(deaths: tuple[str, ...], seed: str) -> Scenario:
-    return Scenario(seed=seed, steps=_DEATH_STEPS, kinds=_DEATH_FAULTS, deaths=deaths)
+    is_in_update = any(name.startswith("update.") for name in deaths)
+    kinds = (*_DEATH_FAULTS, "pipeline_updated") if is_in_update else _DEATH_FAULTS
+    return Scenario(seed=seed, steps=_DEATH_STEPS, kinds=kinds, deaths=deaths)
 
 
 def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> SimulationOutcome:
