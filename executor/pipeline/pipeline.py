@@ -297,10 +297,6 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
 
         Args:
             place: returns the sink to take, given a sink's name and the sink that the pipeline has.
-
-        Example::
-
-            pipeline.with_sinks(lambda name, sink: mp.DeltaSink(f"trial/{name}"))
         """
         other = copy(self)
         other._sinks = {  # noqa: SLF001 - its own

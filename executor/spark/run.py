@@ -21,6 +21,7 @@ from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress, SuperstepReport
+from millpond.executor.run.deadline import Deadline
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
 from millpond.executor.run.run import Run
@@ -30,10 +31,11 @@ from millpond.executor.spark.engine import SparkEngine, plan_once
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.rows import table_of
-from millpond.executor.spark.source_offsets import end_offsets
+from millpond.executor.spark.source_offsets import end_offsets, query_of
+from millpond.executor.spark.ticker import Ticker
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ __all__ = ["SparkRun"]
 
 _LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0
-_QUERY_ID = "sql.streaming.queryId"
 
 
 class SparkRun(Run[None]):
@@ -82,7 +83,7 @@ class SparkRun(Run[None]):
         self._queries = Queries(self._check_owner)
         self._fed: set[str] = set()
         self._is_bounded = False
-        self._ticker: threading.Thread | None = None
+        self._ticker: Ticker | None = None
         self._last_superstep_us = clock.monotonic_us()
         # Replaced after each superstep, so that any thread may read it.
         self._watermarks = first.watermarks
@@ -104,11 +105,7 @@ class SparkRun(Run[None]):
                 # This is the query's own clone of the user's session.
                 plan_once(frame.sparkSession)
                 is_planned = True
-            source = frame.sparkSession._jsparkSession.sparkContext().getLocalProperty(_QUERY_ID)  # noqa: SLF001
-            if source is None:
-                raise InvalidError(
-                    "this function runs only as the foreachBatch of a streaming query", input=stream
-                )
+            source = query_of(frame, stream)
             self._wait_for_slower(stream)
             offsets = end_offsets(frame, source, batch)
             self.consume(frame, InputPosition(stream=stream, source=source, batch=batch, offsets=offsets))
@@ -277,11 +274,11 @@ class SparkRun(Run[None]):
         Raises:
             MillpondError: the error that ended the run.
         """
-        deadline_us = self._deadline_us(timeout_ms)
+        deadline = Deadline.after(self._clock, timeout_ms)
         for _ in range(supersteps_max):
             with self._lock:
                 self._lifecycle.raise_failure()
-                if self._lifecycle.phase is not Phase.RUNNING or self._has_passed(deadline_us):
+                if self._lifecycle.phase is not Phase.RUNNING or deadline.has_passed:
                     return False
                 with self._guarded():
                     if not self._is_work_due():
@@ -320,20 +317,7 @@ class SparkRun(Run[None]):
         Args:
             tick_ms: how long the input must be silent.
         """
-        self._ticker = threading.Thread(
-            target=self._tick_until_stopped, args=(tick_ms,), name="millpond-ticker", daemon=True
-        )
-        self._ticker.start()
-
-    def _tick_until_stopped(self, tick_ms: float) -> None:
-        while not self._lifecycle.wait_for_stop(tick_ms):
-            try:
-                with spark_calls():
-                    self._tick(tick_ms)
-            except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
-                self._lifecycle.fail(failure)
-            if self._lifecycle.error is not None:
-                return
+        self._ticker = Ticker(self._tick, self._lifecycle, tick_ms)
 
     def _tick(self, tick_ms: float) -> None:
         self._coordinator.check_leases()
@@ -388,19 +372,19 @@ class SparkRun(Run[None]):
             UnavailableError: Spark's JVM has ended.
             MillpondError: the error that ended the run, as it was raised in the superstep.
         """
-        deadline_us = self._deadline_us(timeout_ms)
-        if not self._await_queries(deadline_us):
+        deadline = Deadline.after(self._clock, timeout_ms)
+        if not self._await_queries(deadline):
             return False
-        left_ms = None if deadline_us is None else (deadline_us - self._clock.monotonic_us()) / 1_000
-        has_ended = self._lifecycle.phase is not Phase.RUNNING or self.run_until_quiet(timeout_ms=left_ms)
+        is_stopping = self._lifecycle.phase is not Phase.RUNNING
+        has_ended = is_stopping or self.run_until_quiet(timeout_ms=deadline.left_ms)
         if has_ended and self._is_bounded:
             self._note_unfed()
         return has_ended
 
-    def _await_queries(self, deadline_us: float | None) -> bool:
+    def _await_queries(self, deadline: Deadline) -> bool:
         def is_over() -> bool:
             self._lifecycle.raise_failure()
-            return self._has_passed(deadline_us)
+            return deadline.has_passed
 
         try:
             have_ended = self._queries.await_all(is_over)
@@ -415,12 +399,6 @@ class SparkRun(Run[None]):
         # Another driver in this process may have stopped them.
         self._coordinator.check_leases()
         return have_ended
-
-    def _deadline_us(self, timeout_ms: float | None) -> float | None:
-        return None if timeout_ms is None else self._clock.monotonic_us() + timeout_ms * 1_000
-
-    def _has_passed(self, deadline_us: float | None) -> bool:
-        return deadline_us is not None and self._clock.monotonic_us() > deadline_us
 
     def _note_unfed(self) -> None:
         """

@@ -10,12 +10,33 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from millpond.statestore.errors import InvalidError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["end_offsets"]
+__all__ = ["end_offsets", "query_of"]
 
 _LOG = logging.getLogger("millpond")
+_QUERY_ID = "sql.streaming.queryId"
+
+
+def query_of(frame: DataFrame, stream: str) -> str:
+    """
+    The id of the streaming query whose batch this is.
+
+    Args:
+        frame: the batch.
+        stream: the injected stream that it is for.
+
+    Raises:
+        InvalidError: it is no batch of a query.
+    """
+    context: Any = frame.sparkSession._jsparkSession.sparkContext()  # noqa: SLF001
+    query = context.getLocalProperty(_QUERY_ID)
+    if query is None:
+        raise InvalidError("this function runs only as the foreachBatch of a streaming query", input=stream)
+    return str(query)
 
 
 def end_offsets(frame: DataFrame, query: str, batch: int) -> str | None:

@@ -28,9 +28,9 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, Sequencer
 from millpond.testing.fixtures.cuts import random_cut
 from millpond.testing.fixtures.determinism import SeededRng
+from millpond.testing.fixtures.guest import add_guest
 from millpond.testing.simulation.chance import Draw, ProcessClock
 from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
-from millpond.testing.simulation.guest import add_guest
 from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
