@@ -28,6 +28,7 @@ __all__ = [
     "INTERVAL_PREFIX",
     "LETTERS_PREFIX",
     "LOCATION_PREFIX",
+    "PIPELINE_NAME_PREFIX",
     "RESTORED_APP_ID",
     "SAVEPOINT_PREFIX",
     "SAVEPOINT_RELEASED",
@@ -53,6 +54,7 @@ __all__ = [
     "letters_app_id",
     "location_app_id",
     "member_status_app_id",
+    "pipeline_name_app_id",
     "pipeline_number",
     "quoted",
     "savepoint_app_id",
@@ -111,6 +113,9 @@ SINK_PREFIX: Final = "millpond/sink/"
 
 CODEC_PREFIX: Final = "millpond/codec/"
 """Prefix of codecs, by computation and codec; the version is the table version that recorded it: the newest counts."""
+
+PIPELINE_NAME_PREFIX: Final = "millpond/pipeline_name/"
+"""Prefix of what pipelines are called, by their first name and the later one; the newest counts, as of codecs."""
 
 STATE_VERSION_PREFIX: Final = "millpond/state_version/"
 """Prefix of versions of states, by computation and version; the newest counts, as of codecs."""
@@ -255,6 +260,17 @@ def pipeline_number(pipeline: str) -> int:
     A pipeline's name as a number that a Delta ``txn`` can hold.
     """
     return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
+
+
+def pipeline_name_app_id(stored: str, name: str) -> str:
+    """
+    Name what a pipeline is called that the store knows by the name ``stored``.
+
+    Example:
+        >>> pipeline_name_app_id("clicks", "visits")
+        'millpond/pipeline_name/clicks/visits'
+    """
+    return PIPELINE_NAME_PREFIX + quoted(stored, name)
 
 
 def codec_app_id(computation: str, codec: str) -> str:

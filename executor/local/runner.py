@@ -252,7 +252,7 @@ class LocalRunner:
             engine,
             coordinator,
             options.clock,
-            progress=options.progress_of(topology.name, log_every_ms=_LOG_EVERY_MS),
+            progress=options.progress_of(topology.title, log_every_ms=_LOG_EVERY_MS),
             intake_records_max=self._intake_records_max,
             pause_timeout_ms=options.pause_timeout_ms,
         )

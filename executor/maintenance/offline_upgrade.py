@@ -25,6 +25,7 @@ from millpond.executor.computation.upgrading_state import upgrade
 from millpond.executor.ownership.evolution import plan_evolution
 from millpond.executor.ownership.file_names import OwnedNames
 from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.ownership.pipeline_names import as_stored
 from millpond.executor.ownership.stored_states import check_states
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import superstep_of
@@ -118,10 +119,12 @@ def upgrade_by_hand(
     nodes = _chosen(topology, computations)
     if dry_run:
         snapshot = store.snapshot()
-        _check(topology, snapshot, store)
+        _check(as_stored(topology, snapshot), snapshot, store)
         return [_Upgrade(store, node, tell).look(snapshot) for node in nodes]
     with exclusive(store.leases):
-        _check(topology, store.committer.refresh(), store)
+        snapshot = store.committer.refresh()
+        topology = as_stored(topology, snapshot)
+        _check(topology, snapshot, store)
         owner = Ownership(
             store, topology, clock=clock, intervals=1, on_held="refuse", pause_timeout_ms=_PAUSE_TIMEOUT_MS
         )

@@ -36,7 +36,8 @@ def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: It
         rival = conflicting_pipeline(positions, pipeline, name)
         if rival is not None:
             raise InvalidError(
-                "the computation's rows belong to another pipeline of this store: choose another name",
+                "the computation's rows belong to another pipeline of this store: choose another name, or, if the "
+                "pipeline has a new one, say the former in renamed_from= of the pipeline",
                 computation=name,
                 pipeline=pipeline,
                 belongs_to=rival,

@@ -8,6 +8,7 @@ from typing import Final
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.ownership.evolution import Evolution, check_codecs, codec_records
+from millpond.executor.ownership.pipeline_names import name_records
 from millpond.executor.pipeline.positions import stored_state_version
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import state_version_app_id
@@ -55,9 +56,12 @@ def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
     """
-    The positions that record codecs and state versions, except those that the table already has.
+    The positions that record codecs, state versions and the pipeline's name, except those that the table has.
+
+    Raises:
+        InvalidError: another process has renamed the pipeline meanwhile.
     """
-    records = codec_records(topology, snapshot, names)
+    records = codec_records(topology, snapshot, names) | name_records(topology, snapshot)
     for name in sorted(names & topology.computations.keys()):
         version = topology.computations[name].computation.state_version
         if stored_state_version(snapshot.txns, name) != version:

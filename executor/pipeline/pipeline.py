@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.counters import declared_counters
 from millpond.executor.event_time.clocks import declared_percentiles
-from millpond.executor.event_time.duration import Duration, duration_us
+from millpond.executor.event_time.duration import Duration
 from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
@@ -28,6 +28,12 @@ from millpond.executor.pipeline.checks import check_inputs, check_name, check_to
 from millpond.executor.pipeline.composites import CompositeGraph
 from millpond.executor.pipeline.cycles import cycle_of, holding_edges
 from millpond.executor.pipeline.hooks import check_hooks
+from millpond.executor.pipeline.injector_checks import (
+    check_field,
+    check_ingress,
+    check_members,
+    positive_us,
+)
 from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import (
@@ -60,8 +66,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
     A graph of injectors, computations and sinks, joined by named streams.
 
     Args:
-        name: the pipeline's name. The store keeps its input positions under this name, so a renamed
-            pipeline reads its inputs again from the start.
+        name: the pipeline's name. The store keeps its input positions under this name, so a pipeline with
+            another one would read its inputs again from the start.
         drop: the names of computations that the pipeline no longer has. Their rows are removed when it
             opens; without that, a pipeline does not open that lacks a computation of which the store
             has rows. What they have produced is still delivered. Names of which the store has no rows
@@ -70,6 +76,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             are: readable, with their timers, but nothing runs. Once the pipeline has such a computation again, it
             goes on from them; the records of the time in between it has not seen. Names of which the store has no
             rows are ignored.
+        renamed_from: the name that the pipeline had before. It continues with all that the store has under it;
+            once that is done, the argument does nothing and may stay in the code.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -77,16 +85,27 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Stream('queries' of 'zeitgeist')
 
     Raises:
-        InvalidError: a name is empty or contains a character that is not allowed, or ``drop`` or ``retire`` is no list.
+        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is no list, or
+            ``renamed_from`` is the same name.
     """
 
     stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
     """The class of this pipeline's streams; a subclass sets it together with the type parameter."""
 
-    def __init__(self, name: str, *, drop: Sequence[str] = (), retire: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        drop: Sequence[str] = (),
+        retire: Sequence[str] = (),
+        renamed_from: str | None = None,
+    ) -> None:
         self.name: str = check_name("pipeline", name)
         self._drop = _gone("drop", drop, name)
         self._retire = _gone("retire", retire, name)
+        if renamed_from is not None and check_name("pipeline", renamed_from) == name:
+            raise InvalidError("a pipeline is renamed from another name", pipeline=name)
+        self._renamed_from = renamed_from
         super().__init__()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
@@ -169,33 +188,33 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         name = self._named("stream", name)
         if name in self._injectors:
             raise InvalidError("two injectors feed one stream", stream=name)
-        _check_field("key", key, name)
+        check_field("key", key, name)
         is_assumed = watermark is None
         if isinstance(at, IngressTime):
-            _check_ingress(name, watermark, idle_after, members, skew_limit)
+            check_ingress(name, watermark, idle_after, members, skew_limit)
             watermark, is_assumed = at, False
         else:
-            _check_field("at", at, name)
+            check_field("at", at, name)
         if id is not None:
-            _check_field("id", id, name)
+            check_field("id", id, name)
         if change is not None and not (isinstance(change, str) and change):
             raise InvalidError("change is a column's name", stream=name, type=_type_name(change))
         if watermark is None:
             watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
             raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
-        _check_members(name, members, member)
+        check_members(name, members, member)
         self._injectors[name] = InjectorNode(
             stream=name,
             key=key,
             at=at,
             id=id,
             watermark=watermark,
-            idle_after_us=None if idle_after is None else _positive(name, "idle_after", idle_after),
+            idle_after_us=None if idle_after is None else positive_us(name, "idle_after", idle_after),
             members=tuple(members),
             member=member,
-            skew_limit_us=None if skew_limit is None else _positive(name, "skew_limit", skew_limit),
-            id_slack_us=_positive(name, "id_slack", id_slack),
+            skew_limit_us=None if skew_limit is None else positive_us(name, "skew_limit", skew_limit),
+            id_slack_us=positive_us(name, "id_slack", id_slack),
             times=TimeReading.of(at_unit, at_zone, stream=name),
             change=change,
             is_assumed=is_assumed,
@@ -329,6 +348,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 retire=self._retire,
                 composites=self._composites.steps,
                 backfills=dict(self._backfills),
+                renamed_from=self._renamed_from,
             )
         )
         check_topology(topology)
@@ -351,50 +371,6 @@ def _with_cycles(topology: Topology) -> Topology:
         cycle = (*(producer for producer, _ in way), name) if way else ()
         computations[name] = replace(node, cycle=cycle)
     return replace(topology, computations=computations)
-
-
-def _check_field(argument: str, field: object, stream: str) -> None:
-    if not (callable(field) or (isinstance(field, str) and field)):
-        raise InvalidError(
-            "an injector's argument is a column's name or a function of the row",
-            stream=stream,
-            argument=argument,
-            type=_type_name(field),
-        )
-
-
-def _positive(stream: str, argument: str, duration: Duration) -> int:
-    micros = duration_us(duration)
-    if micros <= 0:
-        raise InvalidError(f"{argument} must be positive", stream=stream, value=duration)
-    return micros
-
-
-def _check_ingress(
-    stream: str,
-    watermark: WatermarkPolicy | None,
-    idle_after: Duration | None,
-    members: Sequence[str],
-    skew_limit: Duration | None,
-) -> None:
-    has_own = watermark is not None and not isinstance(watermark, IngressTime)
-    if has_own or idle_after is not None or members or skew_limit is not None:
-        raise InvalidError(
-            "a stream by time of arrival has its own watermark, and does not hold others back: "
-            "it takes no watermark, idle_after, members or skew_limit",
-            stream=stream,
-        )
-
-
-def _check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
-        raise InvalidError("members is a list of names", stream=stream, members=members)
-    if len(set(members)) < len(members):
-        raise InvalidError("a member is named twice", stream=stream, members=list(members))
-    if bool(members) != (member is not None):
-        raise InvalidError("members and member belong together", stream=stream)
-    if member is not None:
-        _check_field("member", member, stream)
 
 
 def _check_computation(name: str, computation: object) -> None:

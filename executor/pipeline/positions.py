@@ -12,6 +12,7 @@ from millpond.statestore.app_ids import (
     CLAIM_PREFIX,
     COUNT_PREFIX,
     INPUT_PREFIX,
+    PIPELINE_NAME_PREFIX,
     STATE_VERSION_PREFIX,
     SUPERSTEP_PREFIX,
     app_id_parts,
@@ -36,6 +37,7 @@ __all__ = [
     "consumed_before",
     "consumed_elsewhere",
     "counts_by_computation",
+    "current_name",
     "id_slack_of",
     "id_slack_position",
     "input_positions",
@@ -156,6 +158,17 @@ def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -
         and (parts := app_id_parts(app_id, prefix))[0] == computation
     }
     return max(words, key=words.__getitem__, default=None)
+
+
+def current_name(positions: Mapping[str, int], stored: str) -> str:
+    """
+    What a pipeline is called now that the store knows by the name ``stored``.
+
+    Example:
+        >>> current_name({"millpond/pipeline_name/clicks/visits": 7}, "clicks")
+        'visits'
+    """
+    return recorded_word(positions, PIPELINE_NAME_PREFIX, stored) or stored
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:

@@ -41,7 +41,7 @@ class Topology:
     A checked pipeline; only `Pipeline.check` creates one, so it needs no further check.
 
     Attributes:
-        name: the pipeline's name.
+        name: the pipeline's name; in a run the one that the store knows it by, which is its first.
         injectors: the injectors, by the stream that each feeds.
         computations: the computations, by name.
         sinks: the sinks, by name.
@@ -49,6 +49,8 @@ class Topology:
         retire: computations that it no longer has, whose rows stay.
         composites: the computations of each composite, by its name.
         backfills: by computation, what each is given of its streams before their records, by stream.
+        renamed_from: the name under which the store may know it.
+        declared_name: the name in the code, where the store knows it by another.
     """
 
     name: str
@@ -59,6 +61,15 @@ class Topology:
     retire: frozenset[str] = frozenset()
     composites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     backfills: Mapping[str, Mapping[str, Backfill]] = field(default_factory=dict)
+    renamed_from: str | None = None
+    declared_name: str = ""
+
+    @property
+    def title(self) -> str:
+        """
+        The name in the code.
+        """
+        return self.declared_name or self.name
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
         """

@@ -13,6 +13,7 @@ from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
+from millpond.executor.ownership.pipeline_names import as_stored
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.reporting.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
@@ -172,13 +173,14 @@ class RunnerOptions:
         Take the leases of a pipeline and recover its state; see `Coordinator` for the arguments.
 
         Raises:
+            InvalidError: the store knows the pipeline by another name, or its code does not fit the rows.
             ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store cannot be reached.
             DataError: a file is missing or its bytes are wrong.
         """
         coordinator = Coordinator(
             store,
-            topology,
+            as_stored(topology, store.committer.refresh()),
             clock=self.clock,
             rng=self.rng,
             intervals=intervals,

@@ -311,7 +311,7 @@ class SparkRunner:
             ),
             coordinator,
             clock=options.clock,
-            progress=options.progress_of(topology.name),
+            progress=options.progress_of(topology.title),
             release=release,
             adapt=adapt,
         )

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import click
 
 from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.positions import current_name
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.interval import Interval
@@ -106,7 +107,8 @@ def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
     for consumed in consumed_inputs(snapshot.txns, snapshot.source_offsets):
         fields = asdict(consumed)
         pipelines[fields.pop("pipeline")]["inputs"].append(fields)
-    return [{"pipeline": pipeline, **pipelines[pipeline]} for pipeline in sorted(pipelines)]
+    names = {current_name(snapshot.txns, pipeline): pipeline for pipeline in pipelines}
+    return [{"pipeline": name, **pipelines[names[name]]} for name in sorted(names)]
 
 
 def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
