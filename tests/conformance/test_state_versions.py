@@ -4,9 +4,10 @@ Code that keeps its state in another form than the code before: rows are upgrade
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -14,6 +15,9 @@ import pytest
 import millpond as mp
 from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Open = Callable[[Callable[[], Any]], Play]
 
@@ -213,3 +217,24 @@ def test_a_rename_takes_versions_along(play: Open) -> None:
     run.make = pipeline(Named(), name="tally")
     run.store = run._open_store()
     run.start()
+
+
+@pytest.mark.spark
+def test_sparks_reader_sees_versions(tmp_path: Path, spark: SparkSession) -> None:
+    """Delta's reader in Spark gives the versions that Arrow gives; 0 in a store of before there were any."""
+    old = tmp_path / "old"
+    shutil.copytree(Path(__file__).parent.parent / "format" / "v0.1" / "store", old)
+    with mp.Store.open(old, read_only=True) as store:
+        view = store.rows_view("visits")
+        frame = view.to_spark(spark)
+        assert frame.columns == view.to_arrow().column_names
+        assert {row["state_version"] for row in frame.collect()} == {0}
+    with plays(tmp_path, ManualClock) as start:
+        run = start(pipeline(Count()))
+        run.inject("in", rows("a", "b"))
+        run.make = pipeline(Packed())
+        run.restart()
+        run.inject("in", rows("a", "c", at=2))
+        found = run.store.rows_view("counts").to_spark(spark).select("key", "state_version").collect()
+
+    assert sorted(tuple(row) for row in found) == [("a", 2), ("b", 0), ("c", 2)]

@@ -234,7 +234,7 @@ class Player:
 
 
 @settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=60
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=40
 )
 @given(
     steps=st.lists(_STEPS, min_size=1, max_size=12),
