@@ -9,6 +9,7 @@ Arrow data set of delta-rs, and straight from the Parquet files that a `Snapshot
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +32,7 @@ from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
+from millpond.statestore.versions.fork import fork_table
 from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.row_updates import row_updates
@@ -329,6 +331,26 @@ def test_with_spark(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     ]
     assert operations[-2:] == ["MILLPOND FENCE", "CREATE TABLE"]
     assert operations.count("MILLPOND SUPERSTEP") == 5
+
+
+@pytest.mark.spark
+def test_spark_reads_a_fork(spark_as_reader: SparkSession, tmp_path: Path) -> None:
+    """
+    Whose log begins with a checkpoint, and whose files its parent has lost since.
+    """
+    busy, fork = BusyTable(tmp_path / "rows"), tmp_path / "fork"
+    busy.fence()
+    busy.superstep()
+    busy.superstep()
+    source, version = open_objects(str(busy.folder)), busy.committer.snapshot.version
+    fork_table(source, open_objects(str(fork)), str(fork), version, SystemClock(), busy.rng)
+    shutil.rmtree(busy.folder)
+
+    def by_spark(version: int) -> pa.Table:
+        return spark_as_reader.read.format("delta").option("versionAsOf", version).load(str(fork)).toArrow()
+
+    wanted = _canonical(pa.Table.from_pylist(busy.history[version], schema=SCHEMA))
+    assert _canonical(by_spark(version + 1)) == wanted
 
 
 @pytest.mark.spark

@@ -8,6 +8,7 @@ dropped, and after a rewind the store is what it was, with all input since to co
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from millpond.executor.repair.repair import repair_store
@@ -228,6 +229,7 @@ class Versions:
         """
         line, draw = self._line, self._draw
         must_work, takes_back = self._is_kept(bookmark.version), draw.chance(0.7)
+        rewinds = len(line.auditor.undone)
         self._stop_processes()
         for attempt in range(_TRIES):
             tool = self._tool("rewind", is_safe=attempt == _TRIES - 1)
@@ -235,7 +237,7 @@ class Versions:
             tool.run(lambda: self._run_rewind(tool, bookmark, takes_back=takes_back))  # noqa: B023
             if tool.has_succeeded:
                 line.world.tell(tool.name, f"has rewound to version {bookmark.version}")
-                self._check_rewound(takes_back=takes_back)
+                self._check_rewound(line.auditor.undone[rewinds:] if takes_back else ())
                 return
             if isinstance(tool.error, DataError):
                 still = must_work and self._is_kept(bookmark.version)
@@ -280,13 +282,16 @@ class Versions:
         sinks = self._line.topology.sinks.items()
         return [name for name, node in sinks if isinstance(node.sink, DeltaSink)]
 
-    def _check_rewound(self, *, takes_back: bool) -> None:
+    def _check_rewound(self, undone: Sequence[tuple[int, int]]) -> None:
+        """
+        The store reads as it did at its version, and no sink has what is undone.
+        """
         line = self._line
-        self._line.check_cut(line.auditor.version)
-        for name in self._sinks() if takes_back else ():
-            undone = [
+        line.check_cut(line.auditor.version)
+        for name in self._sinks():
+            left = [
                 path
                 for path in live_files(line.world.disk(name))
-                if any(first <= superstep_of(path) <= last for first, last in line.auditor.undone[-1:])
+                if any(first <= superstep_of(path) <= last for first, last in undone)
             ]
-            must(not undone, "I2", "what was undone goes out of the sink", sink=name, files=undone)
+            must(not left, "I2", "what was undone goes out of the sink", sink=name, files=left)

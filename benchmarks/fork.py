@@ -1,0 +1,134 @@
+"""
+Forks: the seconds and the bytes that a store of its own costs, next to one of many rows.
+
+A store on disk gets a row per key, and is forked several times. New bytes are what the file system keeps for the fork
+alone: files that have a second name in the original are not counted, and small ones are counted by whole blocks.
+
+    python -m benchmarks.fork --rows 1000000 --json build/bench/fork.json
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks.engine_result import percentile
+from millpond.dataflow.pipeline import Pipeline
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.repair.fork import fork_store
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+
+__all__ = ["measure_forks", "new_bytes"]
+
+_PIECE: Final = 100_000
+_BLOCK_BYTES: Final = 512
+_LIMITS: Final = {"fork_s": 1.0, "new_bytes": 1 << 20}
+
+
+class Keep(Computation):
+    """
+    Keeps what came last.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set({"at": record.value["at"], "text": f"the {record.value['at']}th of them"})
+
+
+def measure_forks(rows: int, folder: Path, *, times: int = 5) -> dict[str, Any]:
+    """
+    Fill a store, and fork it several times.
+
+    Args:
+        rows: how many keys it gets.
+        folder: an empty one.
+        times: how many forks.
+
+    Returns:
+        ``files`` and ``file_bytes`` of the version that is forked, ``fork_s`` and ``new_bytes`` of the median fork, and
+        ``copy_s`` and ``copy_bytes``: what a copy of the store's folder takes.
+    """
+    clock, registry = SystemClock(), MemoryRegistry()
+    pipeline = Pipeline("forked")
+    records_in = pipeline.inject("records", key="key", at="at", watermark=BoundedDisorder("1s"))
+    records_in.apply(Keep(), name="kept")
+    pond = folder / "pond"
+    with Store.open(pond, leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)) as store:
+        with LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
+            for first in range(0, rows, _PIECE):
+                run.inject(
+                    "records",
+                    [
+                        {"key": f"key-{n:09d}", "at": n * 1_000}
+                        for n in range(first, min(first + _PIECE, rows))
+                    ],
+                )
+                while run.step() is not None:
+                    pass
+        seconds, sizes = [], []
+        for number in range(times):
+            target = folder / f"fork-{number}"
+            started_us = clock.monotonic_us()
+            forked = fork_store(store, target)
+            seconds.append((clock.monotonic_us() - started_us) / 1e6)
+            sizes.append(float(new_bytes(target)))
+        started_us = clock.monotonic_us()
+        shutil.copytree(pond / "rows", folder / "copy")
+        copy_s = (clock.monotonic_us() - started_us) / 1e6
+        return {
+            "rows": store.rows_view("kept").to_arrow().num_rows,
+            "files": forked.files,
+            "file_bytes": forked.size_bytes,
+            "fork_s": round(percentile(seconds, 0.5), 3),
+            "fork_max_s": round(max(seconds), 3),
+            "new_bytes": int(percentile(sizes, 0.5)),
+            "copy_s": round(copy_s, 3),
+            "copy_bytes": new_bytes(folder / "copy"),
+        }
+
+
+def new_bytes(folder: Path) -> int:
+    """
+    What a folder takes on its disk of its own: its files of one name, and its folders.
+    """
+    stats = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    alone = [
+        stat
+        for path, stat in zip((folder, *folder.rglob("*")), stats, strict=True)
+        if path.is_dir() or stat.st_nlink == 1
+    ]
+    return sum(stat.st_blocks * _BLOCK_BYTES for stat in alone)
+
+
+@click.command()
+@click.option("--rows", default=1_000_000, show_default=True)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures go.")
+def main(rows: int, json_path: Path | None) -> None:
+    """
+    Measure, print one figure a line, and hold them against their bounds.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-fork-") as folder:
+        figures = measure_forks(rows, Path(folder))
+    for name, value in figures.items():
+        click.echo(f"{name:24} {value}")
+    missed = [name for name, limit in _LIMITS.items() if figures[name] > limit]
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(
+            json.dumps(figures | {"limits": _LIMITS, "missed": missed}, indent=2), encoding="utf-8"
+        )
+    click.echo(f"missed: {', '.join(missed)}" if missed else "all within their bounds")
+
+
+if __name__ == "__main__":
+    main()

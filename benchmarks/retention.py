@@ -1,0 +1,249 @@
+"""
+Retention: what it costs on disk that versions stay readable.
+
+A pipeline keeps a row per key, and each superstep updates a part of the keys at random; compaction is as by default.
+For days of a clock by hand nothing is collected, and the log tells when each file came and went, and how long it was.
+From that follows for each retention what would be on disk at any moment: what is live, what went less than the
+retention ago, and what went since the last round of collection before (`UpkeepPolicy.collect_every` versions). The same
+holds for the log's own files. One retention is run as well, to hold its real disk against that.
+
+    python -m benchmarks.retention --json build/bench/retention.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+
+from millpond.dataflow.pipeline import Pipeline
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.record import Record
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+__all__ = ["Life", "disk_ratio", "measure_retention"]
+
+_RETENTIONS_S: Final = {"0s": 0, "10m": 600, "1h": 3_600, "6h": 21_600, "12h": 43_200, "1d": 86_400}
+_STEADY: Final = 0.5
+_LOOKS: Final = 200
+
+
+class Profile(Computation):
+    """
+    Keeps a profile of a key, 100 bytes that change each time.
+    """
+
+    def process_record(self, context: Context, record: Record) -> None:
+        number = record.value["number"]
+        context.state.set({"seen": number, "text": hashlib.shake_128(str(number).encode()).hexdigest(50)})
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """
+    A file: when it came, when it went, and how long it is.
+    """
+
+    came_s: float
+    went_s: float
+    size_bytes: int
+
+
+def disk_ratio(
+    files: Sequence[Life], log: Sequence[Life], kept_s: float, every_s: float, end_s: float
+) -> float:
+    """
+    The greatest ratio of the bytes on disk to those of live files, from when it is steady on.
+
+    Args:
+        files: the row files.
+        log: the commits; one goes as the next one comes.
+        kept_s: the retention.
+        every_s: how long after a round of collection the next one is: so much more is on disk before it.
+        end_s: when the run ended.
+
+    Example:
+        >>> files = [Life(n, n + 1, 100) for n in range(100)]
+        >>> disk_ratio(files, [], kept_s=10, every_s=0, end_s=100)
+        11.0
+    """
+    greatest = 0.0
+    for look in range(_LOOKS):
+        now_s = end_s * (_STEADY + (1 - _STEADY) * look / _LOOKS)
+        live = sum(file.size_bytes for file in files if file.came_s <= now_s < file.went_s)
+        disk = sum(
+            file.size_bytes
+            for file in (*files, *log)
+            if file.came_s <= now_s and file.went_s > now_s - kept_s - every_s
+        )
+        greatest = max(greatest, disk / live)
+    return round(greatest, 2)
+
+
+def measure_retention(
+    folder: Path, *, hours: float, superstep_s: float, keys: int, records: int, check: str = "1h"
+) -> dict[str, Any]:
+    """
+    Run the pipeline without collection, and say what each retention costs.
+
+    Args:
+        folder: an empty one.
+        hours: how long it runs, by its clock.
+        superstep_s: the time between supersteps.
+        keys: how many keys there are.
+        records: how many records a superstep gets.
+        check: the retention that is run as well; "" for none.
+
+    Returns:
+        ``ratio_R`` for each retention R that is half as long as the run at most, ``ratio_R_run`` of the one that was
+        run, ``live_bytes``, and ``updates_per_key_per_day``.
+    """
+    supersteps = int(hours * 3_600 / superstep_s)
+    with _open(folder / "kept", "3650d", keys, records, superstep_s) as pond:
+        pond.play(supersteps)
+        files, log = _lives(folder / "kept" / "rows", superstep_s)
+        live_bytes = pond.store.committer.snapshot.size_bytes
+    versions_s = hours * 3_600 / len(log)
+    every_s = UpkeepPolicy().collect_every * versions_s
+    figures: dict[str, Any] = {
+        "hours": hours,
+        "superstep_s": superstep_s,
+        "keys": keys,
+        "updates_per_key_per_day": round(records / superstep_s * 86_400 / keys, 2),
+        "live_bytes": live_bytes,
+        "hours_between_collections": round(every_s / 3_600, 2),
+    }
+    for name, kept_s in _RETENTIONS_S.items():
+        if kept_s <= hours * 3_600 * _STEADY:
+            figures[f"ratio_{name}"] = disk_ratio(files, log, kept_s, every_s, hours * 3_600)
+            figures[f"ratio_{name}_at_once"] = disk_ratio(files, log, kept_s, 0, hours * 3_600)
+    if not check:
+        return figures
+    greatest = 0.0
+    with _open(folder / "run", check, keys, records, superstep_s) as pond:
+        for number in range(supersteps):
+            pond.play(1)
+            if number >= supersteps * _STEADY and number % 20 == 0:
+                disk = sum(
+                    path.stat().st_size for path in (folder / "run" / "rows").rglob("*") if path.is_file()
+                )
+                greatest = max(greatest, disk / pond.store.committer.snapshot.size_bytes)
+    return figures | {f"ratio_{check}_run": round(greatest, 2)}
+
+
+@dataclass(slots=True)
+class _Pond:
+    store: Store
+    run: LocalRun
+    clock: ManualClock
+    rng: SeededRng
+    keys: int
+    records: int
+    superstep_s: float
+    number: int = 0
+
+    def play(self, supersteps: int) -> None:
+        for _ in range(supersteps):
+            rows = [
+                {
+                    "key": f"key-{int(self.rng.random() * self.keys):07d}",
+                    "number": self.number + n,
+                    "at": self.clock.now_us(),
+                }
+                for n in range(self.records)
+            ]
+            self.number += self.records
+            self.clock.advance_ms(self.superstep_s * 1_000)
+            self.run.inject("records", rows)
+            self.run.step()
+
+
+@contextmanager
+def _open(folder: Path, retention: str, keys: int, records: int, superstep_s: float) -> Iterator[_Pond]:
+    clock, registry = ManualClock(), MemoryRegistry()
+    pipeline = Pipeline("retention")
+    records_in = pipeline.inject("records", key="key", at="at", watermark=BoundedDisorder("1s"))
+    records_in.apply(Profile(), name="profiles")
+    with Store.open(
+        folder, clock=clock, leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)
+    ) as store:
+        runner = LocalRunner(store, clock=clock, progress=False, upkeep=UpkeepPolicy(retention=retention))
+        with runner.start(pipeline, stepping=True) as run:
+            run.inject(
+                "records", [{"key": f"key-{n:07d}", "number": n, "at": clock.now_us()} for n in range(keys)]
+            )
+            while run.step() is not None:
+                pass
+            yield _Pond(store, run, clock, SeededRng(1), keys, records, superstep_s)
+
+
+def _lives(rows: Path, superstep_s: float) -> tuple[list[Life], list[Life]]:
+    """
+    Row files and commits, timed by the commits.
+    """
+    came: dict[str, tuple[float, int]] = {}
+    files, commits = [], []
+    for path in sorted((rows / "_delta_log").glob("*.json")):
+        actions = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        at_s = next(action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action) / 1_000
+        commits.append((at_s, path.stat().st_size))
+        for action in actions:
+            if "add" in action:
+                came[action["add"]["path"]] = (at_s, action["add"]["size"])
+            if "remove" in action:
+                since_s, size = came.pop(action["remove"]["path"])
+                files.append(Life(since_s, at_s, size))
+    files += [Life(since_s, float("inf"), size) for since_s, size in came.values()]
+    start_s = commits[0][0] - superstep_s
+    ends = [*(at_s for at_s, _ in commits[1:]), float("inf")]
+    log = [
+        Life(at_s - start_s, end_s - start_s, size) for (at_s, size), end_s in zip(commits, ends, strict=True)
+    ]
+    return [Life(one.came_s - start_s, one.went_s - start_s, one.size_bytes) for one in files], log
+
+
+@click.command()
+@click.option("--hours", default=48.0, show_default=True)
+@click.option(
+    "--superstep", "superstep_s", default=60.0, show_default=True, help="Seconds between supersteps."
+)
+@click.option("--keys", default=20_000, show_default=True)
+@click.option("--records", default=250, show_default=True, help="Records of a superstep.")
+@click.option(
+    "--check", default="1h", show_default=True, help="The retention that is run as well; '' for none."
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures go.")
+def main(
+    hours: float, superstep_s: float, keys: int, records: int, check: str, json_path: Path | None
+) -> None:
+    """
+    Measure, and print one figure a line.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-retention-") as folder:
+        figures = measure_retention(
+            Path(folder), hours=hours, superstep_s=superstep_s, keys=keys, records=records, check=check
+        )
+    for name, value in figures.items():
+        click.echo(f"{name:28} {value}")
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
