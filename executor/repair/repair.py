@@ -282,6 +282,9 @@ def _transactions(
         elif app_id.startswith(SAVEPOINT_PREFIX):
             is_kept = plan.is_readable and was <= plan.newest
             positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
+        elif Interval.from_app_id(app_id) is not None:
+            # Those that are live are taken; no fence of what was cut since goes back.
+            continue
         else:
             restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
             positions[app_id] = restart if restored is None else restored

@@ -170,8 +170,8 @@ def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -
         if Interval.from_app_id(action.app_id) is not None:
             if not unpack_fence(action.version).follows(unpack_fence(stored)):
                 yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
-        elif ours.get("kind") == "repair":
-            # A repair moves positions back together with the rows, and its kind says so.
+        elif ours.get("kind") in ("repair", "rewind"):
+            # It moves positions back together with the rows, and its kind says so.
             continue
         elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
             yield f"a position fell: {action.app_id} from {stored} to {action.version}"

@@ -18,6 +18,7 @@ from millpond.statestore.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.simulation.auditor import Auditor
 from millpond.testing.simulation.process import Message, Settings, SimulatedProcess
@@ -27,7 +28,7 @@ from millpond.testing.simulation.versions.bookmark import Rows
 from millpond.testing.simulation.versions.tool import Tool
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
-from millpond.testing.simulation.world import World
+from millpond.testing.simulation.world import ROWS, World
 
 __all__ = ["RETENTION_MS", "Line"]
 
@@ -331,6 +332,9 @@ class Line:
         for process in self.alive():
             process.stop()
         self.check_cut(self.auditor.version)
+        if self.auditor.undone:
+            findings = verify_store(self.world.disk(ROWS)).findings
+            must(not findings, "I11", "a store that was rewound is sound", findings=findings)
         end = read_end(
             self.world, self.topology, self.publisher.sent, self.delivered_before, self.auditor.undone
         )

@@ -14,6 +14,8 @@ from deltalake import DeltaTable
 import millpond as mp
 from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.objects.obstore import open_objects
 from millpond.tools.command_line import main
 
 BATCHES = 4
@@ -100,6 +102,21 @@ def test_a_store_goes_back_with_its_sink_and_its_checkpoint(pond: Pond) -> None:
     assert (pond.count(), pond.batches("commits"), pond.batches("offsets")) == (2, [0, 1], [0, 1])
     assert set(pond.delivered()) <= {1, 2}
     pond.consume(2, 3, 4)
+    assert (pond.count(), pond.delivered()) == (5, [1, 2, 3, 4, 5])
+    assert not verify_store(open_objects(str(pond.path / "rows"))).findings
+
+
+def test_what_is_delivered_again_goes_out_of_the_sink_where_no_superstep_is_undone(pond: Pond) -> None:
+    """
+    The versions after the last superstep are those of owners and savepoints, and it is delivered under a new number.
+    """
+    with mp.Store.open(pond.path, pond.hosts) as store:
+        version = store.snapshot().version
+        store.savepoint("later")
+    result = pond.rewind("--version", version, "--take-back", pond.sink, "--yes")
+
+    assert result.exit_code == 0, result.output
+    pond.consume(4)
     assert (pond.count(), pond.delivered()) == (5, [1, 2, 3, 4, 5])
 
 
