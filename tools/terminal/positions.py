@@ -54,7 +54,8 @@ class ConsumedInput:
             return None
         try:
             told = json.loads(self.offsets)
-            return f"row {told['row']:,} of {told['file']}"
+            # Rows in memory, and a repair, move the position and say nothing of a place.
+            return f"row {told['row']:,} of {told['file']}" if told["rows"] == self.batch else None
         except (ValueError, TypeError, KeyError):
             # Spark's entry has a line about the format, one about the batch, and then one for each source.
             return " ".join(self.offsets.splitlines()[2:]) or None

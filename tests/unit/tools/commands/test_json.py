@@ -124,6 +124,20 @@ def test_rewind(pond: Path, zookeeper_hosts: str) -> None:
     assert "the store goes back" in result.stderr
 
 
+def test_a_question_is_no_part_of_the_result(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    What is asked before a change goes to standard error, with the plan.
+    """
+    version = str(version_of_first_run(pond))
+    given = ["rewind", str(pond), "--version", version, "--zookeeper", zookeeper_hosts, "--json"]
+    refused = CliRunner().invoke(main, given, input="n\n")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    done = CliRunner().invoke(main, given, input="y\n")
+
+    assert document(done)["committed"] is not None
+    assert "Rewind it?" in done.stderr
+
+
 def test_repair(pond: Path, zookeeper_hosts: str) -> None:
     """
     A whole store needs nothing; of a damaged one what would be done, with exit code 1, and then what was done.
