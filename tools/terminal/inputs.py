@@ -67,7 +67,7 @@ def read_inputs(
     for stream, path in _paths(given, inputs, topology).items():
         if "://" in str(path):
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        inputs[stream] = RowFiles(Path(path), _text_columns(topology, stream))
+        inputs[stream] = RowFiles(Path(path).expanduser(), _text_columns(topology, stream))
     return _all_given(inputs)
 
 

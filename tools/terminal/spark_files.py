@@ -48,8 +48,9 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
         name = format_of(Path(path)).name if Path(path).suffix else "parquet"
         schema = _schema_by_spark(spark, name, path, text_columns)
     else:
-        found, paths = files_in(Path(path), text_columns)
-        name, path = found.name, str(Path(path).resolve())
+        here = Path(path).expanduser().resolve()
+        found, paths = files_in(here, text_columns)
+        name, path = found.name, str(here)
         schema = _schema_of(found, paths) or _schema_by_spark(spark, name, path, text_columns)
     reader = spark.readStream.schema(schema).options(**_OPTIONS.get(name, {}))
     return reader.option("recursiveFileLookup", "true").format(name).load(path)

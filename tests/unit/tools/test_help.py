@@ -138,6 +138,25 @@ def test_examples_that_do_not_run_are_at_least_understood(name: str) -> None:
             command.make_context(name, shlex.split(example)[2:])
 
 
+WRONG: Final = (
+    "millpond rows pond no_such_computation",
+    "millpond rows pond window_counter --no-such-option",
+    "millpond no-such-command pond",
+    "millpond status pond --json | jq .no_such_field",
+    "millpond status pond | jq .version",
+    Example("millpond status pond", exit_code=1),
+)
+
+
+def test_example_that_does_not_do_what_it_says_is_found(here: Path) -> None:
+    """
+    A name, an option or a command that is not there, output that is no JSON or lacks the field, and another exit code.
+    """
+    for example in WRONG:
+        with pytest.raises((AssertionError, ValueError)):
+            run(example)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_states_the_exit_codes(name: str) -> None:
     """
