@@ -459,6 +459,7 @@ class Store(Closeable):
             InvalidError: the computation has rows, or the table is none of its rows; nothing was written.
             ConflictError: a pipeline that has the computation runs, or the store is being repaired.
             FencedError: a pipeline took the computation meanwhile; nothing was added.
+            OutcomeUnknownError: the rows may have been added or not; the store tells.
 
         Example::
 

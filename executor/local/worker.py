@@ -87,7 +87,7 @@ class LocalWorker:
         engine.on_stuck = self._strand
         coordinator.sinks.on_failure = self._end_by_sink
         self.status: RunStatus = RunStatus.of(coordinator)
-        self._backfill: Iterator[BackfillPiece] = iter(())
+        self._backfill: Iterator[BackfillPiece] | None = None
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -135,7 +135,11 @@ class LocalWorker:
             MillpondError: what ended the run.
         """
         with self._failing():
-            piece = next(self._backfill, None)
+            piece = None if self._backfill is None else next(self._backfill, None)
+            if piece is None and self._backfill is not None:
+                self._backfill = None
+                # Streams that were too far ahead of the one that joined need not be any more.
+                self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
             if piece is None:
                 return None
             self.coordinator.backfills.hold(piece.computation, piece.oldest_at)

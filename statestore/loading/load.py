@@ -84,8 +84,8 @@ class LoadTarget:
 
     Attributes:
         committer: the store's.
-        new_leases: makes leases, given the incarnation's id and a writer's; ``None`` for a store to be read. A load is a writer of its own, so a
-            pipeline that runs on the very same store object holds its leases against it.
+        new_leases: makes leases, given the incarnation's id and a writer's; ``None`` for a store to be read. A load
+            is a writer of its own, so a pipeline that runs on the very same store object holds its leases against it.
         objects: the table's root.
         rng: the source of names.
         row_format: how row files are encoded.
@@ -117,6 +117,7 @@ def load_rows(
         InvalidError: the table is no rows of a computation, or the computation has rows.
         ConflictError: a pipeline holds the computation, or the store is being repaired.
         FencedError: a pipeline took it meanwhile; nothing was added.
+        OutcomeUnknownError: the rows may have been added or not; the store tells.
         UnavailableError: a service, or this machine's disk, failed.
     """
     if target.new_leases is None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import duckdb
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.loading.rows import STAGED_SCHEMA
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["Staging"]
 
@@ -35,6 +37,10 @@ class Staging:
     """
 
     def __init__(self, folder: Path) -> None:
+        # Who only opens a store need not load it.
+        import duckdb
+
+        self._error = duckdb.Error
         self._connection = duckdb.connect(str(folder / "rows.duckdb"))
         self._execute(f"set memory_limit = '{_MEMORY_LIMIT}'")
         self._execute(f"set temp_directory = '{_quoted(folder / 'spilled')}'")
@@ -94,7 +100,7 @@ class Staging:
         try:
             for batch in self._connection.sql(query, params=params).to_arrow_reader(_BATCH_ROWS):
                 yield pa.Table.from_batches([batch]).cast(STAGED_SCHEMA)
-        except (duckdb.Error, OSError) as cause:
+        except (self._error, OSError) as cause:
             raise _failed(cause) from cause
 
     def close(self) -> None:
@@ -106,7 +112,7 @@ class Staging:
     def _execute(self, query: str) -> duckdb.DuckDBPyConnection:
         try:
             return self._connection.execute(query)
-        except (duckdb.Error, OSError) as cause:
+        except (self._error, OSError) as cause:
             raise _failed(cause) from cause
 
 

@@ -171,6 +171,22 @@ def test_a_run_that_is_fed_by_hand_gives_history_first(store: mp.Store) -> None:
     assert states(store, "old") == {"a": 5, "b": 6}
 
 
+def test_a_stream_that_was_too_far_ahead_goes_on_after_the_history(store: mp.Store) -> None:
+    """
+    A skew limit counts from the slowest computation, which the one that joins is until it has its history.
+    """
+    made = mp.Pipeline("p")
+    stream = made.inject("s", key="k", at="at", skew_limit="1s")
+    stream.apply(Count(), name="old")
+    runner(store).run(made, {"s": ROWS[:11]}, finish=False)
+    stream.apply(Count(), name="new", backfill=ROWS[:11])
+    with runner(store).start(made, stepping=True) as run:
+        run.inject("s", ROWS[11:])
+        run.run_until_quiet()
+
+    assert states(store, "new") == WHOLE
+
+
 def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
     """
     Without a call.

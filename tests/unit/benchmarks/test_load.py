@@ -1,0 +1,24 @@
+"""
+The benchmark of loads, with few rows: it measures what it says.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.load import measure
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_each_kind_of_source_is_loaded_and_worked_on() -> None:
+    """
+    All rows are there, and a pipeline starts on them.
+    """
+    figures = measure(rows=5_000, intervals=2)
+
+    assert figures["sources"].keys() == {"arrow", "parquet", "csv", "mappings"}
+    for found in figures["sources"].values():
+        assert found["load_s"] > 0
+        assert found["open_s"] > 0
+        assert found["store_mib"] > 0
