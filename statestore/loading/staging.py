@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Staging"]
 
-_MEMORY_LIMIT: Final = "1GiB"
+_MEMORY_LIMIT: Final = "512MiB"
 _BATCH_ROWS: Final = 65_536
 _CUT_CHARACTERS_MAX: Final = 256
 """As `millpond.executor.ownership.boundaries` has it: cuts are part of application ids and of ZooKeeper's paths."""

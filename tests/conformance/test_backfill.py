@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import millpond as mp
+from millpond.statestore.failpoint import listening
 from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -128,6 +129,14 @@ def joined(start: Callable[..., Play], backfill: Any, *, ids: bool = False) -> P
     return play
 
 
+def go_on(play: Play) -> None:
+    """
+    Start again, and do what is due.
+    """
+    play.restart()
+    play.settle()
+
+
 def check_whole(play: Play) -> None:
     """
     All records count once, in their order, and none was late.
@@ -169,6 +178,40 @@ def test_history_is_not_given_again_by_the_next_run(start: Callable[..., Play]) 
     for _ in range(2):
         play.restart()
         play.settle()
+    play.inject("events", ROWS[HISTORY:])
+    play.settle()
+
+    check_whole(play)
+
+
+class Died(BaseException):
+    """
+    The process died here.
+    """
+
+
+@pytest.mark.parametrize("place", ["lease.fenced", "superstep.before_commit", "superstep.committed"])
+def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
+    start: Callable[..., Play], place: str
+) -> None:
+    """
+    Before anything of it is committed, and after.
+    """
+    play = start(lambda: pipeline(False))
+    play.inject("events", ROWS[:HISTORY])
+    play.settle()
+    play.make = lambda: pipeline(True, ROWS[:HISTORY])
+    reached = Counter[str]()
+
+    def die(name: str) -> None:
+        reached[name] += 1
+        # The first fence is that of the intervals which are there already.
+        if name == place and reached[name] == 2:
+            raise Died(name)
+
+    with pytest.raises(Died), listening(die):
+        go_on(play)
+    go_on(play)
     play.inject("events", ROWS[HISTORY:])
     play.settle()
 
