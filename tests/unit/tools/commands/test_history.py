@@ -106,6 +106,23 @@ def test_the_versions_are_those_of_the_commits_that_say_so(pond: Path) -> None:
     assert [kinds[one["version"]] for one in lines(pond, "--topology")] == ["fence", "topology", "topology"]
 
 
+def test_the_catalog_follows_updates(pond: Path) -> None:
+    """
+    It has a version of the code for each change, and no computation that is back counts as retired.
+    """
+    with mp.Store.open(
+        pond,
+        leases=lambda _, writer_id: mp.MemoryLeases(mp.MemoryRegistry(), SystemClock(), writer_id=writer_id),
+    ) as store:
+        assert store.catalog is not None
+        entries = {entry.name: entry for entry in store.catalog.computations()}
+        codes = [version.code_hash for version in store.catalog.code_versions("a")]
+
+    assert {name: entry.retired_us for name, entry in entries.items()} == {"a": None, "b": None}
+    first, _, last = lines(pond, "--topology")
+    assert codes == [first["computations"][0]["code"], last["computations"][0]["code"]]
+
+
 def test_people_get_a_table(pond: Path) -> None:
     """
     With marks of what is new, gone and different, and the newest ones if there is a limit.
