@@ -23,6 +23,7 @@ from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG
+from millpond.executor.python_workers.allocator import use_frugal_allocator
 from millpond.executor.python_workers.hand_over import Serve, SlotHomes
 from millpond.executor.python_workers.importable import import_error
 from millpond.executor.python_workers.task_plan import TaskPlan, WorkerSetting
@@ -93,6 +94,7 @@ class WorkerProcess:
                 return current
             if current is not None:
                 current.close()
+            use_frugal_allocator()
             cls._current = WorkerProcess(setting)
             return cls._current
 

@@ -42,6 +42,12 @@ _NOTHING_LEARNED: Final = Expectations()
 _FILTER_CAPACITY_MIN: Final = 1_024
 _FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 0.001
+_FILTER_BYTES: Final = 3
+"""Of the filter of all keys, for a key, at most."""
+
+_FILTER_SHARE: Final = 3
+_FILTER_AFFORDED: Final = 65_536
+"""The filter takes this part of the limit at most, where that is enough for so many keys: it grows with the state."""
 
 
 class _Absence(Enum):
@@ -353,8 +359,11 @@ class RowCache:
         self._take_out(gone)
 
     def _forget_completeness(self, keys: int) -> None:
-        capacity = max(2 * keys, _FILTER_CAPACITY_MIN)
-        self._existing = RecordIdFilter(min(capacity, _FILTER_CAPACITY_MAX), _FILTER_ERROR_RATE)
+        affordable = max(self._limit_bytes() // (_FILTER_SHARE * _FILTER_BYTES), _FILTER_AFFORDED)
+        capacity_max = min(affordable, _FILTER_CAPACITY_MAX)
+        capacity = min(max(2 * keys, _FILTER_CAPACITY_MIN), capacity_max)
+        # Of more keys the filter says "maybe" more often, which costs reads.
+        self._existing = RecordIdFilter(capacity, _FILTER_ERROR_RATE, capacity_max=capacity_max)
 
     def _remember(self, keys: pa.Array | pa.ChunkedArray) -> None:
         if self._existing is not None and len(keys):

@@ -10,7 +10,7 @@ checksums that they have.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -73,11 +73,12 @@ LARGE_BYTES: Final = 1 << 18
 _SHARE_MAX: Final = 2
 """A file of which more than this part is wanted is read whole."""
 
-_WHOLE_BYTES_MAX: Final = 1 << 24
+_WHOLE_BYTES_MAX: Final = 1 << 22
 """A file that is longer is never read whole where it has a page index: memory does not grow with files."""
 
 _BLOCKS_AT_ONCE: Final = 256
-"""How many blocks are in memory as they are in the file."""
+_BYTES_AT_ONCE: Final = 1 << 22
+"""How many blocks, and how many of their bytes, are in memory as they are in the file."""
 
 _GAP_BYTES: Final = 1 << 14
 """Parts of a file that are nearer to each other are read at once."""
@@ -358,11 +359,12 @@ class _Selection:
         if is_most and whole_bytes <= _WHOLE_BYTES_MAX:
             return None
         tables = [pa.schema([ROW_SCHEMA.field(column) for column in columns]).empty_table()]
-        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
-            some = blocks[start : start + _BLOCKS_AT_ONCE]
+        for some in index.portions(blocks, columns, blocks_max=_BLOCKS_AT_ONCE, bytes_max=_BYTES_AT_ONCE):
             ranges = join_ranges(index.ranges(some, columns), _GAP_BYTES)
             parts = dict(zip(ranges, read_ranges(objects, path, ranges), strict=True))
-            tables.append(self.reduce(conform(decode_blocks(index, some, columns, parts), columns)))
+            tables.append(
+                self.reduce(conform(decode_blocks(index, some, columns, parts), columns), is_sorted=True)
+            )
         return pa.concat_tables(tables)
 
     def _fingerprints(self) -> Fingerprints:
@@ -370,24 +372,34 @@ class _Selection:
             self._prints = fingerprints(pa.array(self._keys, pa.string()))
         return self._prints
 
-    def reduce(self, table: pa.Table) -> pa.Table:
+    def reduce(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
         """
         What is kept of the selected rows of the table.
         """
-        selected = self.apply(table)
+        selected = self.apply(table, is_sorted=is_sorted)
         return selected if self.keep is None else self.keep(selected)
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
         """
-        The selected rows of the table.
+        The selected rows of the table; in one that is sorted by key only the keys of its range are looked for.
         """
         if self._interval is not None:
             table = rows_within(table, self._interval)
         if self._keys is not None:
-            is_wanted = pc.is_in(table.column("key"), pa.array(self._keys, pa.string()))
+            keys = _between(self._keys, table) if is_sorted and table.num_rows else self._keys
+            is_wanted = pc.is_in(table.column("key"), pa.array(keys, pa.string()))
             if sum(chunk.true_count for chunk in is_wanted.iterchunks()) < table.num_rows:
                 table = table.filter(is_wanted)
         return table
+
+
+def _between(keys: Sequence[str], table: pa.Table) -> Sequence[str]:
+    """
+    Those of the sorted keys that lie between the first and the last key of a table that is sorted by key.
+    """
+    column = table.column("key")
+    first, last = column[0].as_py(), column[table.num_rows - 1].as_py()
+    return keys[bisect_left(keys, first) : bisect_right(keys, last)]
 
 
 def _overlaps(interval: Interval, low: str, high: str) -> bool:

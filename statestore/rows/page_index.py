@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
@@ -175,6 +175,31 @@ class PageIndex:
             starts = pages.offsets[chosen]
             found += map(ByteRange, starts.tolist(), (starts + pages.sizes[chosen]).tolist())
         return found
+
+    def portions(
+        self, blocks: Sequence[int], columns: Iterable[str], *, blocks_max: int, bytes_max: int
+    ) -> Iterator[Sequence[int]]:
+        """
+        Some blocks, as many at a time as may be in memory at once, and at least one.
+
+        Args:
+            blocks: the blocks.
+            columns: the columns that are read of them.
+            blocks_max: how many blocks may be in memory.
+            bytes_max: how many bytes of them, as they are in the file.
+        """
+        chosen = np.fromiter(blocks, np.int64, len(blocks))
+        sizes = np.zeros(len(chosen), np.int64)
+        for pages in self._stored_of(columns):
+            sizes += pages.sizes[chosen]
+        ends = np.cumsum(sizes)
+        begin = 0
+        while begin < len(chosen):
+            room = ends[begin] - sizes[begin] + bytes_max
+            end = min(int(np.searchsorted(ends, room, side="right")), begin + blocks_max)
+            end = max(end, begin + 1)
+            yield chosen[begin:end].tolist()
+            begin = end
 
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
         """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -195,32 +196,36 @@ def decode_blocks(
     wanted = frozenset(columns)
     chosen = np.fromiter(blocks, np.int64, len(blocks))
     read = _ReadParts(parts)
-    body = bytearray(_MAGIC)
+    body: list[bytes | memoryview] = [_MAGIC]
+    end = len(_MAGIC)
     rows = int(index.rows[chosen].sum())
     chunks: list[list[Field]] = []
     for leaf in index.leaves:
-        begin = len(body)
+        begin = end
         if leaf.path[0] in wanted:
+            pages: Iterable[bytes | memoryview] = ()
             if isinstance(leaf.pages, AlikePages):
-                body += b"".join(
-                    [leaf.pages.contents[number] for number in leaf.pages.numbers[chosen].tolist()]
-                )
+                pages = map(leaf.pages.contents.__getitem__, leaf.pages.numbers[chosen].tolist())
             elif leaf.pages is not None:
-                for page in read.pages(leaf.pages, chosen, leaf.path[0]):
-                    body += page
+                pages = read.pages(leaf.pages, chosen, leaf.path[0])
+            for page in pages:
+                body.append(page)
+                end += len(page)
         values = rows if leaf.values is None else int(leaf.values[chosen].sum())
-        chunks.append(_chunk(leaf, begin, len(body) - begin, values))
+        chunks.append(_chunk(leaf, begin, end - begin, values))
     footer = write_struct(
         [
             (1, _I32, 2),
             (2, _LIST, index.schema),
             (3, _I64, rows),
-            (4, _LIST, (_STRUCT, [[(1, _LIST, (_STRUCT, chunks)), (2, _I64, len(body)), (3, _I64, rows)]])),
+            (4, _LIST, (_STRUCT, [[(1, _LIST, (_STRUCT, chunks)), (2, _I64, end), (3, _I64, rows)]])),
         ]
     )
-    body += footer + len(footer).to_bytes(4, "little") + _MAGIC
-    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(body)), coerce_int96_timestamp_unit="us")
-    present = [column for column in columns if column not in index.empty_columns]
+    body += (footer, len(footer).to_bytes(4, "little"), _MAGIC)
+    # Joined at once: bytes that grow are in memory twice, whenever they have outgrown their place.
+    file = pq.ParquetFile(pa.BufferReader(b"".join(body)), coerce_int96_timestamp_unit="us")
+    empty = index.empty_columns
+    present = [column for column in columns if column not in empty]
     return file.read(columns=present, use_threads=False)
 
 
@@ -253,14 +258,20 @@ class _ReadParts:
 
 
 def _chunk(leaf: Leaf, begin: int, size: int, values: int) -> list[Field]:
-    metadata: list[Field] = [
-        (1, _I32, leaf.physical_type),
-        (2, _LIST, (_I32, list(leaf.encodings))),
-        (3, _LIST, (_BINARY, [name.encode() for name in leaf.path])),
-        (4, _I32, leaf.codec),
-        (5, _I64, values),
-        (6, _I64, size),
-        (7, _I64, size),
-        (9, _I64, begin),
+    numbers = [(5, _I64, values), (6, _I64, size), (7, _I64, size), (9, _I64, begin)]
+    head = _chunk_head(leaf.path, leaf.physical_type, leaf.codec, leaf.encodings)
+    return [(2, _I64, begin), (3, _STRUCT, head + write_struct(numbers, before=4))]
+
+
+@lru_cache(maxsize=256)
+def _chunk_head(path: tuple[str, ...], physical_type: int, codec: int, encodings: tuple[int, ...]) -> bytes:
+    """
+    The first four fields of a chunk's metadata, which are the same whatever is read of a column.
+    """
+    fields: list[Field] = [
+        (1, _I32, physical_type),
+        (2, _LIST, (_I32, list(encodings))),
+        (3, _LIST, (_BINARY, [name.encode() for name in path])),
+        (4, _I32, codec),
     ]
-    return [(2, _I64, begin), (3, _STRUCT, metadata)]
+    return write_struct(fields)[:-1]

@@ -131,17 +131,20 @@ def _unzigzag(number: int) -> int:
     return (number >> 1) ^ -(number & 1)
 
 
-def write_struct(fields: Sequence[Field]) -> bytes:
+def write_struct(fields: Sequence[Field], before: int = 0) -> bytes:
     """
     A struct of these fields, whose numbers rise.
+
+    Args:
+        fields: the fields.
+        before: the number of the field before them, where they continue a struct whose end was cut off.
     """
     out = bytearray()
-    _write_struct(out, fields)
+    _write_struct(out, fields, before)
     return bytes(out)
 
 
-def _write_struct(out: bytearray, fields: Sequence[Field]) -> None:
-    before = 0
+def _write_struct(out: bytearray, fields: Sequence[Field], before: int = 0) -> None:
     for number, kind, value in fields:
         step = number - before
         if not 0 < step < 16:

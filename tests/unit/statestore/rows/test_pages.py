@@ -7,8 +7,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,11 +21,18 @@ from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.objects.ranges import ByteRange
+from millpond.statestore.objects.ranges import ByteRange, Tail
 from millpond.statestore.rows import files, row_format, stream
+from millpond.statestore.rows.bloom import BlockFilter
 from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
 from millpond.statestore.rows.fingerprint import fingerprints
-from millpond.statestore.rows.page_index import AlikePages, PageIndex, read_page_index
+from millpond.statestore.rows.page_index import (
+    AlikePages,
+    Leaf,
+    PageIndex,
+    StoredPages,
+    read_page_index,
+)
 from millpond.statestore.rows.page_indexes import PageIndexes
 from millpond.statestore.rows.pages import join_ranges
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
@@ -154,6 +163,81 @@ def test_most_of_a_file_is_read_whole(indexes: PageIndexes) -> None:
 
     assert read(objects, path, keys).column("key").to_pylist() == keys
     assert objects.read_bytes >= len(below.get(path))
+
+
+class PartsRead(MemoryObjects):
+    """
+    Notes how many bytes of an object are read at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once: list[int] = []
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        parts = [self.get(path)[part.start : part.end] for part in ranges]
+        self.at_once.append(sum(map(len, parts)))
+        return parts
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        data = self.get(path)
+        return Tail(data[-size_bytes:], len(data))
+
+
+def test_a_long_file_is_read_some_bytes_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, indexes: PageIndexes
+) -> None:
+    """
+    Of a file that is too long to be read whole, no more is read at once than may be, and the rows are all there.
+    """
+    monkeypatch.setattr(files, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(files, "_BYTES_AT_ONCE", 2_000)
+    objects, updates = PartsRead(), example(200)
+    path = written(objects, updates)
+    index = indexes.of(objects, path, file_name_of(path))
+    assert index is not None
+    assert index.size_of(range(len(index.firsts)), COLUMNS) > 5 * 2_000
+    objects.at_once.clear()
+
+    table = read(objects, path, [update["key"] for update in updates])
+
+    assert table.column("key").to_pylist() == [update["key"] for update in updates]
+    assert max(objects.at_once) <= 2_000
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=40),
+    st.integers(1, 300),
+    st.integers(1, 10),
+    st.data(),
+)
+def test_portions_are_as_large_as_they_may_be(
+    sizes: list[int], bytes_max: int, blocks_max: int, data: st.DataObject
+) -> None:
+    """
+    Portions are the wanted blocks in their order; each ends where one block more would be too much.
+    """
+    wanted = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True).map(sorted))
+    zeros = np.zeros(len(sizes), np.int64)
+    pages = StoredPages(zeros, np.array(sizes, np.int32), zeros.astype(np.uint32))
+    leaf = Leaf(path=("key",), physical_type=6, codec=7, encodings=(0,), pages=pages, values=None)
+    index = PageIndex(
+        schema=b"",
+        firsts=[""] * len(sizes),
+        last="",
+        rows=zeros.astype(np.int32),
+        leaves=(leaf,),
+        keys=BlockFilter.empty(1, 0.01),
+    )
+
+    portions = list(index.portions(wanted, ["key"], blocks_max=blocks_max, bytes_max=bytes_max))
+
+    assert [block for portion in portions for block in portion] == wanted
+    for portion, following in pairwise([*portions, []]):
+        size = sum(sizes[block] for block in portion)
+        assert len(portion) == 1 or (len(portion) <= blocks_max and size <= bytes_max)
+        if following:
+            assert len(portion) == blocks_max or size + sizes[following[0]] > bytes_max
 
 
 def test_some_columns_of_all_rows_are_read_without_the_others(indexes: PageIndexes) -> None:
