@@ -77,7 +77,7 @@ _WHOLE_BYTES_MAX: Final = 1 << 22
 """A file that is longer is never read whole where it has a page index: memory does not grow with files."""
 
 _BLOCKS_AT_ONCE: Final = 256
-_BYTES_AT_ONCE: Final = 1 << 22
+_BYTES_AT_ONCE: Final = 1 << 21
 """How many blocks, and how many of their bytes, are in memory as they are in the file."""
 
 _GAP_BYTES: Final = 1 << 14
@@ -354,7 +354,7 @@ class _Selection:
             return None
         every = range(len(index.firsts))
         blocks = every if self._keys is None else index.blocks_of(self._keys, self._fingerprints())
-        whole_bytes = index.size_of(every, ROW_SCHEMA.names)
+        whole_bytes = index.pages_bytes
         is_most = index.size_of(blocks, columns) * _SHARE_MAX > whole_bytes
         if is_most and whole_bytes <= _WHOLE_BYTES_MAX:
             return None
@@ -383,7 +383,7 @@ class _Selection:
         """
         The selected rows of the table; in one that is sorted by key only the keys of its range are looked for.
         """
-        if self._interval is not None:
+        if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
             table = rows_within(table, self._interval)
         if self._keys is not None:
             keys = _between(self._keys, table) if is_sorted and table.num_rows else self._keys
@@ -397,9 +397,20 @@ def _between(keys: Sequence[str], table: pa.Table) -> Sequence[str]:
     """
     Those of the sorted keys that lie between the first and the last key of a table that is sorted by key.
     """
-    column = table.column("key")
-    first, last = column[0].as_py(), column[table.num_rows - 1].as_py()
+    first, last = _ends(table)
     return keys[bisect_left(keys, first) : bisect_right(keys, last)]
+
+
+def _lies_in(table: pa.Table, interval: Interval) -> bool:
+    """
+    Whether all keys of a table that is sorted by key lie in the interval.
+    """
+    return not table.num_rows or all(map(interval.contains, _ends(table)))
+
+
+def _ends(table: pa.Table) -> tuple[str, str]:
+    keys = table.column("key")
+    return keys[0].as_py(), keys[table.num_rows - 1].as_py()
 
 
 def _overlaps(interval: Interval, low: str, high: str) -> bool:

@@ -201,12 +201,20 @@ class PageIndex:
             yield chosen[begin:end].tolist()
             begin = end
 
+    @property
+    def pages_bytes(self) -> int:
+        """
+        How many bytes of the file have to be read for all rows and columns.
+        """
+        stored = (leaf.pages for leaf in self.leaves if isinstance(leaf.pages, StoredPages))
+        return sum(int(pages.sizes.sum(dtype=np.int64)) for pages in stored)
+
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
         """
         How many bytes of some blocks and columns have to be read.
         """
         chosen = np.fromiter(blocks, np.int64, len(blocks))
-        return sum(int(pages.sizes[chosen].sum()) for pages in self._stored_of(columns))
+        return sum(int(pages.sizes[chosen].sum(dtype=np.int64)) for pages in self._stored_of(columns))
 
     def _stored_of(self, columns: Iterable[str]) -> list[StoredPages]:
         wanted = frozenset(columns)
