@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millpond.executor.ownership.pipeline_names import as_stored
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import superstep_of
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.repair.fork import fork_store
 from millpond.executor.replay.note import ReplayNote, read_note, write_note
 from millpond.executor.replay.plan import ReplayPlan, plan_replay
@@ -58,10 +60,10 @@ def begin_replay(
     if until is None and known is not None:
         until = known.until
     with store.reading(version) as first:
-        plan = plan_replay(
-            Log(store.objects), first, store.snapshot(until), pipeline.check(), recorded=recorded
-        )
-        note = _note_of(store, pipeline, plan, recorded=recorded)
+        last = store.snapshot(until)
+        topology = as_stored(pipeline.check(), last)
+        plan = plan_replay(Log(store.objects), first, last, topology, recorded=recorded)
+        note = _note_of(store, topology, plan, recorded=recorded)
         if known is None:
             fork_store(store, path, version, clock=clock, rng=rng)
             write_note(open_objects(str(path), store.storage_options), note)
@@ -75,15 +77,15 @@ def begin_replay(
     return plan
 
 
-def _note_of(store: Store, pipeline: EnginePipeline, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
-    sinks = pipeline.check().sinks
+def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
+    sinks = topology.sinks
     return ReplayNote(
         store=store.path,
-        pipeline=pipeline.name,
+        pipeline=topology.name,
         version=plan.first.version,
         until=plan.last.version,
         recorded=recorded,
-        superstep=superstep_of(plan.last.txns, pipeline.name),
+        superstep=superstep_of(plan.last.txns, topology.name),
         sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
     )
 
@@ -107,8 +109,9 @@ def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng
         UnavailableError: a table is unavailable.
     """
     folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
+    name_in_store = as_stored(pipeline.check(), fork.snapshot()).name
 
     def place(name: str, sink: Sink) -> Sink:
-        return folder.own(sink, SinkRecord(fork.lineage, pipeline.name, name))
+        return folder.own(sink, SinkRecord(fork.lineage, name_in_store, name))
 
     return pipeline.with_sinks(place)

@@ -243,6 +243,20 @@ def test_bounded_runs(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> Non
     assert not compare(other, pond).is_empty
 
 
+def test_a_pipeline_of_another_name(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    It is replayed under the name in its code, as it is run.
+    """
+    renamed = mp.Pipeline("q", renamed_from="p")
+    alarms = renamed.inject("in", key="k", at="at").apply(Alarm(15), name="alarm", produces="alarms")
+    alarms.sink("out", mp.DeltaSink(str(pond.with_name("alarms"))))
+    replay(
+        pond, pond.with_name("new"), renamed, ROWS, version=version_after(pond, 9), zookeeper=zookeeper_hosts
+    )
+
+    assert compare(pond.with_name("new"), pond).is_empty
+
+
 def test_what_a_replay_refuses(pond: Path, zookeeper_hosts: str) -> None:
     """
     Another name, an input that is missing, versions in the wrong order, and a path that is taken.
