@@ -16,6 +16,7 @@ from millpond.executor.pipeline.positions import LOCAL_SOURCE, superstep_of
 from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.app_ids import (
     INPUT_PREFIX,
+    LETTERS_PREFIX,
     WATERMARK_PREFIX,
     app_id_parts,
     injected_app_id,
@@ -33,7 +34,13 @@ from millpond.statestore.types import Superstep, TableVersion
 __all__ = ["RecordedSuperstep", "consumed_rows", "recorded_supersteps"]
 
 _ALL_AT_ONCE: Final = "recorded=False (`--all-at-once`) gives the input to the code in one run instead"
-_GOES_BACK: Final = ("repair", "rewind")
+_NOT_REPEATED: Final = {
+    "repair": "the store went back to an older version",
+    "rewind": "the store went back to an older version",
+    "load": "rows were loaded",
+    "upgrade": "rows were upgraded",
+}
+"""What changes rows apart from supersteps, by kind of commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +110,32 @@ def recorded_supersteps(
                 until=until,
             )
         facts = facts_of(version, decode(data, commit_path(version)))
-        if facts.metadata.get("kind") in _GOES_BACK:
-            raise InvalidError(
-                "the store went back to an older version in between: replay up to there, or from there on",
-                version=version,
-                kind=facts.metadata["kind"],
-            )
+        _refuse_changes(facts)
         if facts.metadata.get("kind") == "superstep" and facts.metadata.get("pipeline") == pipeline:
             journaled = journaled | {
                 app_id: at for app_id, at in facts.txns.items() if _is_of_input(app_id, pipeline)
             }
             reached |= {app_id: at for app_id, at in facts.txns.items() if app_id.startswith(INPUT_PREFIX)}
             yield _recorded(facts, pipeline, journaled, reached)
+
+
+def _refuse_changes(facts: CommitFacts) -> None:
+    """
+    Refuse what a replay would not do again.
+
+    Raises:
+        InvalidError: says what it is, and where.
+    """
+    what = _NOT_REPEATED.get(str(facts.metadata.get("kind")))
+    if what is None and any(
+        app_id.startswith(LETTERS_PREFIX) and at % 2 == 0 for app_id, at in facts.txns.items()
+    ):
+        what = "dead letters were asked for once more, or dropped"
+    if what is not None:
+        raise InvalidError(
+            f"{what} in between, which a replay does not repeat: end it before, or begin it there",
+            version=facts.version,
+        )
 
 
 def _recorded(

@@ -273,6 +273,17 @@ def test_what_a_replay_refuses(pond: Path, zookeeper_hosts: str) -> None:
         mp.replay(store, pond.with_name("x"), a_pipeline(1), {}, version=0, zookeeper=zookeeper_hosts)
 
 
+def test_not_across_letters_that_were_dropped(pond: Path, zookeeper_hosts: str) -> None:
+    """
+    Requests by tools are no part of the input.
+    """
+    inject(pond, zookeeper_hosts, ManualClock(1_800_000_000_000_000), [{"k": "a", "at": "no time", "n": 1}])
+    with mp.Store.open(pond, zookeeper_hosts) as store:
+        mp.drop_dead_letters(store, computation="alarm")
+    with pytest.raises(mp.InvalidError, match="asked for once more, or dropped"):
+        replay(pond, pond.with_name("x"), a_pipeline(15), ROWS, version=0, zookeeper=zookeeper_hosts)
+
+
 @pytest.fixture
 def rewound(pond: Path, zookeeper_hosts: str) -> Path:
     """
@@ -302,7 +313,7 @@ def test_not_across_a_rewind(rewound: Path, zookeeper_hosts: str) -> None:
     History is not one line there; from the rewind on it is again.
     """
     pipeline = a_pipeline(15, rewound.with_name("alarms"))
-    with pytest.raises(mp.InvalidError, match="went back to an older version"):
+    with pytest.raises(mp.InvalidError, match="went back to an older version in between"):
         replay(rewound, rewound.with_name("x"), pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
     with mp.Store.open(rewound, read_only=True) as store:
         versions = range(store.snapshot().version + 1)
