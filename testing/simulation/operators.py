@@ -30,6 +30,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Objects, Rng, Superstep, WallTimeMicros
 from millpond.testing.fixtures.determinism import SeededRng
+from millpond.testing.fixtures.guest import add_guest
 from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.fault import OPERATOR_FAULTS
 from millpond.testing.simulation.reader import live_files, superstep_of
@@ -328,6 +329,7 @@ class Operators:
     @contextmanager
     def _running(self, fork: _Fork) -> Iterator[LocalRun]:
         pipeline = self._workload.pipeline()
+        add_guest(pipeline, is_here=False)
         simulate_sinks(pipeline, fork.disk_of_sink, SystemClock(), SeededRng(0))
         with self._store(fork) as store:
             runner = LocalRunner(store, progress=False, upkeep=None, clock=self._clock, rng=self._rng())
