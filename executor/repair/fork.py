@@ -5,10 +5,12 @@ Forks of whole stores: the table, and the checkpoints of Spark's queries that li
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
-from millpond.executor.repair.spark_checkpoint import by_query, rewind_checkpoints
+from millpond.executor.repair.file_source_log import forget_later_files
+from millpond.executor.repair.spark_checkpoint import by_query, checkpoints_in, rewind_checkpoints
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.log.snapshot import Snapshot
@@ -21,6 +23,7 @@ from millpond.statestore.versions.fork import Forked, fork_table
 __all__ = ["fork_store"]
 
 _CHECKPOINTS = "checkpoints"
+_NONE: Final[Mapping[str, bytes]] = {}
 
 
 def fork_store(
@@ -28,6 +31,7 @@ def fork_store(
     path: str | Path,
     version: int | None = None,
     *,
+    notes: Mapping[str, bytes] = _NONE,
     clock: Clock | None = None,
     rng: Rng | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
@@ -42,6 +46,7 @@ def fork_store(
         store: the open store; read-only is enough.
         path: where the new one is to lie: a folder that is empty or not there, or a URL.
         version: the version that it begins with; ``None`` for the newest.
+        notes: by path in the new store's folder, what else is there as soon as the store is.
         clock: the source of time.
         rng: the source of names.
         told: called after each file, with how many are done and how many there are.
@@ -63,6 +68,7 @@ def fork_store(
         raise InvalidError("there is a store at this path already", path=place)
     with store.reading(version) as snapshot:
         if local is None:
+            _put(notes, place, store)
             return _fork(store, f"{place}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
         # Under another name first: a process that is killed leaves no half of a store.
         staged = local.with_name(f".{local.name}.forking")
@@ -70,12 +76,19 @@ def fork_store(
             shutil.rmtree(staged, ignore_errors=True)
             forked = _fork(store, f"{staged}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
             _take_checkpoints(store, staged, snapshot)
+            _put(notes, str(staged), store)
             if local.is_dir():
                 local.rmdir()
             staged.rename(local)
         except OSError as error:
             raise UnavailableError("this machine's disk failed", path=place, cause=error) from error
         return forked
+
+
+def _put(notes: Mapping[str, bytes], folder: str, store: Store) -> None:
+    objects = open_objects(folder, store.storage_options)
+    for path, text in notes.items():
+        objects.put(path, text)
 
 
 def _fork(
@@ -107,5 +120,9 @@ def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return
     shutil.copytree(theirs / _CHECKPOINTS, folder / _CHECKPOINTS)
-    consumed, offsets = by_query(snapshot.txns), by_query(snapshot.source_offsets)
-    rewind_checkpoints(folder / _CHECKPOINTS, consumed, offsets=offsets)
+    found = checkpoints_in(folder / _CHECKPOINTS)
+    # Of a query that had not begun by then the version knows nothing.
+    consumed = dict.fromkeys(found, -1) | by_query(snapshot.txns)
+    rewind_checkpoints(folder / _CHECKPOINTS, consumed, offsets=by_query(snapshot.source_offsets))
+    for query, checkpoint in found.items():
+        forget_later_files(checkpoint, consumed[query])

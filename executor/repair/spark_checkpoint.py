@@ -18,7 +18,7 @@ import orjson
 
 from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
 
-__all__ = ["Reached", "by_query", "reached_batches", "rewind_checkpoints"]
+__all__ = ["Reached", "by_query", "checkpoints_in", "reached_batches", "rewind_checkpoints"]
 
 _Told = TypeVar("_Told")
 
@@ -64,15 +64,20 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
         folder: contains the checkpoints, at any depth; if it does not exist, there are none.
     """
     reached = {}
-    for metadata in sorted(folder.rglob("metadata")):
-        query = _id_of(metadata)
-        if query is not None:
-            done, planned = (
-                max((int(path.name) for path in _batches(metadata.parent, part)), default=-1)
-                for part in _PARTS
-            )
-            reached[query] = Reached(done=done, planned=planned)
+    for query, checkpoint in checkpoints_in(folder).items():
+        done, planned = (
+            max((int(path.name) for path in _batches(checkpoint, part)), default=-1) for part in _PARTS
+        )
+        reached[query] = Reached(done=done, planned=planned)
     return reached
+
+
+def checkpoints_in(folder: Path) -> dict[str, Path]:
+    """
+    The checkpoints in a folder, at any depth, by query id.
+    """
+    found = ((_id_of(metadata), metadata.parent) for metadata in sorted(folder.rglob("metadata")))
+    return {query: checkpoint for query, checkpoint in found if query is not None}
 
 
 def rewind_checkpoints(
@@ -95,11 +100,10 @@ def rewind_checkpoints(
         The ids of the queries whose checkpoints went back, or would in a run that is not dry.
     """
     rewound = []
-    for metadata in sorted(folder.rglob("metadata")):
-        query = _id_of(metadata)
-        if query is None or query not in batches:
+    for query, checkpoint in checkpoints_in(folder).items():
+        if query not in batches:
             continue
-        checkpoint, last = metadata.parent, batches[query]
+        last = batches[query]
         later = list(_later(checkpoint, last))
         if not dry_run and query in offsets and last >= 0:
             _write_missing(checkpoint, last, offsets[query])

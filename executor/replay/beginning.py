@@ -11,13 +11,13 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.repair.fork import fork_store
-from millpond.executor.replay.note import ReplayNote, read_note, write_note
+from millpond.executor.replay.note import NOTE, ReplayNote, note_text, read_note
 from millpond.executor.replay.plan import ReplayPlan, plan_replay
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.identity.location import local_folder
+from millpond.statestore.identity.location import ROWS_FOLDER, local_folder, place_of
 from millpond.statestore.log.log import Log
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
@@ -64,16 +64,15 @@ def begin_replay(
         topology = as_stored(pipeline.check(), last)
         plan = plan_replay(Log(store.objects), first, last, topology, recorded=recorded)
         note = _note_of(store, topology, plan, recorded=recorded)
-        if known is None:
-            fork_store(store, path, version, clock=clock, rng=rng)
-            write_note(open_objects(str(path), store.storage_options), note)
-        elif known != note:
+        if known is not None and known != note:
             raise InvalidError(
                 "there is another replay at this path: remove it, or name another",
                 path=path,
                 version=known.version,
                 until=known.until,
             )
+        if known is None or not _is_forked(store, path):
+            fork_store(store, path, version, notes={NOTE: note_text(note)}, clock=clock, rng=rng)
     return plan
 
 
@@ -98,6 +97,14 @@ def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
     if local is not None and not local.is_dir():
         return None
     return read_note(open_objects(str(path), store.storage_options))
+
+
+def _is_forked(store: Store, path: str | Path) -> bool:
+    """
+    Whether there is a store where a note is: on an object store the note comes first.
+    """
+    rows = open_objects(f"{place_of(path)}/{ROWS_FOLDER}", store.storage_options)
+    return Log(rows).latest_version() is not None
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:

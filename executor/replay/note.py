@@ -13,9 +13,10 @@ import orjson
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.types import Objects
 
-__all__ = ["ReplayNote", "read_note", "write_note"]
+__all__ = ["NOTE", "ReplayNote", "note_text", "read_note"]
 
-_PATH: Final = "replay.json"
+NOTE: Final = "replay.json"
+"""The note's path in the store's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,11 @@ class ReplayNote:
     sinks: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_note(folder: Objects, note: ReplayNote) -> None:
+def note_text(note: ReplayNote) -> bytes:
     """
-    Put the note into a store's folder.
-
-    Raises:
-        UnavailableError: the store is unavailable.
+    What stands in the folder.
     """
-    folder.put(_PATH, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2))
+    return orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
 
 
 def read_note(folder: Objects) -> ReplayNote | None:
@@ -61,8 +59,8 @@ def read_note(folder: Objects) -> ReplayNote | None:
         UnavailableError: the store is unavailable.
     """
     try:
-        return ReplayNote(**orjson.loads(folder.get(_PATH)))
+        return ReplayNote(**orjson.loads(folder.get(NOTE)))
     except ObjectMissingError:
         return None
     except (TypeError, ValueError) as error:
-        raise DataError("the note of the replay cannot be read", path=_PATH, store=folder.url) from error
+        raise DataError("the note of the replay cannot be read", path=NOTE, store=folder.url) from error

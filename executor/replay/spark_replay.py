@@ -39,9 +39,10 @@ def replay_on_spark(
     """
     Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
 
-    As `replay`, with all that the sources have now, in batches that Spark cuts as it does then. Checkpoints of streaming queries
-    that lie in the original's folder are copied, and go on from what the version had consumed of each source. The
-    original is only read; the sinks of the replay are tables in its own folder.
+    As `replay`, with all that the sources have now, in batches that Spark cuts again. Checkpoints of streaming queries
+    that lie in the original's folder are copied, and go on from what the version had consumed of each source. A source
+    of files that are not on this machine gives what the original had read after the version in one batch. The original
+    is only read; the sinks of the replay are tables in its own folder.
 
     Args:
         store: the original; read-only is enough.

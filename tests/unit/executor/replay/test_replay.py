@@ -13,6 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 import millpond as mp
+from millpond.executor.repair.fork import fork_store
+from millpond.executor.replay import beginning
 from millpond.statestore.errors import UnavailableError
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -173,6 +175,27 @@ def test_a_replay_that_was_ended_goes_on(pond: Path, zookeeper_hosts: str, fails
         compare(new, pond)
     with pytest.raises(mp.InvalidError, match="another replay"):
         replay(pond, new, pipeline, ROWS, version=version_after(pond, 3), zookeeper=zookeeper_hosts)
+    replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
+
+    assert compare(new, pond).is_empty
+
+
+def test_a_replay_that_was_killed_when_its_fork_was_there_goes_on(
+    pond: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The fork and the note of what it is are there at once, so the same call finds both.
+    """
+    new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        fork_store(*arguments, **options)
+        raise UnavailableError("the machine was switched off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(beginning, "fork_store", killed)
+        with pytest.raises(UnavailableError, match="switched off"):
+            replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
     replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)
 
     assert compare(new, pond).is_empty
