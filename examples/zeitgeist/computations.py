@@ -58,15 +58,16 @@ class WindowCounter(mp.Computation):
     ended: what comes after the end is not silence.
     """
 
-    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+    def process_records(self, context: mp.Context, records: mp.Records) -> None:
         """
-        Count a flight in its hour; progress is produced whenever a total passes a step.
+        Count flights in their hours; progress is produced whenever a total passes a step.
         """
         state = context.state.get({"late": 0, "next": None, "hours": {}})
-        delay = record.value["delay_minutes"]
-        if record.late or (delay or 0) > PATIENCE_MINUTES:
-            state["late"] += 1
-        else:
+        for record in records:
+            delay = record.value["delay_minutes"]
+            if record.late or (delay or 0) > PATIENCE_MINUTES:
+                state["late"] += 1
+                continue
             hour = hour_of(record.at)
             if state["next"] is None or hour < state["next"]:
                 self._close_next(context, state, hour)
@@ -128,23 +129,30 @@ class Detector(mp.Computation):
 
     A spike needs no complete picture, since delayed data would only add to a total that is too high already
     (§4.6). A dip does: a timer waits until the low watermark has passed the end of the hour.
+
+    Args:
+        sensitivity: the distance between what is normal and the alarm is divided by it.
     """
 
-    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+    def __init__(self, sensitivity: float = 1) -> None:
+        self._sensitivity = sensitivity
+
+    def process_records(self, context: mp.Context, records: mp.Records) -> None:
         """
-        Note a running total, a final one or an expectation, and report a spike as soon as it shows.
+        Note running totals, final ones and expectations, and report a spike as soon as it shows.
         """
-        hour = record.value["hour"]
         hours = context.state.get({})
-        if hour not in hours:
-            hours[hour] = {"raised": []}
-            _set_timer_at_end(context, hour)
-        entry = hours[hour]
-        if record.stream == "expectations":
-            entry["expected"] = {name: record.value[name] for name in MEASURES}
-        else:
-            entry["totals"] = _larger(entry.get("totals", {}), record.value)
-        self._report_spikes(context, hour, entry)
+        for record in records:
+            hour = record.value["hour"]
+            if hour not in hours:
+                hours[hour] = {"raised": []}
+                _set_timer_at_end(context, hour)
+            entry = hours[hour]
+            if record.stream == "expectations":
+                entry["expected"] = {name: record.value[name] for name in MEASURES}
+            else:
+                entry["totals"] = _larger(entry.get("totals", {}), record.value)
+            self._report_spikes(context, hour, entry)
         context.state.set(hours)
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
@@ -161,16 +169,17 @@ class Detector(mp.Computation):
             return
         for name in entry["raised"]:
             _produce_alert(context, timer.tag, entry, kind="spike", measure=name)
-        if entry["totals"]["departed"] < Expectation(**entry["expected"]["departed"]).dip_limit:
+        departed, silent = (Expectation(**entry["expected"][name]) for name in ("departed", "silent"))
+        if entry["totals"]["departed"] < departed.dip_limit(self._sensitivity):
             _produce_alert(context, timer.tag, entry, kind="dip", measure="departed")
-        if entry["totals"]["silent"] > Expectation(**entry["expected"]["silent"]).spike_limit:
+        if entry["totals"]["silent"] > silent.spike_limit(self._sensitivity):
             _produce_alert(context, timer.tag, entry, kind="dip", measure="silent")
 
     def _report_spikes(self, context: mp.Context, hour: str, entry: dict[str, Any]) -> None:
         if "expected" not in entry or "totals" not in entry:
             return
         for name, step in SPIKING.items():
-            limit = Expectation(**entry["expected"][name]).spike_limit
+            limit = Expectation(**entry["expected"][name]).spike_limit(self._sensitivity)
             total = entry["totals"][name]
             if total > limit and name not in entry["raised"]:
                 entry["raised"].append(name)

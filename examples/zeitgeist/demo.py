@@ -1,15 +1,18 @@
 """
-One run of the demo: prepare the stream, run the job on Spark, check the answer, show it.
+One run of the demo: prepare the stream, run the job on Spark, check the answer, show it, and ask what if.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -20,11 +23,18 @@ from examples.zeitgeist import oracle
 from examples.zeitgeist.data import INPUT_COLUMNS, arrivals, load_flights, prepare_input
 from examples.zeitgeist.memory import peak_memory_mib
 from examples.zeitgeist.questions import ask_all, late_flights
-from examples.zeitgeist.report import print_alerts, print_summary
+from examples.zeitgeist.report import print_alerts, print_summary, print_what_if
 from examples.zeitgeist.results import Results, read_results
 from examples.zeitgeist.summary import Summary
+from examples.zeitgeist.what_if import WhatIf, replay_what_if
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Demo", "forget", "run"]
+
+_FILES_PER_TRIGGER = 4
+"""Of the replay: it is not to be watched, so it is cut into fewer supersteps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,7 @@ class Demo:
     @property
     def summary(self) -> Path:
         """
-        The run in numbers; it is written last, so where it is, the run has finished.
+        The run in numbers; it is written after its answer, so where it is, the run has finished.
         """
         return self.output / "summary.json"
 
@@ -79,6 +89,27 @@ class Demo:
         The picture.
         """
         return self.output / "zeitgeist.png"
+
+    @property
+    def what_if(self) -> Path:
+        """
+        The store of the replay, with its tables.
+        """
+        return self.output / "what_if"
+
+    @property
+    def what_if_numbers(self) -> Path:
+        """
+        What the replay has come to; where it is, the replay has finished.
+        """
+        return self.output / "what_if.json"
+
+    @property
+    def what_if_picture(self) -> Path:
+        """
+        The picture of both alarms.
+        """
+        return self.output / "what_if.png"
 
 
 def forget(demo: Demo) -> None:
@@ -90,10 +121,12 @@ def forget(demo: Demo) -> None:
     """
     if demo.store.exists() and not (demo.store / "rows").is_dir():
         raise SystemExit(f"{demo.store} is no store, so it is not removed")
-    for path in (demo.store, demo.output / "input.unfinished", demo.input, demo.tables):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (demo.summary, demo.picture):
+    # First what says that something has finished: a kill in between leaves nothing that is said to be there.
+    for path in (demo.summary, demo.what_if_numbers, demo.picture, demo.what_if_picture):
         path.unlink(missing_ok=True)
+    unfinished = (demo.output / "input.unfinished", demo.output / ".what_if.forking")
+    for path in (demo.what_if, demo.store, *unfinished, demo.input, demo.tables):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def run(demo: Demo, console: Console) -> None:
@@ -104,17 +137,23 @@ def run(demo: Demo, console: Console) -> None:
         SystemExit: the answer is not that of a plain computation.
     """
     _prepare(demo, console)
-    if demo.summary.exists():
-        console.print("This run has already finished; here is its answer again (--fresh starts over).\n")
-        summary = Summary.read(demo.summary)
-        results = read_results(demo.tables)
-    else:
-        counts, memory_mib = _run_on_spark(demo, console)
-        results = read_results(demo.tables)
-        late = _compare(demo, console, results)
-        summary = Summary.of(counts, results, late=late, memory_mib=memory_mib)
-    _show(demo, console, summary, results)
-    summary.write(demo.summary)
+    with _sessions(demo, console) as session:
+        if demo.summary.exists():
+            console.print("This run has already finished; here is its answer again (--fresh starts over).\n")
+            summary = Summary.read(demo.summary)
+            results = read_results(demo.tables)
+        else:
+            counts, memory_mib = _run_on_spark(demo, console, session())
+            results = read_results(demo.tables)
+            late = _compare(demo, console, results)
+            summary = Summary.of(counts, results, late=late, memory_mib=memory_mib)
+        _show(demo, console, summary, results)
+        summary.write(demo.summary)
+        if not demo.what_if_numbers.exists():
+            _replay(demo, console, session())
+    _show_what_if(demo, console, results)
+    console.print(f"\nThe pictures are {demo.picture} and {demo.what_if_picture}.")
+    console.print(f"The stores are {demo.store} and {demo.what_if}, the numbers {demo.summary}.")
 
 
 def _prepare(demo: Demo, console: Console) -> None:
@@ -130,19 +169,36 @@ def _prepare(demo: Demo, console: Console) -> None:
         )
 
 
-def _run_on_spark(demo: Demo, console: Console) -> tuple[mp.RunSummary, dict[str, int]]:
+@contextmanager
+def _sessions(demo: Demo, console: Console) -> Iterator[Callable[[], SparkSession]]:
+    """
+    What starts Spark when it is first needed; it is stopped in the end.
+    """
+
+    @cache
+    def session() -> SparkSession:
+        with console.status("Starting Spark"):
+            return quiet_spark("zeitgeist", master=demo.master, log=demo.output / "spark.log")
+
+    try:
+        yield session
+    finally:
+        if session.cache_info().currsize:
+            session().stop()
+
+
+def _run_on_spark(demo: Demo, console: Console, spark: SparkSession) -> tuple[mp.RunSummary, dict[str, int]]:
     resumed = (demo.store / "rows").is_dir()
     console.print("Going on with the run that is in the store." if resumed else "Starting a run.")
     console.print("Kill it whenever you like and start it again: the answer will be the same.\n")
-    with console.status("Starting Spark"):
-        spark = quiet_spark("zeitgeist", master=demo.master, log=demo.output / "spark.log")
-    try:
-        flights = spark.readStream.schema(INPUT_COLUMNS).option("maxFilesPerTrigger", demo.files_per_trigger)
-        stream = flights.parquet(str(demo.input))
-        run = mp.SparkRunner(demo.store, spark=spark).run(demo.pipeline(demo.tables), {"flights": stream})
-        return run, peak_memory_mib()
-    finally:
-        spark.stop()
+    runner = mp.SparkRunner(demo.store, spark=spark)
+    run = runner.run(demo.pipeline(demo.tables), {"flights": _flights(demo, spark, demo.files_per_trigger)})
+    return run, peak_memory_mib()
+
+
+def _flights(demo: Demo, spark: SparkSession, files_per_trigger: int) -> DataFrame:
+    stream = spark.readStream.schema(INPUT_COLUMNS).option("maxFilesPerTrigger", files_per_trigger)
+    return stream.parquet(str(demo.input))
 
 
 def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:
@@ -154,7 +210,27 @@ def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> N
         ask_all(console, store)
     draw(results, demo.picture)
     print_summary(console, summary)
-    console.print(f"\nThe picture is {demo.picture}, the store {demo.store}, the numbers {demo.summary}.")
+
+
+def _replay(demo: Demo, console: Console, spark: SparkSession) -> None:
+    console.print("\nReplaying the flights with another alarm. This too goes on where it was killed.")
+    what_if = replay_what_if(
+        demo.store,
+        demo.what_if,
+        demo.tables,
+        (demo.first, demo.last),
+        _flights(demo, spark, _FILES_PER_TRIGGER),
+        spark,
+    )
+    what_if.write(demo.what_if_numbers)
+
+
+def _show_what_if(demo: Demo, console: Console, results: Results) -> None:
+    from examples.zeitgeist.picture import draw_what_if
+
+    sensitive = read_results(demo.what_if / "sinks")
+    print_what_if(console, WhatIf.read(demo.what_if_numbers), results, sensitive)
+    draw_what_if(results, sensitive, demo.what_if_picture)
 
 
 def _compare(demo: Demo, console: Console, results: Results) -> int:

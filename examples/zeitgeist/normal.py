@@ -69,19 +69,17 @@ class Expectation:
     mean: float
     deviation: float
 
-    @property
-    def spike_limit(self) -> float:
+    def spike_limit(self, sensitivity: float = 1) -> float:
         """
-        A total above this is a spike.
+        A total above this is a spike; an alarm of twice the sensitivity has its limit half as far from the mean.
         """
-        return self.mean + _SPIKE * self.deviation
+        return self.mean + _SPIKE / sensitivity * self.deviation
 
-    @property
-    def dip_limit(self) -> float:
+    def dip_limit(self, sensitivity: float = 1) -> float:
         """
         A total below this is a dip; where it is negative there are none.
         """
-        return self.mean - _DIP * self.deviation
+        return self.mean - _DIP / sensitivity * self.deviation
 
     def strength(self, value: float) -> float:
         """

@@ -38,15 +38,15 @@ class Answer:
     late: int = 0
 
 
-def compute(arrivals: pd.DataFrame) -> Answer:
+def compute(arrivals: pd.DataFrame, sensitivity: float = 1) -> Answer:
     """
-    The answer for these flights.
+    The answer for these flights, by an alarm of this sensitivity.
     """
     on_time = arrivals[~(arrivals["delay_minutes"] > 300).fillna(False).astype(bool)]
     answer = Answer(late=len(arrivals) - len(on_time))
     table = _hourly(on_time)
     for (origin, _), days in table.groupby(["origin", "local_hour"]):
-        _follow(answer, str(origin), days.sort_values("start"))
+        _follow(answer, str(origin), days.sort_values("start"), sensitivity)
     return answer
 
 
@@ -96,7 +96,7 @@ def _every_hour(origin: str, hours: pd.DataFrame) -> pd.DataFrame:
     return hours.reindex(whole, fill_value=0).assign(silent=silent).reset_index().assign(origin=origin)
 
 
-def _follow(answer: Answer, origin: str, days: pd.DataFrame) -> None:
+def _follow(answer: Answer, origin: str, days: pd.DataFrame, sensitivity: float) -> None:
     """
     One hour of the day at one airport, through the year.
     """
@@ -109,7 +109,7 @@ def _follow(answer: Answer, origin: str, days: pd.DataFrame) -> None:
         answer.counts[place] = {**totals, "flights": totals["departed"] + totals["cancelled"]}
         del answer.counts[place]["silent"]
         if expected is not None and expected_day == day.day:
-            answer.alerts.update(_judge(place, totals, expected))
+            answer.alerts.update(_judge(place, totals, expected, sensitivity))
         for measure, model in models.items():
             model.learn(totals[measure])
         if models["delay"].days >= 14:
@@ -126,22 +126,25 @@ def _same_time(day: Any, local_hour: int) -> str:
 
 
 def _judge(
-    place: tuple[str, str], totals: dict[str, int], expected: dict[str, tuple[float, float]]
+    place: tuple[str, str],
+    totals: dict[str, int],
+    expected: dict[str, tuple[float, float]],
+    sensitivity: float,
 ) -> Iterator[tuple[tuple[str, ...], tuple[float, float, float]]]:
     for measure, step in _STEPS.items():
         mean, deviation = expected[measure]
-        total, limit = totals[measure], mean + 6 * deviation
+        total, limit = totals[measure], mean + deviation * 6 / sensitivity
         if total > limit:
             steps = [number for number in range(step, total + 1, step) if number > limit]
             first = steps[0] if steps else total
             for stage, value in (("at once", first), ("final", total)):
                 yield (*place, "spike", measure, stage), (value, mean, abs(value - mean) / deviation)
     mean, deviation = expected["departed"]
-    if totals["departed"] < mean - 4 * deviation:
+    if totals["departed"] < mean - deviation * 4 / sensitivity:
         strength = (mean - totals["departed"]) / deviation
         yield (*place, "dip", "departed", "final"), (totals["departed"], mean, strength)
     share, deviation = expected["silent"]
-    if totals["silent"] and 1 - share > 6 * deviation:
+    if totals["silent"] and 1 - share > deviation * 6 / sensitivity:
         yield (*place, "dip", "silent", "final"), (1, share, (1 - share) / deviation)
 
 

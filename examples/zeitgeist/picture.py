@@ -1,5 +1,5 @@
 """
-One picture: the year in cancellations, and the weeks of the blizzard against the model.
+Two pictures: the year in cancellations, with the weeks of the blizzard against the model; and two alarms.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.zeitgeist.results import Results, days_of
+from examples.zeitgeist.results import Results, days_of, days_only_in
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_what_if"]
 
 _INK: Final = "#2b2f36"
 _FAINT: Final = "#6f7782"
@@ -51,6 +51,49 @@ def draw(results: Results, path: Path) -> None:
             first = first or axes
             _draw_airport(axes, results, origin, with_legend=row == 1)
         figure.savefig(path)
+
+
+def draw_what_if(results: Results, sensitive: Results, path: Path) -> None:
+    """
+    Draw the alerts of two alarms, day by day, into a PNG file.
+
+    Args:
+        results: the tables of the run.
+        sensitive: those of the replay with the more sensitive alarm.
+        path: the file; replaced when it exists.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(13, 6.2), dpi=110, facecolor="white")
+        figure.text(0.055, 0.93, "If the alarm had been twice as sensitive", fontsize=19, fontweight="bold")
+        days = days_only_in(sensitive, results)
+        subtitle = (
+            f"{len(sensitive.final_alerts)} alerts in place of {len(results.final_alerts)}; "
+            f"{len(days)} days have alerts only then"
+        )
+        figure.text(0.055, 0.885, subtitle, fontsize=11.5, color=_FAINT)
+        _draw_alarms(figure.add_axes((0.055, 0.07, 0.93, 0.74)), results, sensitive)
+        figure.savefig(path)
+
+
+def _draw_alarms(axes: Axes, results: Results, sensitive: Results) -> None:
+    days = pd.DatetimeIndex(results.counts["time"].dt.normalize().unique())
+    before, after = (_alerts_a_day(table, days) for table in (results, sensitive))
+    new = days_only_in(sensitive, results).index
+    is_new = days.isin(new)
+    axes.bar(days[~is_new], after[~is_new], width=1.0, color=_QUIET, label="twice as sensitive")
+    axes.bar(days[is_new], after[is_new], width=1.0, color=_CANCELLED, label="a day that only it finds")
+    axes.bar(days, before, width=1.0, color=_ALERT, label="as it was")
+    for rank, day in enumerate(new[:_NAMED_DAYS], start=1):
+        _name_day(axes, after, day, rank)
+    _month_axis(axes, days)
+    axes.set_ylim(0, max(float(after.max()) * 1.14, 1))
+    axes.set_title("Alerts a day; new days numbered by the strength of theirs", **_TITLE)
+    axes.legend(loc="upper right", ncols=3)
+
+
+def _alerts_a_day(results: Results, days: pd.DatetimeIndex) -> pd.Series:
+    alerts = results.final_alerts
+    return alerts.groupby(alerts["time"].dt.normalize()).size().reindex(days, fill_value=0)
 
 
 _STYLE: Final[Any] = {

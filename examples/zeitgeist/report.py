@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from examples.zeitgeist.results import Results, days_of
+from examples.zeitgeist.results import Results, days_of, days_only_in
 from examples.zeitgeist.summary import Summary
+from examples.zeitgeist.what_if import WhatIf
 
-__all__ = ["print_alerts", "print_answer", "print_question", "print_summary"]
+__all__ = ["print_alerts", "print_answer", "print_question", "print_summary", "print_what_if"]
 
 _DAYS_SHOWN: Final = 12
 _ALERTS_SHOWN: Final = 12
+_NEW_DAYS_SHOWN: Final = 7
 _UNITS: Final = {
     "cancelled": "cancelled",
     "delay": "delay (min)",
@@ -33,7 +35,7 @@ def print_alerts(console: Console, results: Results) -> None:
     """
     days = days_of(results)
     console.print(f"[bold]The strongest of {len(days)} days with alerts[/bold]")
-    console.print(_days_table(days))
+    console.print(_days_table(days.head(_DAYS_SHOWN)))
     console.print(f"\n[bold]The strongest of {len(results.final_alerts)} alerts[/bold]")
     console.print(_alerts_table(results))
     console.print("[dim]at once: the total at which a spike was reported, before its hour was over[/dim]")
@@ -78,13 +80,52 @@ def print_summary(console: Console, summary: Summary) -> None:
     )
 
 
+def print_what_if(console: Console, what_if: WhatIf, results: Results, sensitive: Results) -> None:
+    """
+    Print what a replay with the more sensitive alarm has made different.
+
+    Args:
+        console: where to.
+        what_if: what the replay has come to.
+        results: the run's tables.
+        sensitive: those of the replay.
+    """
+    console.print("\n[bold]What if the alarm had been twice as sensitive?[/bold]")
+    console.print(
+        f"The flights that came after version {what_if.version} of the store, when nothing from {what_if.day} on was "
+        "complete, went through the job once more, with half as much from normal to alarm. What differs:"
+    )
+    console.print(_differences_table(what_if))
+    before, after = len(results.final_alerts), len(sensitive.final_alerts)
+    days = days_only_in(sensitive, results)
+    console.print(
+        f"[dim]gone: spikes that were reported at once, and are now, at a smaller total[/dim]\n\n"
+        f"{after:,} alerts in place of {before:,}: {after - before:,} more. [bold]{len(days)} days have alerts only "
+        "then, the strongest:[/bold]"
+    )
+    console.print(_days_table(days.head(_NEW_DAYS_SHOWN)))
+
+
+def _differences_table(what_if: WhatIf) -> Table:
+    table = _table()
+    table.add_column("rows of")
+    table.add_column("")
+    for heading in ("equal", "changed", "new", "gone"):
+        table.add_column(heading, justify="right")
+    for kind, parts in (("state", what_if.computations), ("table", what_if.tables)):
+        for part in parts:
+            numbers = (part.equal, part.changed, part.added, part.missing)
+            table.add_row(part.name, kind, *(f"{number:,}" if number else "-" for number in numbers))
+    return table
+
+
 def _days_table(days: pd.DataFrame) -> Table:
     table = _table()
     table.add_column("day")
     for heading in ("strength", "spikes", "dips", "flights", "cancelled"):
         table.add_column(heading, justify="right")
     table.add_column("airports")
-    for day, row in days.head(_DAYS_SHOWN).iterrows():
+    for day, row in days.iterrows():
         numbers = (f"{row.strength:.1f}", row.spikes, row.dips, row.flights, row.cancelled)
         table.add_row(_day(day), *map(str, numbers), row.origins)
     return table

@@ -15,7 +15,7 @@ from examples.zeitgeist.hours import NEW_YORK
 from examples.zeitgeist.job import OUTPUTS
 from examples.zeitgeist.oracle import Answer
 
-__all__ = ["Results", "days_of", "read_results"]
+__all__ = ["Results", "days_of", "days_only_in", "read_results"]
 
 _TOTALS: Final = ("flights", "departed", "cancelled", "delay")
 _EXPECTED: Final = ("departed", "cancelled", "delay", "silent")
@@ -93,6 +93,14 @@ def days_of(results: Results) -> pd.DataFrame:
     totals = results.counts.assign(day=lambda table: table["time"].dt.normalize())
     totals = totals.groupby("day")[["flights", "cancelled"]].sum()
     return days.join(totals).sort_values("strength", ascending=False)
+
+
+def days_only_in(results: Results, other: Results) -> pd.DataFrame:
+    """
+    The days with alerts on which the other results have none, strongest first.
+    """
+    days = days_of(results)
+    return days[~days.index.isin(days_of(other).index)]
 
 
 def _with_time(table: pd.DataFrame) -> pd.DataFrame:

@@ -34,6 +34,7 @@ class FailingDetector(Detector):
     """
 
     def __init__(self, marks: str) -> None:
+        super().__init__()
         self._marks = marks
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
