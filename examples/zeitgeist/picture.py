@@ -67,7 +67,7 @@ def draw_what_if(results: Results, sensitive: Results, path: Path) -> None:
         figure.text(0.055, 0.93, "If the alarm had been twice as sensitive", fontsize=19, fontweight="bold")
         days = days_only_in(sensitive, results)
         subtitle = (
-            f"{len(sensitive.final_alerts)} alerts in place of {len(results.final_alerts)}; "
+            f"{len(sensitive.final_alerts):,} alerts in place of {len(results.final_alerts):,}; "
             f"{len(days)} days have alerts only then"
         )
         figure.text(0.055, 0.885, subtitle, fontsize=11.5, color=_FAINT)
