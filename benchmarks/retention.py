@@ -3,9 +3,9 @@ Retention: what it costs on disk that versions stay readable.
 
 A pipeline keeps a row per key, and each superstep updates a part of the keys at random; compaction is as by default.
 For days of a clock by hand nothing is collected, and the log tells when each file came and went, and how long it was.
-From that follows for each retention what would be on disk at any moment: what is live, what went less than the
-retention ago, and what went since the last round of collection before (`UpkeepPolicy.collect_every` versions). The same
-holds for the log's own files. One retention is run as well, to hold its real disk against that.
+From that follows for each retention what it keeps on disk at any moment: what is live, and what went less than the
+retention ago, of the log too. Garbage between two rounds of collection comes on top: one retention is run as well, to
+hold its real disk against that.
 
     python -m benchmarks.retention --json build/bench/retention.json
 """
@@ -64,9 +64,7 @@ class Life:
     size_bytes: int
 
 
-def disk_ratio(
-    files: Sequence[Life], log: Sequence[Life], kept_s: float, every_s: float, end_s: float
-) -> float:
+def disk_ratio(files: Sequence[Life], log: Sequence[Life], kept_s: float, end_s: float) -> float:
     """
     The greatest ratio of the bytes on disk to those of live files, from when it is steady on.
 
@@ -74,12 +72,11 @@ def disk_ratio(
         files: the row files.
         log: the commits; one goes as the next one comes.
         kept_s: the retention.
-        every_s: how long after a round of collection the next one is: so much more is on disk before it.
         end_s: when the run ended.
 
     Example:
         >>> files = [Life(n, n + 1, 100) for n in range(100)]
-        >>> disk_ratio(files, [], kept_s=10, every_s=0, end_s=100)
+        >>> disk_ratio(files, [], kept_s=10, end_s=100)
         11.0
     """
     greatest = 0.0
@@ -89,7 +86,7 @@ def disk_ratio(
         disk = sum(
             file.size_bytes
             for file in (*files, *log)
-            if file.came_s <= now_s and file.went_s > now_s - kept_s - every_s
+            if file.came_s <= now_s and file.went_s > now_s - kept_s
         )
         greatest = max(greatest, disk / live)
     return round(greatest, 2)
@@ -118,20 +115,16 @@ def measure_retention(
         pond.play(supersteps)
         files, log = _lives(folder / "kept" / "rows", superstep_s)
         live_bytes = pond.store.committer.snapshot.size_bytes
-    versions_s = hours * 3_600 / len(log)
-    every_s = UpkeepPolicy().collect_every * versions_s
     figures: dict[str, Any] = {
         "hours": hours,
         "superstep_s": superstep_s,
         "keys": keys,
         "updates_per_key_per_day": round(records / superstep_s * 86_400 / keys, 2),
         "live_bytes": live_bytes,
-        "hours_between_collections": round(every_s / 3_600, 2),
     }
     for name, kept_s in _RETENTIONS_S.items():
         if kept_s <= hours * 3_600 * _STEADY:
-            figures[f"ratio_{name}"] = disk_ratio(files, log, kept_s, every_s, hours * 3_600)
-            figures[f"ratio_{name}_at_once"] = disk_ratio(files, log, kept_s, 0, hours * 3_600)
+            figures[f"ratio_{name}"] = disk_ratio(files, log, kept_s, hours * 3_600)
     if not check:
         return figures
     greatest = 0.0
