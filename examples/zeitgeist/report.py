@@ -100,10 +100,11 @@ def print_what_if(console: Console, what_if: WhatIf, results: Results, sensitive
     days = days_only_in(sensitive, results)
     console.print(
         f"[dim]gone: spikes that were reported at once, and are now, at a smaller total[/dim]\n\n"
-        f"{after:,} alerts in place of {before:,}: {after - before:,} more. [bold]{len(days)} days have alerts only "
-        "then, the strongest:[/bold]"
+        f"{after:,} alerts in place of {before:,}: {after - before:,} more. "
+        f"[bold]{len(days)} days have alerts only then{', the strongest:' if len(days) else '.'}[/bold]"
     )
-    console.print(_days_table(days.head(_NEW_DAYS_SHOWN)))
+    if len(days):
+        console.print(_days_table(days.head(_NEW_DAYS_SHOWN)))
 
 
 def _differences_table(what_if: WhatIf) -> Table:
