@@ -29,7 +29,7 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import read_row_files, write_row_file
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
 from millpond.statestore.versions.fork import fork_table
@@ -62,6 +62,7 @@ def _updates(keys: str, number: int) -> list[Row]:
             "superstep": number,
             "state": f'{{"count":{number}}}',
             "state_bytes": b"\x00\xff",
+            "state_version": number if number % 2 else None,
             "timers": [{"tag": "t", "domain": "event", "at": number, "output_at": number}],
             "record_ids": [{"id": bytes([number]), "at": 5}],
             "productions": [{"stream": "s", "key": key, "value": "1", "value_bytes": None, "at": 7}],
@@ -213,10 +214,15 @@ def _by_duckdb_data_set(busy: BusyTable) -> Reader:
 
 def _by_duckdb_files(busy: BusyTable) -> Reader:
     def one(connection: duckdb.DuckDBPyConnection, file: LiveFile) -> pa.Table:
-        columns = ", ".join(ROW_SCHEMA.names)
-        query = f"select ? as computation, {columns} from read_parquet(?, hive_partitioning=false)"
-        path = str(busy.folder / file.path)
-        return connection.sql(query, params=[file.computation, path]).to_arrow_table().cast(SCHEMA)
+        query = "select * from read_parquet(?, hive_partitioning=false)"
+        table = connection.sql(query, params=[str(busy.folder / file.path)]).to_arrow_table()
+        names = [name for name in table.column_names if name != PARTITION_COLUMN]
+        of_file = pa.array([file.computation] * table.num_rows, pa.string())
+        table = table.select(names).append_column(PARTITION_COLUMN, of_file)
+        if STATE_VERSION not in table.column_names:
+            # As in a file whose states all have version 0; of what it lacks, Delta says that it is null.
+            table = table.append_column(STATE_VERSION, pa.nulls(table.num_rows, pa.int32()))
+        return table.select(SCHEMA.names).cast(SCHEMA)
 
     def read(version: int) -> pa.Table:
         with duckdb.connect() as connection:
