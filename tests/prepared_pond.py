@@ -6,7 +6,8 @@ It has the store ``pond`` of a pipeline that has run a few times, and what the e
 - ``flights.py`` with ``pipeline`` and ``inputs``, and ``flights/``: a file of input that the store has not consumed;
 - the computations ``window_counter`` and ``alarm`` with the key ``EWR``, and intervals that meet at ``JFK``;
 - the savepoint ``before the sale``, more than twelve versions, a dead letter, and the sink ``out/spikes``;
-- ``pond_of_today``, a copy of ``pond``.
+- ``pond_of_today``, a copy of ``pond``;
+- ``counts.parquet``, ``counts.csv`` and ``counts.jsonl``: states by key.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
@@ -71,6 +76,11 @@ def write_pond(folder: Path) -> None:
     """
     (folder / "flights").mkdir()
     (folder / "flights.py").write_text(_CODE, encoding="utf-8")
+    counts = pa.table({"key": ["EWR", "JFK"], "state": ['{"count":3}', '{"count":5}']})
+    pq.write_table(counts, folder / "counts.parquet")
+    csv.write_csv(counts, folder / "counts.csv")
+    lines = [json.dumps({"key": key, "state": {"count": 3}}) for key in ("EWR", "JFK")]
+    (folder / "counts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     for number in range(_FILES - 1):
         _write_flights(folder, number)
         if number == 1:

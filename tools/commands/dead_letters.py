@@ -104,9 +104,9 @@ def _selection(
     cls=TeachingGroup,
     examples=(
         "millpond dead-letters list pond",
-        "millpond dead-letters show pond orders/0000000001/000000",
-        "millpond dead-letters retry pond --computation average",
-        "millpond dead-letters drop pond --before 2026-02-01T00:00:00Z",
+        "millpond dead-letters show pond flights/0000000001/000000",
+        "millpond dead-letters retry pond --computation window_counter",
+        "millpond dead-letters drop pond --before 2030-01-01T00:00:00Z",
     ),
 )
 def dead_letters() -> None:
@@ -126,8 +126,8 @@ def dead_letters() -> None:
     cls=TeachingCommand,
     examples=(
         "millpond dead-letters list pond",
-        "millpond dead-letters list pond --computation average",
-        "millpond dead-letters list pond --error ZeroDivisionError --json | jq .letters",
+        "millpond dead-letters list pond --computation window_counter",
+        'millpond dead-letters list pond --error "no fields" --json | jq .letters',
     ),
 )
 @store_argument
@@ -172,8 +172,8 @@ def list_(
     "show",
     cls=TeachingCommand,
     examples=(
-        "millpond dead-letters show pond orders/0000000001/000000",
-        "millpond dead-letters show pond orders/0000000001/000000 --json | jq -r .diagnostics",
+        "millpond dead-letters show pond flights/0000000001/000000",
+        "millpond dead-letters show pond flights/0000000001/000000 --json | jq -r .diagnostics",
     ),
 )
 @store_argument
@@ -209,8 +209,8 @@ def show(
     cls=TeachingCommand,
     examples=(
         "millpond dead-letters retry pond --all",
-        "millpond dead-letters retry pond --computation average --key cup",
-        "millpond dead-letters retry pond --letter orders/0000000001/000000",
+        "millpond dead-letters retry pond --computation window_counter --stream flights",
+        "millpond dead-letters retry pond --letter flights/0000000001/000000",
     ),
 )
 @store_argument
@@ -236,8 +236,8 @@ def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
     "drop",
     cls=TeachingCommand,
     examples=(
-        "millpond dead-letters drop pond --before 2026-02-01T00:00:00Z",
-        "millpond dead-letters drop pond --computation average --error ZeroDivisionError",
+        "millpond dead-letters drop pond --before 2030-01-01T00:00:00Z",
+        'millpond dead-letters drop pond --computation window_counter --error "no fields"',
         "millpond dead-letters drop pond --all",
     ),
 )

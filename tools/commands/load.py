@@ -30,8 +30,8 @@ _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec
     cls=TeachingCommand,
     examples=(
         "millpond load pond counts counts.parquet",
-        "millpond load pond counts counts.jsonl --intervals 8",
-        "millpond load pond counts counts.csv --create --json",
+        "millpond load pond visits counts.jsonl --intervals 8",
+        "millpond load new_pond counts counts.csv --create --json | jq .rows",
     ),
 )
 @store_argument

@@ -28,13 +28,28 @@ from tests.prepared_pond import serve, write_pond
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COMMANDS: Final = main.list_commands(click.Context(main))
+
+def _commands() -> Iterator[str]:
+    """
+    The words of each command, those of groups too.
+    """
+    for name in main.list_commands(click.Context(main)):
+        yield name
+        command = main.get_command(click.Context(main), name)
+        if isinstance(command, click.Group):
+            yield from (f"{name} {own}" for own in command.list_commands(click.Context(command)))
+
+
+COMMANDS: Final = [*_commands()]
 _REST: Final = re.compile(r"\s+(?:\|\s*(?P<filter>jq .*)|>>?\s*\S+)$")
 _FIELD: Final = re.compile(r"(?<![\w.])\.(\w+)")
 
 
 def command_of(name: str) -> TeachingCommand | TeachingGroup:
-    found = main.get_command(click.Context(main), name)
+    found: click.Command | None = main
+    for word in name.split():
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), word)
     assert isinstance(found, TeachingCommand | TeachingGroup)
     return found
 
@@ -135,7 +150,7 @@ def test_examples_that_do_not_run_are_at_least_understood(name: str) -> None:
         if isinstance(example, Example) and example.not_run is not None:
             assert example.not_run.strip(), example
             assert isinstance(command, click.Command)
-            command.make_context(name, shlex.split(example)[2:])
+            command.make_context(name, shlex.split(example)[1 + len(name.split()) :])
 
 
 WRONG: Final = (
@@ -162,16 +177,17 @@ def test_help_states_the_exit_codes(name: str) -> None:
     """
     The help of each command says what its exit codes mean, and 2 is wrong usage for all.
     """
-    shown = " ".join(CliRunner().invoke(main, [name, "--help"]).stdout.split())
+    words = name.split()
+    shown = " ".join(CliRunner().invoke(main, [*words, "--help"]).stdout.split())
 
     assert (
         f"Exit codes: 0 {getattr(command_of(name), 'exit_codes', EXIT_CODES).get(0, EXIT_CODES[0])}" in shown
     )
     assert f"2 {EXIT_CODES[2]}" in shown
-    assert CliRunner().invoke(main, [name, "--no-such-option"]).exit_code == 2
+    assert CliRunner().invoke(main, [*words, "--no-such-option"]).exit_code == 2
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not isinstance(command_of(name), click.Group)])
 def test_every_command_has_json(name: str) -> None:
     """
     Programs need not read tables.
