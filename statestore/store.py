@@ -32,7 +32,7 @@ from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.loading.load import Loaded, LoadProgress, LoadTarget, load_rows
+from millpond.statestore.loading.load import Loaded, LoadedForm, LoadProgress, LoadTarget, load_rows
 from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log
@@ -440,6 +440,7 @@ class Store(Closeable):
         rows: LoadSource,
         *,
         codec: Codec | None = None,
+        state_version: int = 0,
         intervals: int | None = None,
         told: LoadProgress = lambda *_: None,
     ) -> Loaded:
@@ -448,10 +449,11 @@ class Store(Closeable):
 
         Args:
             computation: its name, which need not be known to the store yet.
-            rows: a table (Arrow, pandas, Polars, Spark), a reader of record batches, the path of a Parquet, CSV or
-                JSON file, or mappings. Columns are ``key``; ``state``, a value, or in a column of text what the codec
-                has written, or ``state_bytes``; and ``timers``, a list of structs as rows have them.
+            rows: a table (Arrow, pandas, Polars, Spark), a reader of record batches, the path of a file (Parquet, CSV,
+                JSON), or mappings. Columns: ``key``; ``state``, a value or in a column of text what the codec has
+                written, or ``state_bytes``; and ``timers``, a list of structs as rows have them.
             codec: the computation's; JSON by default.
+            state_version: the ``state_version`` of the code whose states these are.
             intervals: into how many intervals its keys are cut; the option ``intervals`` of the computation.
             told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
 
@@ -465,16 +467,12 @@ class Store(Closeable):
 
             store.load("counts", [{"key": "EWR", "state": 7, "timers": [{"at": noon, "tag": "flush"}]}])
         """
+        form = LoadedForm(codec or JsonCodec(), state_version)
+        rng, leases = self._rng, self._lease_factory
         target = LoadTarget(
-            self.committer,
-            self._lease_factory,
-            self.objects,
-            self._rng,
-            self.row_format,
-            self.lineage,
-            self.path,
+            self.committer, leases, self.objects, rng, self.row_format, self.lineage, self.path
         )
-        return load_rows(target, computation, rows, codec or JsonCodec(), intervals, told)
+        return load_rows(target, computation, rows, form, intervals, told)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """

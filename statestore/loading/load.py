@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import codec_app_id, declared_intervals_app_id
+from millpond.statestore.app_ids import codec_app_id, declared_intervals_app_id, state_version_app_id
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
@@ -31,7 +32,7 @@ from millpond.statestore.loading.source import LoadSource, pieces_of
 from millpond.statestore.loading.staging import Staging
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import ParquetRowFormat, RowFile, RowFormat, write_row_file
-from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN
 from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from millpond.statestore.leases.lease import Lease, Leases
     from millpond.statestore.rows.codec import Codec
 
-__all__ = ["LoadProgress", "LoadTarget", "Loaded", "load_rows"]
+__all__ = ["LoadProgress", "LoadTarget", "Loaded", "LoadedForm", "load_rows"]
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
 """Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""
@@ -50,6 +51,7 @@ _NO_SUPERSTEP: Final = Superstep(0)
 _FILE_BYTES: Final = 1 << 26
 """In memory; zstd makes about a quarter of it."""
 
+_VERSION_END: Final = 1 << 31
 _RESERVED: Final = frozenset({"dead_letters", "window_signals"})
 _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
 """What is read by key until it is compacted has a page index even where it is not large."""
@@ -75,6 +77,20 @@ class Loaded:
     intervals: int
     files: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedForm:
+    """
+    The form of the states of a load.
+
+    Attributes:
+        codec: the computation's codec.
+        state_version: the version of the code that they are of.
+    """
+
+    codec: Codec
+    state_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +122,7 @@ def load_rows(
     target: LoadTarget,
     computation: str,
     source: LoadSource,
-    codec: Codec,
+    form: LoadedForm,
     intervals: int | None,
     told: LoadProgress,
 ) -> Loaded:
@@ -126,12 +142,14 @@ def load_rows(
         raise InvalidError("this is no name of a computation", computation=computation)
     if intervals is not None and (type(intervals) is not int or intervals < 1):
         raise InvalidError("intervals is a whole number of at least 1", intervals=intervals)
+    if type(form.state_version) is not int or not 0 <= form.state_version < _VERSION_END:
+        raise InvalidError("state_version is a whole number of at least 0", state_version=form.state_version)
     _refuse_rows(target.committer.refresh(), computation)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder()))
         staging = opened.enter_context(closing(Staging(folder)))
         for piece in pieces_of(source):
-            staging.add(staged_rows(piece, codec, before=staging.rows))
+            staging.add(staged_rows(piece, form.codec, before=staging.rows))
             told("read", staging.rows, None)
         if not staging.rows:
             raise InvalidError("the table has no rows", computation=computation)
@@ -141,7 +159,7 @@ def load_rows(
         )
         opened.enter_context(exclusive(leases))
         owned = _fence(target, leases, computation, intervals, staging)
-        return _commit(target, computation, codec, staging, owned, told)
+        return _commit(target, computation, form, staging, owned, told)
 
 
 def _fence(
@@ -172,22 +190,26 @@ def _fence(
 def _commit(
     target: LoadTarget,
     computation: str,
-    codec: Codec,
+    form: LoadedForm,
     staging: Staging,
     owned: Sequence[Lease],
     told: LoadProgress,
 ) -> Loaded:
     is_parquet = isinstance(target.row_format, ParquetRowFormat)
-    writing = _Writing(target.objects, target.rng, _PARQUET if is_parquet else target.row_format)
+    row_format = _PARQUET if is_parquet else target.row_format
+    writing = _Writing(target.objects, target.rng, row_format, form.state_version)
     writes = tuple(writing.interval(staging, lease, told) for lease in owned)
     for lease in owned:
         lease.check()
     written_at = target.committer.refresh().version + 1
+    positions = {codec_app_id(computation, str(form.codec.name)): written_at}
+    if form.state_version:
+        positions[state_version_app_id(computation, form.state_version)] = written_at
     committed = target.committer.commit(
         CommitRequest(
             kind="load",
             writes=writes,
-            positions={codec_app_id(computation, str(codec.name)): written_at},
+            positions=positions,
             metadata={"computation": computation, "rows": staging.rows},
         )
     )
@@ -231,7 +253,8 @@ class _Writing:
     Writes the row files of a load, interval by interval.
     """
 
-    def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat) -> None:
+    def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat, state_version: int) -> None:
+        self._state_version = state_version
         self._objects = objects
         self._rng = rng
         self._row_format = row_format
@@ -249,7 +272,7 @@ class _Writing:
                 write_row_file(
                     self._objects,
                     lease.interval,
-                    _row_updates(table, fence),
+                    _row_updates(table, fence, self._state_version),
                     superstep=_NO_SUPERSTEP,
                     fence=fence,
                     token=self._rng.token(),
@@ -277,7 +300,7 @@ def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _row_updates(staged: pa.Table, fence: Fence) -> pa.Table:
+def _row_updates(staged: pa.Table, fence: Fence, state_version: int) -> pa.Table:
     count = staged.num_rows
     columns = {
         "sequencer": _constant(fence.sequencer, count),
@@ -285,12 +308,23 @@ def _row_updates(staged: pa.Table, fence: Fence) -> pa.Table:
         "superstep": _constant(_NO_SUPERSTEP, count),
         "deleted": pa.array(np.zeros(count, np.bool_)),
     }
+    if state_version:
+        has_none = pc.and_(*(_is_null(staged, name) for name in ("state", "state_bytes")))
+        columns[STATE_VERSION] = pa.array(
+            np.full(count, state_version, np.int32), mask=has_none.to_numpy(zero_copy_only=False)
+        )
     for field in ROW_SCHEMA:
         if field.name in staged.column_names:
             columns[field.name] = staged.column(field.name).cast(field.type)
         elif field.name not in columns:
             columns[field.name] = pa.nulls(count, field.type)
     return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+
+
+def _is_null(staged: pa.Table, name: str) -> pa.Array:
+    if name not in staged.column_names:
+        return pa.array(np.ones(staged.num_rows, np.bool_))
+    return staged.column(name).is_null().combine_chunks()
 
 
 def _constant(value: int, count: int) -> pa.Array:

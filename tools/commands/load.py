@@ -45,6 +45,10 @@ _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec
     "--codec", "codec_name", type=click.Choice(sorted(_CODECS)), default="json", show_default=True,
     help="The computation's codec.",
 )  # fmt: skip
+@click.option(
+    "--state-version", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="The state_version of the code whose states these are.",
+)  # fmt: skip
 @click.option("--create", is_flag=True, help="Create the store if there is none.")
 @zookeeper_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
@@ -55,6 +59,7 @@ def load(
     storage_options: tuple[str, ...],
     intervals: int | None,
     codec_name: str,
+    state_version: int,
     zookeeper: str | None,
     zookeeper_security: ZooKeeperSecurity | None,
     *,
@@ -81,7 +86,14 @@ def load(
         ) as opened,
         _progress() as told,
     ):
-        loaded = opened.load(computation, file, codec=_CODECS[codec_name], intervals=intervals, told=told)
+        loaded = opened.load(
+            computation,
+            file,
+            codec=_CODECS[codec_name],
+            state_version=state_version,
+            intervals=intervals,
+            told=told,
+        )
     if as_json:
         print_json([asdict(loaded)])
         return

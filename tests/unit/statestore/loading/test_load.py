@@ -456,3 +456,46 @@ def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
     store.load("c", ROWS, told=lambda *words: told.append(words))
 
     assert told == [("read", 3, None), ("write", 3, 3)]
+
+
+class Newer(mp.Computation):
+    """
+    Counts, in a form of its own; before that states were numbers.
+    """
+
+    state_version = 2
+
+    def upgrade_state(self, state: Any, version: int) -> Any:
+        assert version == 0
+        return {"count": state}
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set({"count": context.state.get({"count": 0})["count"] + 1})
+
+
+def counted_after_a_load(store: mp.Store, state: Any, state_version: int) -> Any:
+    store.load("c", [{"key": "a", "state": state}], state_version=state_version)
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="k", at="at").apply(Newer(), name="c")
+    with mp.LocalRunner(store, progress=False, rng=SeededRng(2), clock=ManualClock()).start(
+        pipeline, stepping=True
+    ) as run:
+        run.inject("in", [{"k": "a", "at": 1}])
+        run.step()
+    return store.sql().sql("select state, state_version from c").fetchall()
+
+
+@pytest.mark.parametrize(("state", "state_version"), [({"count": 5}, 2), (5, 0)])
+def test_states_are_of_the_version_that_is_said(store: mp.Store, state: Any, state_version: int) -> None:
+    """
+    States of today's code are not upgraded again, those of earlier code are.
+    """
+    assert counted_after_a_load(store, state, state_version) == [('{"count":6}', 2)]
+
+
+def test_states_of_later_code_are_refused(store: mp.Store) -> None:
+    """
+    As of a store that later code has run on.
+    """
+    with pytest.raises(mp.InvalidError, match="state_version"):
+        counted_after_a_load(store, {"count": 5}, 3)
