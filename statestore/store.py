@@ -453,7 +453,7 @@ class Store(Closeable):
                 JSON), or mappings. Columns: ``key``; ``state``, a value or in a column of text what the codec has
                 written, or ``state_bytes``; and ``timers``, a list of structs as rows have them.
             codec: the computation's; JSON by default.
-            state_version: the ``state_version`` of the code whose states these are.
+            state_version: that of the code whose states these are, where no column ``state_version`` says it.
             intervals: into how many intervals its keys are cut; the option ``intervals`` of the computation.
             told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
 

@@ -17,6 +17,7 @@ from millpond.executor.event_time.duration import Duration
 from millpond.executor.event_time.time_reading import TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.nodes import FieldExtractor, OnError, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import ComputationOptions
@@ -146,6 +147,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     feedback: Collection[str]
     renamed_from: str | None
     time_sorted: bool
+    backfill: Backfill | None
 
 
 def foreach_batch(

@@ -86,7 +86,7 @@ class LoadedForm:
 
     Attributes:
         codec: the computation's codec.
-        state_version: the version of the code that they are of.
+        state_version: the version of the code that they are of, where a row does not say its own.
     """
 
     codec: Codec
@@ -203,8 +203,9 @@ def _commit(
         lease.check()
     written_at = target.committer.refresh().version + 1
     positions = {codec_app_id(computation, str(form.codec.name)): written_at}
-    if form.state_version:
-        positions[state_version_app_id(computation, form.state_version)] = written_at
+    state_version = max(form.state_version, staging.state_version())
+    if state_version:
+        positions[state_version_app_id(computation, state_version)] = written_at
     committed = target.committer.commit(
         CommitRequest(
             kind="load",
@@ -308,23 +309,19 @@ def _row_updates(staged: pa.Table, fence: Fence, state_version: int) -> pa.Table
         "superstep": _constant(_NO_SUPERSTEP, count),
         "deleted": pa.array(np.zeros(count, np.bool_)),
     }
+    versions = staged.column(STATE_VERSION)
     if state_version:
-        has_none = pc.and_(*(_is_null(staged, name) for name in ("state", "state_bytes")))
-        columns[STATE_VERSION] = pa.array(
-            np.full(count, state_version, np.int32), mask=has_none.to_numpy(zero_copy_only=False)
-        )
+        versions = pc.fill_null(versions, pa.scalar(state_version, pa.int32()))
+    has_state = pc.or_(*(staged.column(name).is_valid() for name in ("state", "state_bytes")))
+    columns[STATE_VERSION] = pc.if_else(has_state, versions, pa.scalar(None, pa.int32()))
     for field in ROW_SCHEMA:
+        if field.name in columns:
+            continue
         if field.name in staged.column_names:
             columns[field.name] = staged.column(field.name).cast(field.type)
-        elif field.name not in columns:
+        else:
             columns[field.name] = pa.nulls(count, field.type)
     return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
-
-
-def _is_null(staged: pa.Table, name: str) -> pa.Array:
-    if name not in staged.column_names:
-        return pa.array(np.ones(staged.num_rows, np.bool_))
-    return staged.column(name).is_null().combine_chunks()
 
 
 def _constant(value: int, count: int) -> pa.Array:

@@ -15,6 +15,7 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.loading.source import Column, Piece
 from millpond.statestore.loading.timers import LoadedTimers, read_timers
 from millpond.statestore.rows.codec import Codec
+from millpond.statestore.rows.row import STATE_VERSION
 
 __all__ = ["STAGED_SCHEMA", "staged_rows"]
 
@@ -34,6 +35,7 @@ STAGED_SCHEMA: Final = pa.schema(
         pa.field("state_bytes", pa.binary()),
         pa.field("timers", pa.list_(_TIMER)),
         pa.field("hold", pa.int64()),
+        pa.field(STATE_VERSION, pa.int32()),
     ]
 )
 """What a load knows of a row; times are microseconds."""
@@ -65,9 +67,27 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
             pa.nulls(piece.rows, pa.binary()) if blobs is None else blobs,
             timers.lists(STAGED_SCHEMA.field("timers").type),
             timers.holds,
+            _versions(columns.get(STATE_VERSION), piece.rows),
         ],
         schema=STAGED_SCHEMA,
     )
+
+
+def _versions(column: Column | None, rows: int) -> pa.Int32Array:
+    """
+    The version of each state; null where none is said, as it is of version 0.
+    """
+    if column is None:
+        return pa.nulls(rows, pa.int32())
+    try:
+        versions = (column if isinstance(column, pa.Array) else pa.array(column)).cast(pa.int32())
+    except (pa.ArrowException, TypeError, ValueError) as cause:
+        raise InvalidError(
+            "a state_version is no whole number", reason=str(cause).partition("\n")[0]
+        ) from cause
+    if pc.any(pc.less(versions, 0)).as_py():
+        raise InvalidError("a state_version is at least 0", state_version=pc.min(versions).as_py())
+    return pc.if_else(pc.equal(versions, 0), pa.scalar(None, pa.int32()), versions)
 
 
 def _check_whole(keys: pa.StringArray, state: pa.Array | None, timers: LoadedTimers) -> None:

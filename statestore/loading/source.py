@@ -26,11 +26,11 @@ Column: TypeAlias = "pa.Array | Sequence[Any]"
 """A column of a table, or the values of mappings: Python objects, which have no type in common."""
 
 _PIECE_ROWS: Final = 65_536
-_COLUMNS: Final = ("key", "state", "state_bytes", "timers")
+_COLUMNS: Final = ("key", "state", "state_bytes", "state_version", "timers")
 _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
 """What a view of rows has as well, and what a load makes again."""
 
-_JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', timers: 'JSON'}"
+_JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
 _READERS: Final = {
     ".parquet": "read_parquet(?)",
     ".csv": "read_csv(?, header = true, all_varchar = true)",

@@ -16,6 +16,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.loading.rows import STAGED_SCHEMA
+from millpond.statestore.rows.row import STATE_VERSION
 
 if TYPE_CHECKING:
     import duckdb
@@ -77,6 +78,13 @@ class Staging:
             raise InvalidError(
                 "a key is in the table more than once: each key is one row", keys=[key for (key,) in repeated]
             )
+
+    def state_version(self) -> int:
+        """
+        The greatest ``state_version`` of a row; 0 where none says any.
+        """
+        found = self._execute(f"select coalesce(max({STATE_VERSION}), 0) from sorted").fetchall()  # noqa: S608 - a name
+        return int(found[0][0])
 
     def cuts(self, count: int) -> list[str]:
         """

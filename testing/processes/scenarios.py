@@ -52,7 +52,7 @@ _RECORDS_TO_A_FAILPOINT: Final = 400
 IN_A_LEDGER: Final = tuple(
     name
     for name in FAILPOINTS
-    if not name.startswith("sink.")
+    if not name.startswith(("sink.", "update."))
     and name
     not in {
         "commit.put_failed",

@@ -324,7 +324,7 @@ def test_a_request_that_is_repeated_while_it_is_answered(
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
-    retries = coordinator_of(run)._letters.retries
+    retries = coordinator_of(run)._parts.letters.retries
     retries.answer = lambda _: None  # type: ignore[method-assign]
     run.run_until_quiet()
     del retries.answer

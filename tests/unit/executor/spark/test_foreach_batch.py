@@ -139,6 +139,18 @@ def test_a_query_goes_on_where_it_was(job: Job) -> None:
     job.assert_written(0, 1, 2, 5, 6, 10, 11)
 
 
+def test_a_query_may_begin_with_history(job: Job) -> None:
+    """
+    The rows of ``backfill`` come before the first batch, and once.
+    """
+    job.bring(10, 11)
+    job.run(backfill=numbered((0, 1, 2)))
+    job.bring(12)
+    job.run(backfill=numbered((0, 1, 2)))
+
+    job.assert_written(0, 1, 2, 10, 11, 12)
+
+
 def test_each_version_says_where_its_batch_ends(job: Job) -> None:
     """
     As the query's own checkpoint has it, which may get lost.

@@ -37,7 +37,8 @@ def test_every_option_is_there() -> None:
     """
     own = set(signature(foreach_batch).parameters) | {"self", "name"}
     of_stream = set(signature(EnginePipeline.inject).parameters)
-    wanted = of_stream | set(ComputationOptions.__annotations__) | set(SparkRunnerOptions.__annotations__)
+    of_computation = set(ComputationOptions.__annotations__)
+    wanted = of_stream | of_computation | set(SparkRunnerOptions.__annotations__)
 
     assert wanted - own == set(ForeachBatchOptions.__annotations__)
 
