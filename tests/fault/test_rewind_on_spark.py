@@ -176,6 +176,7 @@ def job(spark: SparkSession, tmp_path: Path, zookeeper_hosts: str) -> Job:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.spark_all
 def test_a_query_goes_on_after_a_rewind_that_was_killed(job: Job) -> None:
     """
     Nothing is lost and nothing counts twice, in rows, counts and sink.

@@ -114,4 +114,9 @@ def test_one_that_joins_ends_as_one_from_the_start(
         ]
     )
 
-    assert joined == ends([(whole, rows[:cut]), (whole, rows)])
+    started = ends([(whole, rows[:cut]), (whole, rows)])
+    # Records of history come in the order of time, live ones in that of their bundles: so it is not the same record
+    # that is the third, and produces.
+    for kept in (joined, started):
+        del kept["kept_count"]
+    assert joined == started

@@ -214,7 +214,7 @@ def crash(number: int, work: Callable[[], object]) -> None:
         return
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(script=steps, productions=st.sampled_from(["strong", "weak"]))
 def test_the_states_are_those_of_code_that_never_failed(
     script: list[tuple[str, Any]], productions: str

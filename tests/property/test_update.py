@@ -93,7 +93,7 @@ class Player(CasePlayer):
 
 
 @settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=60
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
 @given(case=cases(), changes=st.dictionaries(st.integers(0, 7), graphs(), min_size=1, max_size=4))
 def test_an_update_is_a_restart_without_the_restart(case: Case, changes: dict[int, Graph]) -> None:
