@@ -39,7 +39,8 @@ _SAVEPOINT: Final = "millpond/savepoint/"
 _RESTORED: Final = "millpond/restored"
 _WATERMARK: Final = "millpond/watermark/"
 _LONG_AGO: Final = -(2**63)
-_COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/")
+_COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/", "millpond/injected/")
+_SAID_SINCE: Final = ("millpond/codec/", "millpond/state_version/", "millpond/backfill/")
 _OF_A_FORK: Final = ("millpond/incarnation/", "millpond/fork/", "millpond/location/")
 _VERSION_OF: Final = {"rewind": "restored_version", "fork": "forked_version"}
 _DROPPED: Final = 2**63 - 1
@@ -291,6 +292,7 @@ class Auditor:
         after = before | {app_id: at for app_id, at in txns.items() if Interval.from_app_id(app_id) is None}
         expected = {app_id: at for app_id, at in before.items() if app_id not in back.positions}
         expected |= {app_id: 0 for app_id in expected if app_id.startswith(_COUNTED)}
+        expected |= {app_id: -1 for app_id in expected if app_id.startswith(_SAID_SINCE)}
         expected |= {app_id: _LONG_AGO for app_id in expected if app_id.startswith(_WATERMARK)}
         expected |= back.positions
         is_undone = kind == "rewind" and back.version < version - 1
