@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
+from millpond.statestore.types import Superstep
+
 __all__ = [
     "CLAIM_PREFIX",
     "CODEC_PREFIX",
@@ -62,6 +64,7 @@ __all__ = [
     "sink_app_id",
     "state_version_app_id",
     "superstep_app_id",
+    "supersteps_of",
     "total_app_id",
     "watermark_app_id",
 ]
@@ -216,6 +219,21 @@ def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     for app_id, version in txns.items():
         if app_id.startswith(SAVEPOINT_PREFIX):
             yield unquote(app_id.removeprefix(SAVEPOINT_PREFIX)), version
+
+
+def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:
+    """
+    The last superstep of each pipeline among the ``txn`` actions.
+
+    Example:
+        >>> supersteps_of({"millpond/superstep/daily%20clicks": 7})
+        {'daily clicks': 7}
+    """
+    return {
+        unquote(app_id.removeprefix(SUPERSTEP_PREFIX)): Superstep(superstep)
+        for app_id, superstep in txns.items()
+        if app_id.startswith(SUPERSTEP_PREFIX)
+    }
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 from urllib.parse import unquote
 
 from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
@@ -19,7 +20,10 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Sequencer
 
-__all__ = ["Interval", "intervals_from_boundaries", "locate", "superseded"]
+__all__ = ["CUT_CHARACTERS_MAX", "Interval", "intervals_from_boundaries", "locate", "superseded"]
+
+CUT_CHARACTERS_MAX: Final = 256
+"""Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
 
 
 @quickly_pickled

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from urllib.parse import unquote
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.file_names import OwnedNames
@@ -29,7 +28,7 @@ from millpond.gc.compaction import CompactionRules, compact_files
 from millpond.gc.compaction_plan import Compaction, plan_compaction
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, collect_garbage
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX
+from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
@@ -101,10 +100,7 @@ def _collect(
     dry_run: bool,
 ) -> CollectionRound:
     positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
-    prefix = SUPERSTEP_PREFIX
-    pipelines = sorted(
-        unquote(app_id.removeprefix(prefix)) for app_id in positions if app_id.startswith(prefix)
-    )
+    pipelines = sorted(supersteps_of(positions))
     compacted: list[Collection] = []
     owned: dict[Interval, Owned] = {}
     with _held(store, pipelines, dry_run=dry_run) as (held, running):

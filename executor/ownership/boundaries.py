@@ -7,17 +7,13 @@ They come from a sample of the keys, so each part gets about the same share of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
 
 __all__ = ["boundaries_of", "middle_of"]
-
-_CUT_CHARACTERS_MAX: Final = 256
-"""Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
@@ -36,7 +32,7 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
     ordered = sample.take(pc.sort_indices(sample))
     positions = [len(ordered) * part // count for part in range(1, count)]
     lowest = ordered[0].as_py()
-    cuts = {ordered[position].as_py()[:_CUT_CHARACTERS_MAX] for position in positions}
+    cuts = {ordered[position].as_py()[:CUT_CHARACTERS_MAX] for position in positions}
     return tuple(sorted(cut for cut in cuts if cut > lowest))
 
 
@@ -59,7 +55,7 @@ def middle_of(interval: Interval, sample: Sequence[str]) -> str | None:
     """
     keys = sorted(key for key in sample if interval.contains(key))
     # A cut lies in front of a key, and has some of the sample on either side of it.
-    cuts = [at for at in range(1, len(keys)) if keys[at - 1] < keys[at][:_CUT_CHARACTERS_MAX]]
+    cuts = [at for at in range(1, len(keys)) if keys[at - 1] < keys[at][:CUT_CHARACTERS_MAX]]
     if not cuts:
         return None
-    return keys[min(cuts, key=lambda at: abs(2 * at - len(keys)))][:_CUT_CHARACTERS_MAX]
+    return keys[min(cuts, key=lambda at: abs(2 * at - len(keys)))][:CUT_CHARACTERS_MAX]

@@ -8,14 +8,12 @@ records what it is called from then on, and all else stays under the name that t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from urllib.parse import unquote
 
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.positions import current_name
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, pipeline_name_app_id
+from millpond.statestore.app_ids import pipeline_name_app_id, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 
@@ -76,11 +74,5 @@ def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
     """
     The pipelines that have run in the store, or at least opened, by the names that the store has for them.
     """
-    positions: Mapping[str, int] = snapshot.txns
-    run = (
-        unquote(app_id.removeprefix(SUPERSTEP_PREFIX))
-        for app_id in positions
-        if app_id.startswith(SUPERSTEP_PREFIX)
-    )
     opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
-    return frozenset([*run, *opened])
+    return frozenset([*supersteps_of(snapshot.txns), *opened])

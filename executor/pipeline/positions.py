@@ -14,13 +14,13 @@ from millpond.statestore.app_ids import (
     INPUT_PREFIX,
     PIPELINE_NAME_PREFIX,
     STATE_VERSION_PREFIX,
-    SUPERSTEP_PREFIX,
     app_id_parts,
     claim_app_id,
     id_slack_app_id,
     input_app_id,
     pipeline_number,
     superstep_app_id,
+    supersteps_of,
     watermark_app_id,
 )
 from millpond.statestore.errors import InvalidError
@@ -106,12 +106,7 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
     number = positions.get(claim_app_id(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
-    names = (
-        unquote(app_id.removeprefix(SUPERSTEP_PREFIX))
-        for app_id in positions
-        if app_id.startswith(SUPERSTEP_PREFIX)
-    )
-    return next((name for name in names if pipeline_number(name) == number), "another one")
+    return next((name for name in supersteps_of(positions) if pipeline_number(name) == number), "another one")
 
 
 def id_slack_position(stored: int | None, slack_us: int) -> int:

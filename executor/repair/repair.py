@@ -46,6 +46,7 @@ from millpond.statestore.app_ids import (
     TOTAL_PREFIX,
     WATERMARK_PREFIX,
     superstep_app_id,
+    supersteps_of,
 )
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
@@ -248,16 +249,15 @@ def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]
     """
     supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
-    for app_id, last in plan.txns.items():
-        if app_id.startswith(SUPERSTEP_PREFIX):
-            pipeline = unquote(app_id.removeprefix(SUPERSTEP_PREFIX))
-            own = claimed_by(plan.txns, pipeline) | {control_interval(pipeline).computation}
-            numbers = (
-                int(name.partition("-")[0])
-                for folder, _, name in names
-                if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
-            )
-            supersteps[pipeline] = Superstep(max([last, plan.state.txns.get(app_id, 0), *numbers]) + 1)
+    then = supersteps_of(plan.state.txns)
+    for pipeline, last in supersteps_of(plan.txns).items():
+        own = claimed_by(plan.txns, pipeline) | {control_interval(pipeline).computation}
+        numbers = (
+            int(name.partition("-")[0])
+            for folder, _, name in names
+            if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
+        )
+        supersteps[pipeline] = Superstep(max([last, then.get(pipeline, 0), *numbers]) + 1)
     return supersteps
 
 

@@ -9,7 +9,7 @@ retention or a savepoint keeps them. So a rewind can itself be rewound.
 from __future__ import annotations
 
 from millpond.executor.repair.plan import RepairPlan
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
+from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.integrity.table_history import TableState, read_histories
 from millpond.statestore.log.high_water import Mark
@@ -74,8 +74,5 @@ def sinks_of_rewind(plan: RepairPlan) -> dict[str, Superstep]:
     """
     if not plan.is_rollback:
         return {}
-    return {
-        app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(max(plan.state.txns.get(app_id, 0) - 1, 0))
-        for app_id in plan.txns
-        if app_id.startswith(SUPERSTEP_PREFIX)
-    }
+    then = supersteps_of(plan.state.txns)
+    return {pipeline: Superstep(max(then.get(pipeline, 0) - 1, 0)) for pipeline in supersteps_of(plan.txns)}

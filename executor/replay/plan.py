@@ -12,7 +12,7 @@ from millpond.executor.pipeline.positions import percentile_watermark_app_id, su
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.replay.input_part import InputPart
 from millpond.executor.replay.recorded import RecordedSuperstep, consumed_rows, recorded_supersteps
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts, injected_app_id
+from millpond.statestore.app_ids import injected_app_id, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot
@@ -103,16 +103,12 @@ def plan_replay(
             "the last version of a replay comes before its first", version=first.version, until=last.version
         )
     pipeline = topology.name
-    names = [
-        app_id_parts(app_id, SUPERSTEP_PREFIX)[0]
-        for app_id in last.txns
-        if app_id.startswith(SUPERSTEP_PREFIX)
-    ]
-    if pipeline not in names:
+    known = supersteps_of(last.txns)
+    if pipeline not in known:
         raise InvalidError(
             "the store has no pipeline of that name: a replay has the name of the original",
             pipeline=pipeline,
-            known=", ".join(sorted(names)) or "none",
+            known=", ".join(sorted(known)) or "none",
         )
     ends = [
         last.txns.get(percentile_watermark_app_id(pipeline, "injector", stream)) == TIME_MAX_US

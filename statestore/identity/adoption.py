@@ -16,13 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from millpond.statestore.app_ids import (
-    SUPERSTEP_PREFIX,
-    app_id_parts,
-    fork_app_id,
-    incarnation_app_id,
-    location_app_id,
-)
+from millpond.statestore.app_ids import fork_app_id, incarnation_app_id, location_app_id, supersteps_of
 from millpond.statestore.commit.committer import Committer
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, InvalidError
@@ -130,9 +124,8 @@ def _record(
     if adoption != "moved":
         name = incarnation or rng.token()
         positions[incarnation_app_id(name, Origin(adoption))] = began
-        for app_id, superstep in txns.items():
-            if app_id.startswith(SUPERSTEP_PREFIX):
-                positions[fork_app_id(name, *app_id_parts(app_id, SUPERSTEP_PREFIX))] = superstep
+        for pipeline, superstep in supersteps_of(txns).items():
+            positions[fork_app_id(name, pipeline)] = superstep
     committer.commit(CommitRequest(kind="adoption", positions=positions))
     return Lineage.of(lineage.store_id, committer.snapshot.txns)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
 from millpond.statestore.loading.rows import STAGED_SCHEMA
 from millpond.statestore.rows.row import STATE_VERSION
 
@@ -25,8 +25,6 @@ __all__ = ["Staging"]
 
 _MEMORY_LIMIT: Final = "512MiB"
 _BATCH_ROWS: Final = 65_536
-_CUT_CHARACTERS_MAX: Final = 256
-"""As `millpond.executor.ownership.boundaries` has it: cuts are part of application ids and of ZooKeeper's paths."""
 
 
 class Staging:
@@ -96,7 +94,7 @@ class Staging:
         listed = ", ".join(map(str, positions))
         found = self._execute(f"select key from sorted where rowid in ({listed})").fetchall()  # noqa: S608 - numbers
         lowest = self._execute("select key from sorted where rowid = 0").fetchall()[0][0]
-        return sorted({key[:_CUT_CHARACTERS_MAX] for (key,) in found if key[:_CUT_CHARACTERS_MAX] > lowest})
+        return sorted({key[:CUT_CHARACTERS_MAX] for (key,) in found if key[:CUT_CHARACTERS_MAX] > lowest})
 
     def rows_of(self, interval: Interval) -> Iterator[pa.Table]:
         """

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote
 
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, claim_app_id, pipeline_number
+from millpond.statestore.app_ids import claim_app_id, pipeline_number, supersteps_of
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep
@@ -60,11 +59,7 @@ def _owners(snapshot: Snapshot, computation: str) -> Iterator[tuple[Interval | N
 
     Dead letters belong to no pipeline: each has an interval of them, named after it.
     """
-    supersteps = {
-        unquote(app_id.removeprefix(SUPERSTEP_PREFIX)): Superstep(version)
-        for app_id, version in snapshot.txns.items()
-        if app_id.startswith(SUPERSTEP_PREFIX)
-    }
+    supersteps = supersteps_of(snapshot.txns)
     claim = snapshot.txns.get(claim_app_id(computation))
     if claim is not None:
         for pipeline, superstep in supersteps.items():

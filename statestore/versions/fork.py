@@ -19,11 +19,10 @@ from millpond.statestore.app_ids import (
     RESTORED_APP_ID,
     SAVEPOINT_PREFIX,
     SAVEPOINT_RELEASED,
-    SUPERSTEP_PREFIX,
-    app_id_parts,
     fork_app_id,
     incarnation_app_id,
     location_app_id,
+    supersteps_of,
 )
 from millpond.statestore.errors import ConflictError, DataError, ObjectMissingError
 from millpond.statestore.identity.lineage import Origin
@@ -147,9 +146,7 @@ def _actions(
     # The versions that these name are the parent's.
     txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(SAVEPOINT_PREFIX)}
     txns |= {
-        fork_app_id(incarnation, *app_id_parts(app_id, SUPERSTEP_PREFIX)): superstep
-        for app_id, superstep in txns.items()
-        if app_id.startswith(SUPERSTEP_PREFIX)
+        fork_app_id(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()
     }
     txns[location_app_id(place)] = int(began)
     txns[incarnation_app_id(incarnation, Origin.FORK)] = int(began)

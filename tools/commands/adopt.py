@@ -10,13 +10,12 @@ from typing import Final, cast
 import click
 
 from millpond.executor.sinks.take_back import take_back_sink
-from millpond.statestore.app_ids import SUPERSTEP_PREFIX, app_id_parts
+from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.adoption import Adoption
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Superstep
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
@@ -94,11 +93,7 @@ def adopt(
         ) as opened,
     ):
         lineage = opened.lineage
-        supersteps = {
-            app_id_parts(app_id, SUPERSTEP_PREFIX)[0]: Superstep(superstep)
-            for app_id, superstep in opened.committer.snapshot.txns.items()
-            if app_id.startswith(SUPERSTEP_PREFIX)
-        }
+        supersteps = supersteps_of(opened.committer.snapshot.txns)
         click.echo(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
         result |= {
             "store": store,
