@@ -11,12 +11,11 @@ import click
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.round import CollectionRound
-from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
-from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.terminal.output import note, print_json, print_table, size_text
+from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
+from millpond.tools.terminal.output import json_option, note, print_json, print_table, size_text
 from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["collect"]
@@ -39,7 +38,7 @@ __all__ = ["collect"]
 )  # fmt: skip
 @zookeeper_options
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per kind of garbage, one per line.")
+@json_option("One JSON object per kind of garbage, one per line.")
 def collect(
     store: str,
     storage_options: tuple[str, ...],
@@ -68,13 +67,12 @@ def collect(
     policy = UpkeepPolicy(retention=keep, collect_every=1)
     clock, rng = SystemClock(), SystemRng()
     with (
-        Store.open(
+        open_to_write(
             store,
-            zookeeper=zookeeper,
-            zookeeper_security=zookeeper_security,
+            storage_options,
+            zookeeper,
+            zookeeper_security,
             catalog=catalog,
-            storage_options=read_options(storage_options),
-            create=False,
             read_only=dry_run,
             clock=clock,
             rng=rng,

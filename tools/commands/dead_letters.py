@@ -20,18 +20,17 @@ from millpond.executor.dead_letters.letter_request import (
 from millpond.executor.dead_letters.stored_letter import LetterSelection, StoredLetter, stored_letters
 from millpond.executor.event_time.duration import parse_instant_us
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand, TeachingGroup
 from millpond.tools.terminal.opening import (
     open_to_read,
-    read_options,
+    open_to_write,
     snapshot_to_read,
     store_argument,
     version_option,
     zookeeper_options,
 )
-from millpond.tools.terminal.output import note, print_json, print_table
+from millpond.tools.terminal.output import json_option, note, print_json, print_table
 
 __all__ = ["dead_letters"]
 
@@ -76,6 +75,17 @@ def _selection_options(command: _Command) -> _Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _request_options(command: _Command) -> _Command:
+    """
+    What commands take that ask for letters to be retried or dropped.
+    """
+    say_all = click.option(
+        "--all", "is_all", is_flag=True, help="All letters; needed if nothing else is said."
+    )
+    as_json = json_option("Say what was asked for as a JSON object.")
+    return _selection_options(say_all(zookeeper_options(as_json(command))))
 
 
 def _selection(
@@ -133,7 +143,7 @@ def dead_letters() -> None:
 @store_argument
 @_selection_options
 @version_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line of the table.")
+@json_option("One JSON object per line of the table.")
 def list_(
     store: str,
     storage_options: tuple[str, ...],
@@ -179,7 +189,7 @@ def list_(
 @store_argument
 @click.argument("letter")
 @version_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@json_option("As one JSON object.")
 def show(
     store: str, storage_options: tuple[str, ...], letter: str, version: str | None, *, as_json: bool
 ) -> None:
@@ -214,10 +224,7 @@ def show(
     ),
 )
 @store_argument
-@_selection_options
-@click.option("--all", "is_all", is_flag=True, help="All letters; needed if nothing else is said.")
-@zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="Say what was asked for as a JSON object.")
+@_request_options
 def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
     """
     Have dead letters of STORE processed once more, after their code was mended.
@@ -242,10 +249,7 @@ def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
     ),
 )
 @store_argument
-@_selection_options
-@click.option("--all", "is_all", is_flag=True, help="All letters; needed if nothing else is said.")
-@zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="Say what was asked for as a JSON object.")
+@_request_options
 def drop(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
     """
     Have dead letters of STORE deleted.
@@ -262,7 +266,7 @@ def drop(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
 )
 @store_argument
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per request, one per line.")
+@json_option("One JSON object per request, one per line.")
 def withdraw(
     store: str,
     storage_options: tuple[str, ...],
@@ -276,7 +280,7 @@ def withdraw(
 
     What they have done until then stays. It is the way out if a retry ends the pipeline each time it runs.
     """
-    with _opened(store, storage_options, zookeeper, zookeeper_security) as opened:
+    with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
         withdrawn = withdraw_letter_requests(opened)
     if as_json:
         print_json(
@@ -288,21 +292,6 @@ def withdraw(
         click.echo(f"withdrawn: {request.action} {_words(request)}")
     if not withdrawn:
         note("no request waits")
-
-
-def _opened(
-    store: str,
-    storage_options: tuple[str, ...],
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
-) -> Store:
-    return Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        storage_options=read_options(storage_options),
-        create=False,
-    )
 
 
 def _ask(
@@ -319,7 +308,7 @@ def _ask(
     selection = _selection(**said)
     if is_all == (selection != LetterSelection()):
         raise InvalidError("which letters? give --all, or options that say which")
-    with _opened(store, storage_options, zookeeper, zookeeper_security) as opened:
+    with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
         asked = ask_for_letters(opened, action, selection)
     if as_json:
         print_json([{"action": action, **asdict(asked)}])

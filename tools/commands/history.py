@@ -20,7 +20,7 @@ from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.types import TableVersion
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument
-from millpond.tools.terminal.output import print_json, print_table, time_text
+from millpond.tools.terminal.output import json_option, print_json, print_table, time_text
 from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 from millpond.tools.terminal.topologies import print_topologies
 
@@ -67,7 +67,7 @@ class _Entry:
     "--topology", "of_topology", is_flag=True,
     help="Show which computations, sinks and code there were from which version on, oldest first.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@json_option("One JSON object per line.")
 def history(
     store: str, storage_options: tuple[str, ...], limit: int, *, of_topology: bool, as_json: bool
 ) -> None:

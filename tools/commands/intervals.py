@@ -21,7 +21,12 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
-from millpond.tools.terminal.opening import open_to_read, read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.opening import (
+    open_to_read,
+    open_to_write,
+    store_argument,
+    zookeeper_options,
+)
 from millpond.tools.terminal.output import note, print_json, print_table, size_text
 
 __all__ = ["intervals"]
@@ -104,13 +109,7 @@ def intervals(
     if merge:
         wanted.append(("merge", merge))
     if wanted:
-        with Store.open(
-            store,
-            zookeeper=zookeeper,
-            zookeeper_security=zookeeper_security,
-            storage_options=read_options(storage_options),
-            create=False,
-        ) as opened:
+        with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
             asked = [_ask(opened, kind, computation, key) for kind, (computation, key) in wanted]
         if as_json:
             print_json(map(asdict, asked))

@@ -4,22 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from millpond.statestore.loading.load import LoadProgress
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
-from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
-from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
-from millpond.tools.terminal.output import print_json, size_text
+from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
+from millpond.tools.terminal.output import json_option, print_json, size_text
+from millpond.tools.terminal.progress import stages_bar
 
 __all__ = ["load"]
 
@@ -51,7 +46,7 @@ _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec
 )  # fmt: skip
 @click.option("--create", is_flag=True, help="Create the store if there is none.")
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
+@json_option("Print the result as a JSON object.")
 def load(
     store: str,
     computation: str,
@@ -77,14 +72,8 @@ def load(
     has all of the rows or none, and you can run it again.
     """
     with (
-        Store.open(
-            store,
-            zookeeper=zookeeper,
-            zookeeper_security=zookeeper_security,
-            storage_options=read_options(storage_options),
-            create=create,
-        ) as opened,
-        _progress() as told,
+        open_to_write(store, storage_options, zookeeper, zookeeper_security, create=create) as opened,
+        stages_bar("rows", ("read", "write")) as told,
     ):
         loaded = opened.load(
             computation,
@@ -101,21 +90,3 @@ def load(
         f"version {loaded.version} has {loaded.rows:,} rows of {computation}: "
         f"{loaded.intervals} intervals, {loaded.files} files, {size_text(loaded.size_bytes)}"
     )
-
-
-@contextmanager
-def _progress() -> Iterator[LoadProgress]:
-    """
-    A bar in a terminal; nothing anywhere else.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        tasks = {stage: shown.add_task(f"{stage} rows", total=None) for stage in ("read", "write")}
-
-        def told(stage: str, rows: int, total: int | None) -> None:
-            shown.update(tasks[stage], completed=rows, total=total)
-            if stage == "write":
-                shown.update(tasks["read"], total=total)
-
-        yield told

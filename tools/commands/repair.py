@@ -16,11 +16,9 @@ import click
 from millpond.executor.repair.plan import RepairPlan, plan_repair
 from millpond.executor.repair.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.repair.spark_checkpoint import reached_batches
-from millpond.statestore.errors import ConflictError, InvalidError
-from millpond.statestore.identity.location import place_of
+from millpond.statestore.errors import ConflictError
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
@@ -33,6 +31,7 @@ from millpond.tools.terminal.restoring import (
     queries_ahead,
     store_leases,
     store_mark,
+    table_to_restore,
     take_dependents_back,
     undone,
 )
@@ -88,11 +87,8 @@ def repair(
     again to continue. Output that undone supersteps delivered to sinks stays there, and is delivered again.
     If a repair is killed, run it again to finish it.
     """
-    root, clock, rng = place_of(store), SystemClock(), SystemRng()
-    if "://" not in root and not Path(root, "rows").is_dir():
-        raise InvalidError("there is no store at this path", path=store)
-    options = read_options(storage_options)
-    objects = open_objects(f"{root}/rows", options)
+    clock, rng, options = SystemClock(), SystemRng(), read_options(storage_options)
+    root, objects = table_to_restore(store, options)
     with (
         result_as_json(as_json) as result,
         store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases,

@@ -16,9 +16,7 @@ from millpond.executor.repair.repair import repair_store
 from millpond.executor.repair.rewind import plan_rewind, sinks_of_rewind
 from millpond.executor.repair.spark_checkpoint import reached_batches
 from millpond.executor.sinks.take_back import TakenBack, take_back_sink
-from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.lineage import Lineage
-from millpond.statestore.identity.location import place_of
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import store_id_of
@@ -37,6 +35,7 @@ from millpond.tools.terminal.restoring import (
     queries_ahead,
     store_leases,
     store_mark,
+    table_to_restore,
     take_dependents_back,
     undone,
 )
@@ -89,11 +88,8 @@ def rewind(
 
     Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
     """
-    root, clock, rng = place_of(store), SystemClock(), SystemRng()
-    if "://" not in root and not Path(root, "rows").is_dir():
-        raise InvalidError("there is no store at this path", path=store)
-    options = read_options(storage_options)
-    objects = open_objects(f"{root}/rows", options)
+    clock, rng, options = SystemClock(), SystemRng(), read_options(storage_options)
+    root, objects = table_to_restore(store, options)
     with (
         result_as_json(as_json) as result,
         store_leases(root, objects, zookeeper, security_of(zookeeper, zookeeper_security)) as leases,

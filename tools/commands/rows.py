@@ -18,7 +18,7 @@ from millpond.statestore.view import RowsView
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.completing import complete_computation
 from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
-from millpond.tools.terminal.output import note, print_json, print_table, time_text
+from millpond.tools.terminal.output import json_option, note, print_json, print_table, time_text
 
 __all__ = ["rows"]
 
@@ -40,7 +40,7 @@ _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 @click.argument("computation", shell_complete=complete_computation)
 @click.option("--key", "keys", metavar="K", multiple=True, help="Only this key's row; may be repeated.")
 @version_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with every field.")
+@json_option("One JSON object per line, with every field.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
 def rows(
     store: str,

@@ -9,11 +9,15 @@ from dataclasses import asdict
 import click
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.store import Store
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.completing import complete_savepoint
-from millpond.tools.terminal.opening import open_to_read, read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.opening import (
+    open_to_read,
+    open_to_write,
+    store_argument,
+    zookeeper_options,
+)
 from millpond.tools.terminal.output import json_option, print_json, print_table
 
 __all__ = ["savepoint"]
@@ -69,13 +73,7 @@ def savepoint(
         return
     if drop and version is not None:
         raise InvalidError("a savepoint is dropped by its name alone, without --version")
-    with Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        storage_options=read_options(storage_options),
-        create=False,
-    ) as written:
+    with open_to_write(store, storage_options, zookeeper, zookeeper_security) as written:
         if drop:
             written.drop_savepoint(name)
             said, done = f"dropped: {name}", {"name": name, "dropped": True}

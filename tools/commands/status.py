@@ -25,7 +25,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.versions.savepoint import open_savepoints
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument
-from millpond.tools.terminal.output import note, print_json, print_table, size_text, time_text
+from millpond.tools.terminal.output import json_option, note, print_json, print_table, size_text, time_text
 from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 
 __all__ = ["status"]
@@ -47,7 +47,7 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 @store_argument
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with everything.")
+@json_option("One JSON object with everything.")
 def status(
     store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
 ) -> None:

@@ -10,12 +10,11 @@ import click
 
 from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_by_hand
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.apps import load_pipeline, wrong_usage
 from millpond.tools.terminal.cli_help import TeachingCommand
-from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
+from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, note, print_json, print_table
 from millpond.tools.terminal.progress import progress_bar
 
@@ -70,15 +69,8 @@ def upgrade(
     with wrong_usage():
         topology = load_pipeline(app).check()
     clock, rng = SystemClock(), SystemRng()
-    with Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        storage_options=read_options(storage_options),
-        create=False,
-        read_only=dry_run,
-        clock=clock,
-        rng=rng,
+    with open_to_write(
+        store, storage_options, zookeeper, zookeeper_security, read_only=dry_run, clock=clock, rng=rng
     ) as opened:
         names = set(computations) or {
             name for name, node in topology.computations.items() if node.computation.state_version

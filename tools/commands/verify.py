@@ -17,7 +17,7 @@ from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
-from millpond.tools.terminal.output import note, number_text, print_json, print_table
+from millpond.tools.terminal.output import json_option, note, number_text, print_json, print_table
 from millpond.tools.terminal.progress import progress_bar
 
 __all__ = ["verify"]
@@ -37,7 +37,7 @@ __all__ = ["verify"]
 )
 @store_argument
 @zookeeper_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per finding, one per line.")
+@json_option("One JSON object per finding, one per line.")
 @click.pass_context
 def verify(
     context: click.Context,

@@ -18,6 +18,7 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.stored_mark import list_marks, newest_mark
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
+from millpond.statestore.types import Clock, Rng
 from millpond.statestore.versions.savepoint import Savepoint
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.completing import complete_savepoint, complete_store
@@ -25,6 +26,7 @@ from millpond.tools.terminal.output import note
 
 __all__ = [
     "open_to_read",
+    "open_to_write",
     "read_options",
     "read_stored_mark",
     "snapshot_to_read",
@@ -136,6 +138,50 @@ def open_to_read(
         create=False,
         read_only=True,
         check_mark=check_mark,
+    )
+
+
+def open_to_write(
+    store: str,
+    storage_options: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    catalog: str | None = None,
+    create: bool = False,
+    read_only: bool = False,
+    clock: Clock | None = None,
+    rng: Rng | None = None,
+) -> Store:
+    """
+    Open a store to change it, with what `store_argument` and `zookeeper_options` add to a command.
+
+    Args:
+        store: its path or URL.
+        storage_options: ``NAME=VALUE`` texts, as on the command line.
+        zookeeper: ``host:port,…`` of its ensemble; ``None`` for its own server.
+        zookeeper_security: TLS and credentials for the ensemble.
+        catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
+        create: whether to create it if there is none.
+        read_only: whether to change nothing after all.
+        clock: the source of time.
+        rng: the source of names.
+
+    Raises:
+        DataError: the store is damaged, or was rolled back.
+        InvalidError: there is no store, or an option has no ``=``.
+        UnavailableError: a service cannot be reached.
+    """
+    return Store.open(
+        store,
+        zookeeper=zookeeper,
+        zookeeper_security=zookeeper_security,
+        catalog=catalog,
+        storage_options=read_options(storage_options),
+        create=create,
+        read_only=read_only,
+        clock=clock,
+        rng=rng,
     )
 
 

@@ -4,7 +4,7 @@ Progress bars: on standard error, only in a terminal, and gone when the work is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from millpond.executor.local.row_source import RowSource
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.tools.terminal.output import is_terminal
 
-__all__ = ["ShownSource", "Told", "progress_bar", "rows_bar"]
+__all__ = ["ShownSource", "Told", "progress_bar", "rows_bar", "stages_bar"]
 
 Told: TypeAlias = Callable[[int, int], None]
 """Says how much is done, and of how much."""
@@ -39,6 +39,29 @@ def progress_bar(what: str) -> Iterator[Told]:
     with _progress(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextmanager
+def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int, int | None], None]]:
+    """
+    A bar for each stage of a work: what is yielded moves that of the stage that it names.
+
+    How much there is of it in the last stage, there was in all of them.
+
+    Args:
+        what: what each stage counts.
+        stages: their names, in order.
+    """
+    with _progress(MofNCompleteColumn()) as bar:
+        tasks = {stage: bar.add_task(f"{stage} {what}", total=None) for stage in stages}
+
+        def told(stage: str, done: int, of: int | None) -> None:
+            bar.update(tasks[stage], completed=done, total=of)
+            if stage == stages[-1]:
+                for task in tasks.values():
+                    bar.update(task, total=of)
+
+        yield told
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.identity.location import ROWS_FOLDER, place_of
 from millpond.statestore.integrity.table_history import read_histories
 from millpond.statestore.log.high_water import Mark, later_mark
 from millpond.statestore.log.log import Log
@@ -32,7 +33,28 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.terminal.output import note
 
-__all__ = ["describe_undone", "queries_ahead", "store_leases", "store_mark", "take_dependents_back", "undone"]
+__all__ = [
+    "describe_undone",
+    "queries_ahead",
+    "store_leases",
+    "store_mark",
+    "table_to_restore",
+    "take_dependents_back",
+    "undone",
+]
+
+
+def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objects]:
+    """
+    Where a store lies, and the root of its table.
+
+    Raises:
+        InvalidError: there is no store at the path.
+    """
+    root = place_of(store)
+    if "://" not in root and not Path(root, ROWS_FOLDER).is_dir():
+        raise InvalidError("there is no store at this path", path=store)
+    return root, open_objects(f"{root}/{ROWS_FOLDER}", options)
 
 
 @contextmanager
