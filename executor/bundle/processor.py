@@ -8,8 +8,8 @@ and per record only if user code reads single records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from millpond.executor.bundle.bundle import Bundle, BundleStatistics, Deliveries
 from millpond.executor.bundle.deduplication import Admission, admit
 from millpond.executor.bundle.grouping import Grouping, KeyCodes, encode_keys, group, sample_keys
 from millpond.executor.bundle.key_executor import KeyExecutor
+from millpond.executor.bundle.micro_batch import MicroBatchExecutor
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import (
     BundleOutcome,
@@ -41,6 +42,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 if TYPE_CHECKING:
+    from millpond.executor.computation.computation import Computation
     from millpond.executor.pipeline.nodes import ComputationNode
     from millpond.executor.soft_state.soft_state import SoftState
     from millpond.statestore.interval import Interval
@@ -122,9 +124,9 @@ class IntervalProcessor:
             bundle.watermark,
             by_time=by_time,
         )
-        executor = TimeSortedExecutor if sorts else KeyExecutor
+        executor = _executor_of(node)
         turns = executor(node, replace(bundle, retried=letters), columns, self._limit)
-        with nullcontext() if self._limit is None else self._limit.watching():
+        with nullcontext() if self._limit is None else self._limit.watching(), _bundle_of(node.computation):
             outcome = _run(turns, grouping, soft_state, node.computation.state_version)
         statistics = BundleStatistics(
             records=len(at) + dropped + turns.retried_records,
@@ -203,6 +205,21 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=interval.app_id,
         )
+
+
+def _executor_of(node: ComputationNode) -> type[KeyExecutor]:
+    if node.time_sorted:
+        return TimeSortedExecutor
+    return MicroBatchExecutor if node.computation.in_micro_batches else KeyExecutor
+
+
+@contextmanager
+def _bundle_of(computation: Computation) -> Iterator[None]:
+    computation.begin_bundle()
+    try:
+        yield
+    finally:
+        computation.end_bundle()
 
 
 def _without(

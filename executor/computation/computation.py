@@ -44,6 +44,9 @@ class Computation:
             instead of that of their event times.
         time_sorted: whether a key's records wait in its row until the low watermark has passed them, and are
             given in the order of their event times with the key's event timers between them (docs/how-to/order.md).
+        in_micro_batches: whether a key's records of a bundle are one call of ``process_records``, also when the
+            code fails, and its due timers come after it, as with Spark's stateful operators. A timer that is set
+            by a timer waits for the next bundle even if it is due.
         waiting_max: how many records of a key may wait; one more ends the run.
 
     Example::
@@ -62,9 +65,20 @@ class Computation:
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()
     in_order_of_arrival: bool = False
+    in_micro_batches: bool = False
     time_sorted: bool = False
     waiting_max: int = 100_000
     holds_watermark: bool = False
+
+    def begin_bundle(self) -> None:
+        """
+        Begin a bundle of one interval: called before its first hook, without a key.
+        """
+
+    def end_bundle(self) -> None:
+        """
+        End the bundle that `begin_bundle` began, whether its hooks succeeded or not.
+        """
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """

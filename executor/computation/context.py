@@ -135,6 +135,13 @@ class Context:
         """
         return EventTimeMicros(self._holds.floor())
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """
+        The streams that the computation may produce to, as declared.
+        """
+        return tuple(self._produces)
+
     def watermark_at(self, percentile: float) -> EventTimeMicros:
         """
         The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
@@ -219,6 +226,33 @@ class Context:
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
             timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))
+
+    def timer_at(self, tag: str = "", domain: DomainName = "event") -> EventTimeMicros | WallTimeMicros | None:
+        """
+        When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
+
+        Args:
+            tag: the timer's name.
+            domain: the domain in which it was set.
+
+        Raises:
+            InvalidError: the domain is unknown.
+        """
+        at = self._timers.pending_at(tag, _DOMAINS.get(domain) or self._unknown(domain))
+        return None if at is None else EventTimeMicros(at)
+
+    def timers(self, domain: DomainName = "event") -> list[Timer]:
+        """
+        The key's pending timers of a domain, without the one that is being processed, in the order of their times.
+
+        Args:
+            domain: the domain in which they were set.
+
+        Raises:
+            InvalidError: the domain is unknown.
+        """
+        known = _DOMAINS.get(domain) or self._unknown(domain)
+        return sorted(self._timers.pending(known), key=lambda timer: (timer.at, timer.tag))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """

@@ -4,6 +4,7 @@ The timers of the current key, while its hooks run (MillWheel §4.6).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
@@ -94,8 +95,7 @@ class KeyTimers:
         """
         The holds of the state, which are stored as timers that never fire.
         """
-        pending = self._row if self._pending is None else self._pending.values()
-        return [timer for timer in pending if timer.domain is TimeDomain.HOLD]
+        return self.pending(TimeDomain.HOLD)
 
     def owed_at(self) -> int | None:
         """
@@ -120,6 +120,27 @@ class KeyTimers:
             if self._take(timer):
                 return timer
         return None
+
+    def take_due(self) -> list[Timer]:
+        """
+        All timers that are due now, in the order of `pop_due`; they stay pending, and `pop_due` no more knows them.
+        """
+        pending, due = self._opened(), sorted(self.due)
+        self.due = []
+        return [entry[4] for entry in due if pending.get((entry[4].tag, entry[4].domain)) is entry[4]]
+
+    def pending(self, domain: TimeDomain) -> list[Timer]:
+        """
+        The pending timers of a domain, in no order.
+        """
+        return [timer for timer in self._all() if timer.domain is domain]
+
+    def pending_at(self, tag: str, domain: TimeDomain) -> int | None:
+        """
+        When a pending timer fires; ``None`` if there is none of this name.
+        """
+        timer = self._opened().get((tag, domain))
+        return None if timer is None else timer.at
 
     def changed(self) -> Timers | None:
         """
@@ -160,6 +181,9 @@ class KeyTimers:
             return False
         del pending[name]
         return True
+
+    def _all(self) -> Iterable[Timer]:
+        return self._row if self._pending is None else self._pending.values()
 
     def _opened(self) -> dict[_TimerId, Timer]:
         pending = self._pending

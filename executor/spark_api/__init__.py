@@ -1,0 +1,3 @@
+"""
+Code written for Spark's stateful operators, run as computations.
+"""

@@ -1,0 +1,149 @@
+"""
+What a ``StatefulProcessor`` gets in ``init``: its state variables and timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from pyspark.sql.streaming.stateful_processor import (
+    ListState,
+    MapState,
+    StatefulProcessorHandle,
+    ValueState,
+)
+from pyspark.sql.types import StructType
+
+from millpond.executor.computation.context import DomainName
+from millpond.executor.spark_api.schema import parse_schema
+from millpond.executor.spark_api.typed_values import StructCodec
+from millpond.executor.spark_api.variables import (
+    KeyTurn,
+    ListVariable,
+    MapVariable,
+    ValueVariable,
+    Variable,
+)
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["TIME_MODES", "ProcessorHandle", "TimeMode"]
+
+_VariableT = TypeVar("_VariableT", bound=Variable)
+
+TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
+"""Spark's time modes, in lower case: Spark takes them in any."""
+
+TIME_MODES: Final[dict[str, DomainName | None]] = {"none": None, "processingtime": "wall", "eventtime": "event"}
+"""The time domain of the timers in each time mode."""
+
+
+class ProcessorHandle(StatefulProcessorHandle):
+    """
+    The handle of one bundle; its variables and timers are those of the key whose hook runs.
+
+    Args:
+        time_mode: Spark's time mode, in lower case.
+
+    Attributes:
+        turn: the key whose hook runs.
+        variables: the declared variables by name.
+        firing_ms: the timer that is being handled; Spark deletes it afterwards.
+    """
+
+    def __init__(self, time_mode: TimeMode) -> None:
+        self.turn: KeyTurn = KeyTurn()
+        self.variables: dict[str, Variable] = {}
+        self.firing_ms: int | None = None
+        self._time_mode = time_mode
+        self._is_open = True
+
+    def initialized(self) -> None:
+        """
+        End ``init``: no variable may be declared any more.
+        """
+        self._is_open = False
+
+    # -- variables ---------------------------------------------------------------------------
+
+    def getValueState(  # noqa: N802 - Spark's name
+        self,
+        stateName: str,  # noqa: N803 - Spark's name
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+    ) -> ValueState:
+        ttl_ms = self._checked(stateName, ttlDurationMs)
+        return self._declared(ValueVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
+
+    def getListState(  # noqa: N802 - Spark's name
+        self,
+        stateName: str,  # noqa: N803 - Spark's name
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+    ) -> ListState:
+        ttl_ms = self._checked(stateName, ttlDurationMs)
+        return self._declared(ListVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
+
+    def getMapState(  # noqa: N802 - Spark's name
+        self,
+        stateName: str,  # noqa: N803 - Spark's name
+        userKeySchema: StructType | str,  # noqa: N803 - Spark's name
+        valueSchema: StructType | str,  # noqa: N803 - Spark's name
+        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+    ) -> MapState:
+        ttl_ms = self._checked(stateName, ttlDurationMs)
+        key_codec = _codec(f"{stateName}' (keys of the map) '", userKeySchema)
+        return self._declared(
+            MapVariable(stateName, self.turn, key_codec, _codec(stateName, valueSchema), ttl_ms)
+        )
+
+    def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803 - Spark's names
+        if not self._is_open:
+            raise InvalidError("deleteIfExists is called in init", state=stateName)
+        self.variables.pop(stateName, None)
+        self.turn.deleted.add(stateName)
+
+    def _checked(self, name: str, ttl_ms: int | None) -> int | None:
+        if not self._is_open:
+            raise InvalidError("state variables are declared in init, before there is a key", state=name)
+        if name in self.variables:
+            raise InvalidError("two state variables have one name", state=name)
+        if ttl_ms is None:
+            return None
+        if self._time_mode != "processingtime":
+            raise InvalidError(
+                "a time to live needs the time mode ProcessingTime", state=name, time_mode=self._time_mode
+            )
+        if ttl_ms <= 0:
+            raise InvalidError("a time to live is more than no time", state=name, ttl_ms=ttl_ms)
+        return ttl_ms
+
+    def _declared(self, variable: _VariableT) -> _VariableT:
+        self.variables[variable.name] = variable
+        return variable
+
+    # -- timers ------------------------------------------------------------------------------
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
+        if expiryTimestampMs != self.firing_ms:
+            self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
+        self.turn.context.delete_timer(str(expiryTimestampMs), self._domain())
+
+    def listTimers(self) -> Iterator[int]:  # noqa: N802 - Spark's name
+        domain = self._domain()
+        pending = {timer.at // 1_000 for timer in self.turn.context.timers(domain) if timer.tag.isdigit()}
+        return iter(sorted(pending | ({self.firing_ms} - {None})))
+
+    def _domain(self) -> DomainName:
+        domain = TIME_MODES[self._time_mode]
+        if domain is None:
+            raise InvalidError(
+                "timers need the time mode ProcessingTime or EventTime", time_mode=self._time_mode
+            )
+        return domain
+
+
+def _codec(name: str, schema: StructType | str) -> StructCodec:
+    return StructCodec(parse_schema(schema), f"the state {name!r}")
