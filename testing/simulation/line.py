@@ -265,10 +265,13 @@ class Line:
     def _is_fenced(self, process: SimulatedProcess) -> bool:
         control = control_interval(self.topology.name)
         stored = self.auditor.fences.get(control, 0) >> 32
+        own = process.sequencer or 0
+        # One that was born before may have stood by for the leases all the while.
         is_followed = bool(self.auditor.undone) or any(
-            other is not process and other.born_us >= process.born_us for other in self.processes
+            other is not process and (other.born_us >= process.born_us or (other.sequencer or 0) > own)
+            for other in self.processes
         )
-        return is_followed and stored > (process.sequencer or 0)
+        return is_followed and stored > own
 
     # -- the liveness phase ----------------------------------------------------------------
 
