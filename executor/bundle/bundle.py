@@ -73,6 +73,7 @@ class Bundle:
         deliveries: the records, any number of streams.
         weak: which of its productions are delivered before the commit.
         settled: no record before this time comes in a later bundle; ``None``: that is known only up to ``watermark``.
+        late_before: records before this time are late; ``None``: those before ``watermark``.
         retried: dead letters that are given once more, before all else.
     """
 
@@ -85,6 +86,7 @@ class Bundle:
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
     weak: WeakStreams = STRONG
     settled: EventTimeMicros | None = None
+    late_before: EventTimeMicros | None = None
     retried: Sequence[RetriedLetter] = ()
 
     @property

@@ -17,8 +17,8 @@ class MicroBatchExecutor(KeyExecutor):
     """
     Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
 
-    A timer that another one deletes fires all the same if both are due, as in Spark, where the due ones are looked up
-    first.
+    As in Spark the timers that are due are looked up first: one that another deletes fires all the same. Each is
+    pending until its hook has returned, so one that is set again as it was is gone afterwards.
     """
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
@@ -27,8 +27,8 @@ class MicroBatchExecutor(KeyExecutor):
             self._node.computation.process_records(self._context, self._records)
         for timer in self.timers.take_due():
             self._count_firing()
-            self.timers.delete(timer.tag, timer.domain)
             self._process_timer(timer)
+            self.timers.take(timer)
         return self.state.settle()
 
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
@@ -43,8 +43,8 @@ class MicroBatchExecutor(KeyExecutor):
                 self._fail_record(self._columns, index, failure)
         for timer in self.timers.take_due():
             self._count_firing()
-            self.timers.delete(timer.tag, timer.domain)
             self._try_timer(timer)
+            self.timers.take(timer)
         return self.state.settle()
 
     def _bind_records(self, key: str, start: int, stop: int) -> None:

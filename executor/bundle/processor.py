@@ -121,7 +121,7 @@ class IntervalProcessor:
             grouping.sources,
             arrivals.values,
             arrivals.ids,
-            bundle.watermark,
+            bundle.watermark if bundle.late_before is None else bundle.late_before,
             by_time=by_time,
         )
         executor = _executor_of(node)
@@ -272,7 +272,8 @@ def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArr
     Which of the admitted records are behind the low watermark.
     """
     at = arrivals.at if admission.kept is None else arrivals.at[admission.kept]
-    late: npt.NDArray[np.bool_] = at < bundle.watermark
+    bound = bundle.watermark if bundle.late_before is None else bundle.late_before
+    late: npt.NDArray[np.bool_] = at < bound
     return late
 
 

@@ -46,7 +46,7 @@ class Computation:
             given in the order of their event times with the key's event timers between them (docs/how-to/order.md).
         in_micro_batches: whether a key's records of a bundle are one call of ``process_records``, also when the
             code fails, and its due timers come after it, as with Spark's stateful operators. A timer that is set
-            by a timer waits for the next bundle even if it is due.
+            by a timer waits for the next bundle even if it is due, and one is pending until its hook has returned.
         waiting_max: how many records of a key may wait; one more ends the run.
 
     Example::

@@ -243,7 +243,7 @@ class Context:
 
     def timers(self, domain: DomainName = "event") -> list[Timer]:
         """
-        The key's pending timers of a domain, without the one that is being processed, in the order of their times.
+        The key's pending timers of a domain, in the order of their times.
 
         Args:
             domain: the domain in which they were set.

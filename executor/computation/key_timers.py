@@ -116,10 +116,21 @@ class KeyTimers:
         Remove and return the first due timer by (time, domain, percentile, tag); ``None`` if none is due.
         """
         while self.due:
+            # The entry of a timer that was deleted or replaced stays in the heap.
             timer = heappop(self.due)[4]
-            if self._take(timer):
+            if self.take(timer):
                 return timer
         return None
+
+    def take(self, timer: Timer) -> bool:
+        """
+        Remove a timer, if it is still the pending one and was not deleted or replaced.
+        """
+        pending, name = self._opened(), (timer.tag, timer.domain)
+        if pending.get(name) is not timer:
+            return False
+        del pending[name]
+        return True
 
     def take_due(self) -> list[Timer]:
         """
@@ -171,16 +182,6 @@ class KeyTimers:
         self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)
-
-    def _take(self, timer: Timer) -> bool:
-        """
-        Remove a timer, if it is still the pending one: the entry of one that was deleted or replaced stays in its heap.
-        """
-        pending, name = self._opened(), (timer.tag, timer.domain)
-        if pending.get(name) is not timer:
-            return False
-        del pending[name]
-        return True
 
     def _all(self) -> Iterable[Timer]:
         return self._row if self._pending is None else self._pending.values()

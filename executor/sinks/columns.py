@@ -14,6 +14,7 @@ value inside.
 from __future__ import annotations
 
 import logging
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -28,7 +29,7 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.envelope import PLAIN_MARK, decode_value, has_marks, is_envelope
 from millpond.statestore.rows.row import TIMESTAMP
 
-__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "ColumnWatch", "retractions", "sink_table"]
+__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "TYPED_FIELD", "ColumnWatch", "retractions", "sink_table"]
 
 SINK_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
@@ -45,6 +46,12 @@ ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
     ]
 )
 """Columns of a sink without a schema that keeps one row per key and window; ``value`` is JSON text."""
+
+TYPED_FIELD: Final = {b"millpond.column": b"typed"}
+"""
+Metadata of a column that is a typed field of the value, also if it is called ``key`` or ``at``: there, bytes are
+Base64, maps are lists of pairs, and floats that are not finite have their names.
+"""
 
 _OWN: Final = ("key", "at")
 _ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
@@ -191,7 +198,7 @@ def _decoded(productions: pa.Table, sink: str) -> list[Any]:
 
 
 def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str) -> pa.Array:
-    if field.name in _OWN:
+    if field.name in _OWN and not _is_typed(field):
         column = productions.column(field.name).combine_chunks()
         return column if column.type == field.type else column.cast(field.type)
     cells = [_cell(value, field.name) for value in values]
@@ -231,7 +238,8 @@ def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    array = pa.array([None if cell is None else _converted(cell, field.type) for cell in cells], field.type)
+    convert = _typed if _is_typed(field) else _converted
+    array = pa.array([None if cell is None else convert(cell, field.type) for cell in cells], field.type)
     if array.null_count and not field.nullable:
         raise InvalidError("the column does not take nulls", column=field.name)
     return array
@@ -246,6 +254,27 @@ def _converted(cell: Any, kind: pa.DataType) -> Any:
     if pa.types.is_date(kind):
         return date.fromisoformat(cell)
     return Decimal(str(cell)) if pa.types.is_decimal(kind) else cell
+
+
+def _is_typed(field: pa.Field) -> bool:
+    return field.metadata is not None and field.metadata.items() >= TYPED_FIELD.items()
+
+
+def _typed(cell: Any, kind: pa.DataType) -> Any:
+    """
+    A cell of a typed field, with the types inside it.
+    """
+    if cell is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _typed(cell.get(field.name), field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(_typed(key, kind.key_type), _typed(value, kind.item_type)) for key, value in cell]
+    if pa.types.is_list(kind):
+        return [_typed(part, kind.value_type) for part in cell]
+    if pa.types.is_binary(kind):
+        return b64decode(cell)
+    return float(cell) if pa.types.is_floating(kind) else _converted(cell, kind)
 
 
 def _fits(cell: Any, field: pa.Field) -> bool:

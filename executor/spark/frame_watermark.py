@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["with_frame_watermarks"]
+__all__ = ["watermark_column", "with_frame_watermarks"]
 
 _LOG: Final = logging.getLogger("millpond")
 _DELAY_KEY: Final = "spark.watermarkDelayMs"
@@ -41,6 +41,13 @@ def with_frame_watermarks(topology: Topology, inputs: Mapping[str, DataFrame]) -
         for stream, node in topology.injectors.items()
     }
     return replace(topology, injectors=injectors)
+
+
+def watermark_column(schema: StructType) -> str | None:
+    """
+    The column of a frame's ``withWatermark``; ``None`` without one.
+    """
+    return next((field.name for field in schema.fields if _DELAY_KEY in field.metadata), None)
 
 
 def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:

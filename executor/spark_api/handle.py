@@ -19,6 +19,7 @@ from millpond.executor.computation.context import DomainName
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.variables import (
+    EXPIRY_TAG,
     KeyTurn,
     ListVariable,
     MapVariable,
@@ -48,13 +49,11 @@ class ProcessorHandle(StatefulProcessorHandle):
     Attributes:
         turn: the key whose hook runs.
         variables: the declared variables by name.
-        firing_ms: the timer that is being handled; Spark deletes it afterwards.
     """
 
     def __init__(self, time_mode: TimeMode) -> None:
         self.turn: KeyTurn = KeyTurn()
         self.variables: dict[str, Variable] = {}
-        self.firing_ms: int | None = None
         self._time_mode = time_mode
         self._is_open = True
 
@@ -125,16 +124,14 @@ class ProcessorHandle(StatefulProcessorHandle):
     # -- timers ------------------------------------------------------------------------------
 
     def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
-        if expiryTimestampMs != self.firing_ms:
-            self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
+        self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
         self.turn.context.delete_timer(str(expiryTimestampMs), self._domain())
 
     def listTimers(self) -> Iterator[int]:  # noqa: N802 - Spark's name
-        domain = self._domain()
-        pending = {timer.at // 1_000 for timer in self.turn.context.timers(domain) if timer.tag.isdigit()}
-        return iter(sorted(pending | ({self.firing_ms} - {None})))
+        timers = self.turn.context.timers(self._domain())
+        return iter([timer.at // 1_000 for timer in timers if timer.tag != EXPIRY_TAG])
 
     def _domain(self) -> DomainName:
         domain = TIME_MODES[self._time_mode]

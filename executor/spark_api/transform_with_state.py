@@ -153,16 +153,14 @@ class TransformWithState(Computation):
                 if next_ms is not None:
                     handle.turn.expires(next_ms)
                 return
-            handle.firing_ms = timer.at // 1_000
             names = self._keys or ("key",)
             yielded = self._processor.handleExpiredTimer(
                 key=Row(*names)(*self._key(context)),
                 timerValues=self._times(context),
-                expiredTimerInfo=ExpiredTimerInfo(handle.firing_ms),
+                expiredTimerInfo=ExpiredTimerInfo(timer.at // 1_000),
             )
             self._produce(context, yielded)
         finally:
-            handle.firing_ms = None
             handle.turn.release()
 
     # -- what goes in ------------------------------------------------------------------------

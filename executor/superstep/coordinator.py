@@ -364,6 +364,7 @@ class Coordinator(PartsInUse):
             computation,
             self._ownership.of(computation),
             now,
+            in_micro_batches=self.topology.computations[computation].computation.in_micro_batches,
             only_due=only_due,
             watermarks=self.watermarks,
             files_in=self._store.committer.snapshot if with_files else None,
@@ -464,8 +465,8 @@ class Coordinator(PartsInUse):
             self._parts.observe(owned)
             written.append((manifest.file, manifest.result.productions))
         self._parts.wait_for(pending_of(written, self.topology, self._parts.superstep))
-        self.watermarks.take_effect()
         self.watermarks.note_commit()
+        self.watermarks.take_effect()
 
     def _create_downstream_intervals(self) -> None:
         for name, keys in self._parts.letters.retries.computations().items():

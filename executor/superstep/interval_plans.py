@@ -12,7 +12,7 @@ from millpond.executor.superstep.plan import IntervalPlan
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
 __all__ = ["interval_plans"]
 
@@ -22,6 +22,7 @@ def interval_plans(
     owned: Iterable[OwnedInterval],
     now: WallTimeMicros,
     *,
+    in_micro_batches: bool,
     only_due: bool,
     watermarks: PipelineWatermarks,
     files_in: Snapshot | None,
@@ -35,6 +36,7 @@ def interval_plans(
         computation: its name.
         owned: its intervals.
         now: the wall time of the superstep.
+        in_micro_batches: whether records are late as Spark has it, one superstep later than the watermark says.
         only_due: whether to leave out those without a timer that is due and without a dead letter to retry.
         watermarks: the pipeline's watermarks.
         files_in: the table that the intervals' files are listed from; ``None`` lists none.
@@ -52,6 +54,7 @@ def interval_plans(
     watermark = watermarks.input_watermark(computation)
     percentiles = watermarks.percentile_watermarks(computation)
     settled = watermarks.settled(computation, after)
+    late_before = _late_in_spark(watermarks.former_watermark(computation)) if in_micro_batches else None
     return [
         IntervalPlan(
             interval=one.interval,
@@ -61,7 +64,15 @@ def interval_plans(
             due=due,
             percentile_watermarks=percentiles,
             settled=settled,
+            late_before=late_before,
             retried=retried,
         )
         for one, due, retried in chosen
     ]
+
+
+def _late_in_spark(watermark: EventTimeMicros) -> EventTimeMicros:
+    """
+    The time before which a record is late in Spark: at the watermark, in whole milliseconds, it is late already.
+    """
+    return watermark if watermark == TIME_MIN_US else EventTimeMicros(watermark // 1_000 * 1_000 + 1)

@@ -272,5 +272,6 @@ def bundle_of(
         percentile_watermarks=part.percentile_watermarks,
         weak=weak,
         settled=part.settled,
+        late_before=part.late_before,
         retried=part.retried,
     )

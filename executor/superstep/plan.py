@@ -59,6 +59,7 @@ class IntervalPlan:
         due: whether it has something to do without a record: a pending timer is due, or dead letters are retried.
         percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
         settled: no record before this time comes after the superstep; ``None``: that is known only up to ``watermark``.
+        late_before: records before this time are late; ``None``: those before ``watermark``.
         retried: dead letters of its keys that are given once more.
     """
 
@@ -69,6 +70,7 @@ class IntervalPlan:
     due: bool
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
     settled: EventTimeMicros | None = None
+    late_before: EventTimeMicros | None = None
     retried: tuple[RetriedLetter, ...] = ()
 
 

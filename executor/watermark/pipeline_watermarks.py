@@ -39,6 +39,7 @@ class PipelineWatermarks:
         self._percentiles = {percentile: WatermarkAuthority(topology) for percentile in topology.percentiles}
         self._injectors: dict[str, InjectorTime] = {}
         self._has_changed = False
+        self._journaled: dict[str, EventTimeMicros] = {}
         self._ended_before: frozenset[str] = frozenset()
         self._imposed: tuple[Conditions, Mapping[str, int]] | None = None
 
@@ -78,13 +79,12 @@ class PipelineWatermarks:
                 name: percentile_watermark_app_id(pipeline, "computation", name, percentile)
                 for name in self._topology.computations
             }
-            authority.restore(
-                {
-                    name: EventTimeMicros(positions[app_id])
-                    for name, app_id in app_ids.items()
-                    if app_id in positions
-                }
-            )
+            journaled = {
+                name: EventTimeMicros(positions[app_id]) for name, app_id in app_ids.items() if app_id in positions
+            }
+            authority.restore(journaled)
+            if percentile == EXACT:
+                self._journaled = journaled
         self._ended_before = self.ended
         if former is not None:
             self._go_on_from(former)
@@ -302,9 +302,16 @@ class PipelineWatermarks:
 
     def note_commit(self) -> None:
         """
-        A commit has journaled `positions`.
+        A commit has journaled `positions`; `take_effect` comes after it.
         """
+        self._journaled = dict(self._authority.input_watermarks())
         self._has_changed = False
+
+    def former_watermark(self, computation: str) -> EventTimeMicros:
+        """
+        The computation's input low watermark during the last superstep that was committed, in this run or before.
+        """
+        return self._journaled.get(computation, EventTimeMicros(TIME_MIN_US))
 
     def tick(self, heard: Iterable[str] = ()) -> None:
         """

@@ -1,0 +1,149 @@
+"""
+``transform_with_state``: a streaming frame, a ``StatefulProcessor``, and a store in place of Spark's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.pipeline.nodes import FieldExtractor, OnError
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.sinks.columns import TYPED_FIELD
+from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.executor.spark.frame_watermark import watermark_column
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.executor.spark_api.schema import parse_schema
+from millpond.executor.spark_api.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, GroupedData
+
+__all__ = ["INPUT", "transform_with_state"]
+
+INPUT: Final = "input"
+"""Name of the injected stream of the frame."""
+
+_NO_TICK_MS: Final = 86_400_000
+_OUTPUT_MODES: Final = ("append", "update")
+
+
+def transform_with_state(
+    frame: DataFrame,
+    *,
+    keys: str | Sequence[str],
+    processor: StatefulProcessor,
+    output_schema: StructType | str,
+    output_mode: str = "Update",
+    time_mode: str = "None",
+    initial_state: DataFrame | GroupedData | None = None,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    rows_as: RowsAs = "row",
+    name: str | None = None,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    on_error: OnError = "stop",
+    **options: Unpack[SparkRunnerOptions],
+) -> SparkRun:
+    """
+    Run a ``StatefulProcessor`` over a streaming frame, with its state in a store.
+
+    It takes what ``frame.groupBy(*keys).transformWithState(…)`` takes. The event time and its delay are those of
+    the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
+
+    Args:
+        frame: the streaming frame.
+        keys: the columns to group by.
+        processor: an instance of the user's class.
+        output_schema: of the rows that it yields.
+        output_mode: ``"Append"`` or ``"Update"``, which mean the same here as in Spark.
+        time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``.
+        initial_state: a bounded frame with the same key columns, given to ``handleInitialState`` before all else,
+            once in the life of the store.
+        store: path of the store, or an open one.
+        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``. It can
+            be left out to look at the state only.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
+        rows_as: ``"pandas"`` for a processor that is written for ``transformWithStateInPandas``.
+        name: the computation's name in the store; the class's name otherwise.
+        id: column with the record's id; records with the same id count once.
+        on_error: what happens to rows whose code fails: ``"stop"`` ends the run as it ends a query of Spark,
+            ``"dead_letter"`` puts all rows of the key in the micro-batch aside.
+        options: all options of `SparkRunner`.
+
+    Returns:
+        The running pipeline, also with ``trigger={"availableNow": True}``: call ``await_termination`` and ``stop``.
+
+    Raises:
+        InvalidError: the frame is not a stream, or an option, a schema or the time mode does not fit.
+        MillpondError: the store cannot be opened; see `SparkRunner.start`.
+
+    Example::
+
+        run = mp.transform_with_state(
+            payments.withWatermark("time", "10 minutes"),
+            keys="card", processor=RunningTotal(), output_schema="card string, total double",
+            time_mode="EventTime", store="pond", sink="totals",
+        )
+    """
+    columns = (keys,) if isinstance(keys, str) else tuple(keys)
+    if not frame.isStreaming:
+        raise InvalidError("transform_with_state takes a streaming frame, of spark.readStream")
+    if str(output_mode).lower() not in _OUTPUT_MODES:
+        raise InvalidError("an output mode is Append or Update", output_mode=output_mode)
+    for column in columns:
+        if column not in frame.columns:
+            raise InvalidError("keys names a column that the frame has not", key=column, columns=frame.columns)
+    event_time = watermark_column(frame.schema)
+    if str(time_mode).lower() == "eventtime" and event_time is None:
+        raise InvalidError("the time mode EventTime needs the frame's withWatermark")
+    schema = parse_schema(output_schema)
+    computation = TransformWithState(processor, schema, time_mode, keys=columns, rows_as=rows_as)
+    chosen = name or type(processor).__name__
+    graph = EnginePipeline(chosen)
+    key = columns[0] if len(columns) == 1 else list(columns)
+    graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
+    streams = {INPUT: None}
+    inputs = {INPUT: frame}
+    if initial_state is not None:
+        graph.inject(INITIAL_STATE, key=key, at=IngressTime())
+        streams[INITIAL_STATE] = None
+        inputs[INITIAL_STATE] = _frame_of(initial_state)
+    graph.add(
+        computation,
+        name=chosen,
+        subscribes=streams,
+        produces=[chosen],
+        on_error=on_error,
+        on_late={INPUT: "process" if event_time is None else "drop"},
+    )
+    if sink is not None:
+        graph.add_sink(chosen, chosen, sink if isinstance(sink, Sink) else _table(str(sink), schema))
+    if trigger is not None and {"availableNow", "once"} & trigger.keys():
+        # Between the micro-batches of such a query Spark runs none without data.
+        options.setdefault("tick_ms", _NO_TICK_MS)
+    return SparkRunner(store, **options).start(graph, inputs, trigger=trigger)
+
+
+def _table(path: str, schema: StructType) -> DeltaSink:
+    fields = to_arrow_schema(schema, timezone="UTC")
+    return DeltaSink(path, pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
+
+
+def _frame_of(initial_state: DataFrame | GroupedData) -> DataFrame:
+    # What Spark wants grouped is grouped here by the key of the stream.
+    frame: DataFrame = getattr(initial_state, "_df", initial_state)
+    if frame.isStreaming:
+        raise InvalidError("the initial state is a bounded frame")
+    return frame
