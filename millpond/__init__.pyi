@@ -150,6 +150,9 @@ from .statestore.identity.adoption import Adoption as Adoption
 from .statestore.identity.lineage import Incarnation as Incarnation
 from .statestore.identity.lineage import Lineage as Lineage
 from .statestore.identity.lineage import Origin as Origin
+from .statestore.keys.key_text import KeyValue as KeyValue
+from .statestore.keys.key_text import decode_key as decode_key
+from .statestore.keys.key_text import encode_key as encode_key
 from .statestore.leases.lease import Leases as Leases
 from .statestore.leases.lease import OnHeld as OnHeld
 from .statestore.leases.memory import MemoryLeases as MemoryLeases

@@ -44,7 +44,8 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "statestore": {
         ROOT_FILES: (),
         "objects": (ROOT_FILES,),
-        "rows": ("objects",),
+        "keys": (ROOT_FILES,),
+        "rows": ("keys", "objects"),
         "log": ("rows",),
         "commit": ("log",),
         "catalog": ("log",),
