@@ -24,6 +24,7 @@ _LENGTHS_MAX: Final = 25  # as many digits before the point have one letter
 _EPOCH_DAYS: Final = (-719_162, 2_932_896)  # the years 1 to 9999
 _EPOCH_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _NS: Final = 1_000
+_WIDTH: Final = 8
 _SIGN_BIT: Final = np.uint64(1 << 63)
 _OUT_OF_RANGE: Final = "a date or time in the key is not in the years 1 to 9999"
 _TOO_FINE: Final = "a time in the key has a part of a microsecond"
@@ -246,7 +247,7 @@ def _of_float(array: pa.Array) -> pa.Array:
     numbers[np.isnan(numbers)] = np.nan
     bits = numbers.view(np.uint64)
     turned = np.where(bits & _SIGN_BIT, ~bits, bits ^ _SIGN_BIT).astype(">u8")
-    return _with_nulls_of(array, _joined(_scalar("~"), _hexadecimal(turned.view(np.uint8), 8, _LOWER)))
+    return _with_nulls_of(array, _joined(_scalar("~"), _hexadecimal(turned.view(np.uint8))))
 
 
 def _of_binary(array: pa.Array) -> pa.Array:
@@ -260,10 +261,10 @@ def _of_binary(array: pa.Array) -> pa.Array:
     return _with_nulls_of(array, _joined(_scalar("x"), texts))
 
 
-def _hexadecimal(octets: npt.NDArray[np.uint8], width: int, digits: npt.NDArray[np.uint16]) -> pa.Array:
-    count = len(octets) // width
-    offsets = np.arange(count + 1, dtype=np.int32) * (2 * width)
-    data = digits[octets].tobytes()
+def _hexadecimal(octets: npt.NDArray[np.uint8]) -> pa.Array:
+    count = len(octets) // _WIDTH
+    offsets = np.arange(count + 1, dtype=np.int32) * (2 * _WIDTH)
+    data = _UPPER[octets].tobytes()
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
@@ -328,7 +329,6 @@ _FALLING: Final = (
 )
 _NINES: Final = np.arange(256, dtype=np.uint8)
 _NINES[ord("0") : ord("9") + 1] = np.frombuffer(b"9876543210", np.uint8)
-_LOWER: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 _UPPER: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 

@@ -12,7 +12,7 @@ false, true             ``?0``, ``?1``                                ``?1``
 text                    ``=`` and the text                            ``=no``
 whole number            a letter for how many digits, the digits      ``d4711``
 decimal                 ``#``, the same, without zeros at the end     ``#b12.5``
-float                   ``~`` and 16 hexadecimal digits               ``~bff8000000000000``
+float                   ``~`` and 16 hexadecimal digits               ``~BFF8000000000000``
 date                    ``@`` and the date                            ``@2026-11-23``
 timestamp               ``z`` and the time in UTC                     ``z2026-11-23 17:36:50.5``
 timestamp without zone  ``t`` and the time                            ``t2026-11-23 17:36:50``
@@ -247,7 +247,7 @@ def _of_decimal(value: Decimal) -> str:
     if not value:
         return "#a0"
     is_wide = not -DIGITS_MAX <= value.adjusted() < DIGITS_MAX
-    whole, _, fraction = ("", "", "") if is_wide else format(abs(value), "f").partition(".")
+    whole, _, fraction = ("", "", "") if is_wide else format(value.copy_abs(), "f").partition(".")
     fraction = fraction.rstrip("0")
     if is_wide or len(fraction) > DIGITS_MAX:
         raise InvalidError(
@@ -272,7 +272,7 @@ def _of_float(value: float) -> str:
     # Of all NaNs one, and of both zeros one, as Spark groups them.
     number = float("nan") if value != value else value + 0.0  # noqa: PLR0124 - only NaN differs from itself
     (bits,) = struct.unpack(">Q", struct.pack(">d", number))
-    return f"~{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016x}"
+    return f"~{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016X}"
 
 
 def _of_time(value: dt.datetime) -> str:

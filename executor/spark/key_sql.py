@@ -1,0 +1,233 @@
+"""
+Typed keys in Spark SQL: the texts that `encode_key` gives, made in the JVM.
+
+Only expressions that Spark compiles, so that a key costs no Python stage. They do not depend on the session: not on
+its time zone, and not on ANSI mode, without which small decimals become text with an exponent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
+
+__all__ = ["check_key_type", "key_sql", "literal"]
+
+_DIGITS: Final = "'0123456789', '9876543210'"
+_LETTERS: Final = 25  # as many digits before the point have one letter
+_PLAIN_SCALE: Final = 6  # decimals with no more digits after the point are never written with an exponent
+_DATES: Final = "DATE'0001-01-01' AND DATE'9999-12-31'"
+_MICROS: Final = "-62135596800000000L AND 253402300799999999L"
+_EPOCH: Final = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
+_SIGN: Final = "-9223372036854775808"
+_MANTISSA: Final = "4503599627370496"  # 2**52
+_REPEATED: Final = (T.ArrayType, T.MapType)
+
+
+def literal(text: str) -> str:
+    """
+    A text in SQL: in hexadecimal no character needs escaping, and Spark evaluates the cast when it plans.
+    """
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def check_key_type(kind: T.DataType, column: str) -> None:
+    """
+    Refuse a column that no key can be made of.
+
+    Args:
+        kind: its type.
+        column: its name, for the error.
+
+    Raises:
+        InvalidError: it is an array, a map, or of another type without an order that both runners share.
+    """
+    if isinstance(kind, T.StructType):
+        struct_mark(kind.names)
+        for field in kind.fields:
+            check_key_type(field.dataType, f"{column}.{field.name}")
+        return
+    if isinstance(kind, _REPEATED):
+        raise InvalidError(
+            "a key is made of single values: take elements of the array or map as columns of their own, or its JSON text",
+            column=column,
+            type=kind.simpleString(),
+        )
+    if not isinstance(kind, tuple(_ENCODERS)):
+        raise InvalidError(
+            "no key is made of this type: cast the column to text, a whole number, a decimal, a float, a boolean, a date, "
+            "a timestamp or binary",
+            column=column,
+            type=kind.simpleString(),
+        )
+
+
+def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
+    """
+    An expression for the text of the key that some columns make together.
+
+    Args:
+        columns: each as SQL, with its type, one that `check_key_type` accepts.
+
+    Returns:
+        The expression. It is null where a date or time is not in the years 1 to 9999.
+    """
+    parts = [f"{literal(PART)}, {_part(sql, kind)}" for sql, kind in columns]
+    return f"concat({', '.join(parts)})"
+
+
+def _part(sql: str, kind: T.DataType) -> str:
+    """
+    The text of one value, without the tab; null only where no key can hold the value.
+    """
+    encoder = next(encoder for of_kind, encoder in _ENCODERS.items() if isinstance(kind, of_kind))
+    return encoder(sql, kind)
+
+
+_NULL: Final = literal(NULL)
+
+
+# -- by type -------------------------------------------------------------------------------
+
+
+def _of_text(sql: str, _: T.DataType) -> str:
+    # Each control character gets the escape before it; then those that are not the escape become their caret letters.
+    marked = f"regexp_replace({sql}, r'([\\x00-\\x1F])', {literal(ESCAPE + '$1')})"
+    told = f"replace({marked}, {literal(ESCAPE * 2)}, {literal(ESCAPE + '_')})"
+    controls = CONTROLS.replace(ESCAPE, "")
+    carets = "".join(chr(ord(control) + 64) for control in controls)
+    escaped = f"translate({told}, {literal(controls)}, {literal(carets)})"
+    tame = f"if({sql} RLIKE r'[\\x00-\\x1F]', {escaped}, {sql})"
+    return f"coalesce(concat('=', {tame}), {_NULL})"
+
+
+def _of_bool(sql: str, _: T.DataType) -> str:
+    return f"CASE WHEN {sql} THEN '?1' WHEN NOT {sql} THEN '?0' ELSE {_NULL} END"
+
+
+def _of_int(sql: str, _: T.DataType) -> str:
+    digits = f"CAST({sql} AS STRING)"
+    return (
+        f"CASE WHEN {sql} >= 0 THEN concat(char(96 + length({digits})), {digits})"
+        f" WHEN {sql} < 0 THEN concat(char(92 - length({digits})), translate(substring({digits}, 2), {_DIGITS}))"
+        f" ELSE {_NULL} END"
+    )
+
+
+def _of_decimal(sql: str, kind: T.DataType) -> str:
+    precision, scale = (kind.precision, kind.scale) if isinstance(kind, T.DecimalType) else (0, 0)
+    digits = _plain_digits(sql, scale)
+    whole = digits if not scale else f"substring_index({digits}, '.', 1)"
+    rising, falling = _letters(f"length({whole})", precision - scale)
+    return (
+        f"CASE WHEN startswith(CAST({sql} AS STRING), '-')"  # a comparison with 0 would round to fewer digits
+        f" THEN concat('#', {falling}, translate({digits}, {_DIGITS}), '~')"
+        f" WHEN {sql} IS NOT NULL THEN concat('#', {rising}, {digits})"
+        f" ELSE {_NULL} END"
+    )
+
+
+def _plain_digits(sql: str, scale: int) -> str:
+    """
+    A decimal without its sign, without zeros at its end, and without an exponent.
+    """
+    # Not abs(): Spark rounds the result to 34 digits.
+    digits = f"trim(LEADING '-' FROM CAST({sql} AS STRING))"
+    if not scale:
+        return digits
+    if scale > _PLAIN_SCALE:
+        digits_of_small = f"replace(substring_index({digits}, 'E', 1), '.', '')"
+        zeros = f"repeat('0', CAST(substring_index({digits}, 'E-', -1) AS INT) - 1)"
+        digits = f"if(contains({digits}, 'E'), concat('0.', {zeros}, {digits_of_small}), {digits})"
+    return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM {digits}))"
+
+
+def _letters(count: str, count_max: int) -> tuple[str, str]:
+    rising, falling = f"char(96 + {count})", f"char(91 - {count})"
+    if count_max <= _LETTERS:
+        return rising, falling
+    is_short = f"{count} <= {_LETTERS}"
+    long_rising, long_falling = f"concat('z', char(71 + {count}))", f"concat('A', char(148 - {count}))"
+    return f"if({is_short}, {rising}, {long_rising})", f"if({is_short}, {falling}, {long_falling})"
+
+
+def _of_float(sql: str, _: T.DataType) -> str:
+    number = f"CAST({sql} AS DOUBLE)"
+    bits = _bits(f"abs({number})")
+    return (
+        f"CASE WHEN isnan({number}) THEN '~FFF8000000000000'"
+        f" WHEN {number} >= 0 THEN concat('~', lpad(hex({bits} ^ CAST({_SIGN} AS BIGINT)), 16, '0'))"
+        f" WHEN {number} < 0 THEN concat('~', lpad(hex(9223372036854775807L - {bits}), 16, '0'))"
+        f" ELSE {_NULL} END"
+    )
+
+
+def _bits(sql: str) -> str:
+    """
+    The bits of a double of at least 0: all of this is exact, as powers of two are.
+    """
+    guess = f"CAST(floor(log2({sql})) AS INT)"
+    above, below = f"if({sql} >= pow(2D, {guess} + 1), 1, 0)", f"if({sql} < pow(2D, {guess}), 1, 0)"
+    exponent = f"({guess} + {above} - {below})"
+    mantissa = f"CAST(({sql} / pow(2D, {exponent}) - 1D) * {_MANTISSA}D AS BIGINT)"
+    return (
+        f"CASE WHEN {sql} < pow(2D, -1022) THEN CAST({sql} * pow(2D, 537) * pow(2D, 537) AS BIGINT)"
+        f" WHEN {sql} = CAST('Infinity' AS DOUBLE) THEN 9218868437227405312L"
+        f" ELSE CAST({exponent} + 1023 AS BIGINT) * {_MANTISSA}L + {mantissa} END"
+    )
+
+
+def _of_binary(sql: str, _: T.DataType) -> str:
+    return f"coalesce(concat('x', hex({sql})), {_NULL})"
+
+
+def _of_date(sql: str, _: T.DataType) -> str:
+    return f"CASE WHEN {sql} BETWEEN {_DATES} THEN concat('@', CAST({sql} AS STRING)) WHEN {sql} IS NULL THEN {_NULL} END"
+
+
+def _of_instant(sql: str, _: T.DataType) -> str:
+    micros = f"unix_micros({sql})"
+    text = f"CAST(timestampadd(MICROSECOND, {micros}, {_EPOCH}) AS STRING)"
+    return (
+        f"CASE WHEN {micros} BETWEEN {_MICROS} THEN concat('z', {text}) WHEN {sql} IS NULL THEN {_NULL} END"
+    )
+
+
+def _of_local_time(sql: str, _: T.DataType) -> str:
+    years = "TIMESTAMP_NTZ'0001-01-01 00:00:00' AND TIMESTAMP_NTZ'9999-12-31 23:59:59.999999'"
+    return f"CASE WHEN {sql} BETWEEN {years} THEN concat('t', CAST({sql} AS STRING)) WHEN {sql} IS NULL THEN {_NULL} END"
+
+
+def _of_struct(sql: str, kind: T.DataType) -> str:
+    fields = kind.fields if isinstance(kind, T.StructType) else []
+    quoted = [(f"{sql}.`{field.name.replace('`', '``')}`", field.dataType) for field in fields]
+    parts = ", ".join(f"{literal(PART)}, {_part(*each)}" for each in quoted)
+    mark = literal(struct_mark([field.name for field in fields]))
+    return f"if({sql} IS NULL, {_NULL}, concat({mark}, {parts}))"
+
+
+def _of_nothing(_: str, __: T.DataType) -> str:
+    return _NULL
+
+
+_ENCODERS: Final[dict[type[T.DataType], Callable[[str, T.DataType], str]]] = {
+    T.StringType: _of_text,
+    T.LongType: _of_int,
+    T.IntegerType: _of_int,
+    T.ShortType: _of_int,
+    T.ByteType: _of_int,
+    T.BooleanType: _of_bool,
+    T.DecimalType: _of_decimal,
+    T.DoubleType: _of_float,
+    T.FloatType: _of_float,
+    T.DateType: _of_date,
+    T.TimestampType: _of_instant,
+    T.TimestampNTZType: _of_local_time,
+    T.BinaryType: _of_binary,
+    T.StructType: _of_struct,
+    T.NullType: _of_nothing,
+}
