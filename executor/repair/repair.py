@@ -58,7 +58,7 @@ from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
 from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
 from millpond.statestore.log.plan import Committed
-from millpond.statestore.log.snapshot import live_intervals
+from millpond.statestore.log.snapshot import RESTORED_VERSION, live_intervals
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import Fence, pack_fence, unpack_fence
@@ -191,7 +191,7 @@ def _commit(
             "kind": plan.kind,
             "writer": rng.token(),
             "previous": plan.history.digest if plan.is_readable else "",
-            "restored_version": int(plan.state.version),
+            RESTORED_VERSION: int(plan.state.version),
             "lost": list(plan.lost[:_LOST_NAMED_MAX]),
             **told,
         },

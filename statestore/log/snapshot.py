@@ -30,10 +30,13 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.log.checkpoint import Checkpoint
 
-__all__ = ["NO_TABLE", "Snapshot", "catch_up", "live_intervals", "load"]
+__all__ = ["NO_TABLE", "RESTORED_VERSION", "Snapshot", "catch_up", "live_intervals", "load"]
 
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table that has no commit yet."""
+
+RESTORED_VERSION: Final = "restored_version"
+"""What a commit says that brings an older version back: which one."""
 
 _READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
@@ -241,7 +244,11 @@ class Snapshot:
         self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
     def _take_watermarks(self, info: CommitInfo) -> None:
-        watermarks = (info.millpond or {}).get("watermarks")
+        told = info.millpond or {}
+        watermarks = told.get("watermarks")
+        if RESTORED_VERSION in told:
+            # What the undone supersteps had reached is no watermark any more, known or not.
+            self.watermarks = {}
         if isinstance(watermarks, Mapping):
             self.watermarks.update({app_id: at for app_id, at in watermarks.items() if isinstance(at, int)})
 

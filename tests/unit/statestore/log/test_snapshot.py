@@ -12,7 +12,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.commit_file import decode, digest_of, encode
 from millpond.statestore.log.live_file import LiveFile, row_file_to_add
-from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.log.snapshot import NO_TABLE, RESTORED_VERSION, Snapshot
 from millpond.statestore.rows.row import Fence, pack_fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
 from millpond.testing.fixtures.commit_requests import row_file
@@ -89,6 +89,17 @@ class TestApply:
 
         assert snapshot.fence_of(LOW) == Fence(Sequencer(3), CommitNumber(4))
         assert snapshot.fence_of(HIGH) is None
+
+    def test_a_rewind_ends_the_watermarks_of_what_it_undoes(self) -> None:
+        """
+        Where the version that comes back knows none, there is none: a later one would be too late by what was undone.
+        """
+        undone = {"watermarks": {LOW.app_id: 9, HIGH.app_id: 8}}
+        snapshot = _apply(Snapshot(), CommitInfo(operation="x", timestamp_ms=0, millpond=undone))
+        rewound = {"previous": snapshot.digest, RESTORED_VERSION: 3, "watermarks": {HIGH.app_id: 2}}
+        _apply(snapshot, CommitInfo(operation="x", timestamp_ms=0, millpond=rewound))
+
+        assert snapshot.watermarks == {HIGH.app_id: 2}
 
     def test_journaled_watermarks_are_kept(self) -> None:
         """The last watermark of each interval is remembered; nonsense is not."""
