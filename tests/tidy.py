@@ -78,6 +78,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "spark": ("python_workers", "run"),
         "repair": ("ownership",),
         "replay": ("local", "repair", "spark"),
+        "spark_api": ("spark",),
     },
     "dataflow": {
         "combiners": (),

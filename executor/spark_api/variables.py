@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+from pyspark.sql.types import Row
 
 from millpond.executor.computation.context import Context
 from millpond.executor.spark_api.typed_values import StructCodec
@@ -280,13 +281,18 @@ class MapVariable(Variable, MapState):
     ) -> None:
         super().__init__(name, turn, codec, ttl_ms)
         self.key_codec: StructCodec = key_codec
+        self._row = Row(*codec.names)
 
     def exists(self) -> bool:
         return any(map(self._is_alive, self._entries().values()))
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:  # noqa: N802 - Spark's name
         entry = self._entries().get(self._text(key))
-        return None if entry is None or not self._is_alive(entry) else self.codec.from_json(entry["value"])
+        if entry is None or not self._is_alive(entry):
+            return None
+        # Spark gives a Row here, and plain tuples everywhere else.
+        value: tuple[Any, ...] = self._row(*self.codec.from_json(entry["value"]))
+        return value
 
     def containsKey(self, key: Any) -> bool:  # noqa: N802 - Spark's name
         entry = self._entries().get(self._text(key))

@@ -1,0 +1,234 @@
+"""
+The same processor over the same micro-batches: Spark's own operator and Millpond, side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from millpond.executor.spark_api.spark_query import transform_with_state
+from millpond.statestore.errors import InvalidError
+from millpond.testing.fixtures.stateful_processors import (
+    SEEN,
+    AllTypes,
+    Failing,
+    PandasCounter,
+    Remembering,
+    Seeded,
+    Timers,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+Row = Mapping[str, Any]
+_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@pytest.fixture
+def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
+    """
+    The session with the state store that Spark's operator needs.
+    """
+    spark.conf.set(_STATE_STORE, _ROCKSDB)
+    yield spark
+    spark.conf.unset(_STATE_STORE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    A user's query: each batch is a file, and each file a micro-batch.
+    """
+
+    spark: SparkSession
+    folder: Path
+    processor: StatefulProcessor
+    batches: Sequence[Sequence[Row]]
+    schema: str
+    keys: tuple[str, ...] = ("k",)
+    time_mode: str = "None"
+    delay: str | None = None
+    in_pandas: bool = False
+    initial: Sequence[Row] = ()
+
+    def _frame(self) -> DataFrame:
+        source = self.folder / "in"
+        source.mkdir(exist_ok=True)
+        for number, rows in enumerate(self.batches):
+            file = source / f"{number:04d}.json"
+            file.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+            os.utime(file, (1e9 + number, 1e9 + number))
+        reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
+        frame = reader.json(str(source))
+        return frame if self.delay is None else frame.withWatermark("t", self.delay)
+
+    def _initial(self) -> DataFrame | None:
+        if not self.initial:
+            return None
+        return self.spark.createDataFrame([dict(row) for row in self.initial], "k string, initial long")
+
+    def in_spark(self) -> list[str | None]:
+        """
+        What Spark's operator yields.
+        """
+        grouped = self._frame().groupBy(*self.keys)
+        initial = self._initial()
+        operator = grouped.transformWithStateInPandas if self.in_pandas else grouped.transformWithState
+        output = operator(
+            self.processor,
+            SEEN,
+            "Update",
+            self.time_mode,
+            **({} if initial is None else {"initialState": initial.groupBy(*self.keys)}),
+        )
+        table = str(self.folder / "spark")
+        # Delta's sink does not take updates; a batch's rows are appended either way.
+        query = (
+            output.writeStream.outputMode("update")
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .foreachBatch(lambda frame, _: frame.write.format("delta").mode("append").save(table))
+        )
+        query.trigger(availableNow=True).start().awaitTermination()
+        return _seen(table)
+
+    def in_millpond(self, **options: Any) -> list[str | None]:
+        """
+        What Millpond yields.
+        """
+        run = transform_with_state(
+            self._frame(),
+            keys=self.keys,
+            processor=self.processor,
+            output_schema=SEEN,
+            time_mode=self.time_mode,
+            initial_state=self._initial(),
+            store=self.folder / "pond",
+            sink=self.folder / "millpond",
+            trigger={"availableNow": True},
+            rows_as="pandas" if self.in_pandas else "row",
+            spark=self.spark,
+            progress=False,
+            **options,
+        )
+        try:
+            run.await_termination()
+        finally:
+            run.stop()
+        return _seen(str(self.folder / "millpond"))
+
+
+def _seen(table: str) -> list[str | None]:
+    return sorted(DeltaTable(table).to_pyarrow_table().column("seen").to_pylist(), key=str)
+
+
+def _timed(key: str, second: float, set_: Sequence[int] = (), unset: Sequence[int] = ()) -> Row:
+    return {"k": key, "t": f"1970-01-01T00:00:{second:06.3f}Z", "set": set_, "unset": unset}
+
+
+TIMED = "k string, t timestamp, set array<long>, unset array<long>"
+
+
+def test_timers_and_late_rows_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Watermarks, the rows that are late, the timers that fire in each micro-batch, and what these may change.
+    """
+    batches = [
+        [_timed("a", 5, [5_000, 5_500, 6_000, 7_000, 100]), _timed("b", 5, [5_000])],
+        [_timed("a", 7, (), [7_000]), _timed("c", 1)],
+        [_timed("a", 4.999), _timed("a", 5), _timed("b", 5.001), _timed("a", 8, [9_000]), _timed("b", 10)],
+        [_timed("b", 7), _timed("a", 7.5), _timed("a", 5.5), _timed("b", 8.5)],
+        [_timed("z", 10)],
+    ]
+    job = Job(rocksdb, tmp_path, Timers(), batches, TIMED, time_mode="EventTime", delay="1 second")
+
+    assert job.in_millpond() == job.in_spark()
+
+
+def test_frames_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    A processor for ``transformWithStateInPandas`` gets and yields frames; a missing value is null.
+    """
+    batches = [
+        [{"k": key, "t": f"1970-01-01T00:00:{second:02d}Z", "n": second} for key in "ab" for second in seconds]
+        for seconds in ((1, 2, 3), (9, 4), (20,))
+    ]
+    job = Job(
+        *(rocksdb, tmp_path, PandasCounter(), batches, "k string, t timestamp, n long"),
+        time_mode="eventtime",
+        delay="1 second",
+        in_pandas=True,
+    )
+
+    assert job.in_millpond() == job.in_spark()
+
+
+@pytest.mark.spark_all
+def test_state_variables_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Values, lists and maps: written, appended, put, removed and cleared over several micro-batches.
+    """
+    words = ("update", "append", "map", "put", "remove", "clear", "map", "append")
+    batches = [
+        [{"k": key, "do": words[(number + step) % len(words)], "n": number + step} for step in range(3) for key in "ab"]
+        for number in range(8)
+    ]
+    job = Job(rocksdb, tmp_path, Remembering(), batches, "k string, do string, n long")
+
+    assert job.in_millpond() == job.in_spark()
+
+
+@pytest.mark.spark_all
+def test_values_of_all_types_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    What code reads back from its state has the types that it has in Spark, and so have the rows.
+    """
+    row = {"k": "a", "t": "2024-01-01T00:00:00Z", "c": 1.5, "n": 1, "x": None}
+    job = Job(
+        *(rocksdb, tmp_path, AllTypes(), [[row], [row, row]]),
+        "k string, t timestamp, c decimal(10,2), n long, x array<date>",
+    )
+
+    assert job.in_millpond() == job.in_spark()
+
+
+@pytest.mark.spark_all
+def test_an_initial_state_is_that_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Keys of the initial state, with rows or without, begin with it; others begin with nothing.
+    """
+    batches = [[{"k": key, "n": number} for key in "abc"] for number in (1, 2)]
+    initial = [{"k": "a", "initial": 100}, {"k": "b", "initial": 200}, {"k": "z", "initial": 300}]
+    job = Job(rocksdb, tmp_path, Seeded(), batches, "k string, n long", initial=initial)
+
+    assert job.in_millpond() == job.in_spark()
+
+
+def test_a_failure_ends_the_run_and_leaves_no_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    As in Spark nothing of the failing micro-batch is kept; here it can be a dead letter instead, with its key's rows.
+    """
+    batches = [[{"k": key, "n": 1} for key in "ab"], [{"k": "a", "n": 1}, {"k": "a", "n": -1}, {"k": "b", "n": 1}]]
+    job = Job(spark, tmp_path, Failing(), batches, "k string, n long")
+
+    with pytest.raises(InvalidError, match="a negative number"):
+        job.in_millpond()
+
+    assert _seen(str(tmp_path / "millpond")) == ["('a',) (1,)", "('b',) (1,)"]
+    assert job.in_millpond(on_error="dead_letter", dead_letter_limit=None) == [
+        "('a',) (1,)",
+        "('b',) (1,)",
+        "('b',) (2,)",
+    ]
