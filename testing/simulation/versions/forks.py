@@ -68,13 +68,13 @@ class Forks:
         for line in self._lines:
             line.all_die(how)
 
-    def fork(self, bookmark: Bookmark, *, must_work: bool) -> None:
+    def fork(self, bookmark: Bookmark, *, is_kept: Callable[[], bool]) -> None:
         """
         Fork the store at a version; the fork goes on from now on.
 
         Args:
             bookmark: the version.
-            must_work: whether it has to be readable.
+            is_kept: whether it has to be readable now.
         """
         if len(self._lines) >= _FORKS_MAX:
             return
@@ -85,14 +85,15 @@ class Forks:
         tool = Tool(world, f"fork-{self._tried}", original.settings.row_format)
         original.tools.append(tool)
         source, target = world.mount(ROWS), place.mount(ROWS)
-        version = TableVersion(bookmark.version)
+        version, must_work = TableVersion(bookmark.version), is_kept()
         tool.run(
             lambda: fork_table(
                 source, target, target.url, version, tool.clock, tool.rng, told=self._others_act(tool)
             )
         )
         if tool.error is not None:
-            may_fail = isinstance(tool.error, (ConflictError, DataError)) and not must_work
+            # While it was paused, its version may have left the retention, and been collected before it was pinned.
+            may_fail = isinstance(tool.error, (ConflictError, DataError)) and not (must_work and is_kept())
             fair = may_fail or isinstance(tool.error, UnavailableError)
             must(fair, "I10", "a readable version can be forked", version=version, error=tool.error)
         if not any(path.endswith(".checkpoint.parquet") for path in target.list("_delta_log")):

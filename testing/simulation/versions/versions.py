@@ -8,7 +8,7 @@ dropped, and after a rewind the store is what it was, with all input since to co
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from millpond.executor.repair.repair import repair_store
@@ -60,9 +60,9 @@ class Forker(Protocol):
     Makes forks.
     """
 
-    def fork(self, bookmark: Bookmark, *, must_work: bool) -> None:
+    def fork(self, bookmark: Bookmark, *, is_kept: Callable[[], bool]) -> None:
         """
-        Fork the store at a version.
+        Fork the store at a version, which must work if it is kept all the while.
         """
         ...
 
@@ -104,7 +104,7 @@ class Versions:
         elif swarm.knows("forked") and self._draw.chance(_FORK):
             swarm.struck["forked"] += 1
             chosen = self._draw.choice(self._bookmarks)
-            self._forker.fork(chosen, must_work=self._is_kept(chosen.version))
+            self._forker.fork(chosen, is_kept=lambda: self._is_kept(chosen.version))
 
     def check(self) -> None:
         """
